@@ -65,8 +65,8 @@ class FoldedValues:
         """Those of the file that ONNX Runtime wrote from what ``write_without_weights`` gave it."""
         proto = onnx.load(path, load_external_data=False)
         computed = {name for index in shape_computing(model) for name in model.nodes[index].outputs}
-        found = {t.name: t for t in proto.graph.initializer if t.name in computed - model.initializers.keys()}
-        return cls({name: tensor for name, tensor in found.items() if tensor.ByteSize() <= _MOST_BYTES})
+        constants = {t.name: t for t in proto.graph.initializer if t.name in computed - model.initializers.keys()}
+        return cls({name: tensor for name, tensor in constants.items() if tensor.ByteSize() <= _MOST_BYTES})
 
     def left_out(self, types: ValueTypes, resolution: Resolution) -> LeftOut:
         """What a plan's typed model can do without; what the plan computes in a reduced precision stays."""
@@ -123,15 +123,15 @@ class FoldedValues:
 @once
 def shape_computing(model: Model) -> frozenset[int]:
     """Indices of the nodes that compute from shapes and constants alone, Constants among them."""
-    known = {name for name, constant in model.initializers.items() if not constant.overridable}
-    found = set[int]()
+    computable = {name for name, constant in model.initializers.items() if not constant.overridable}
+    indices = set[int]()
     for node in model.nodes:
         if not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
             continue
-        if node.op_type in _SHAPE_OF or all(name in known for name in node.inputs if name):
-            found.add(node.index)
-            known.update(name for name in node.outputs if name)
-    return frozenset(found)
+        if node.op_type in _SHAPE_OF or all(name in computable for name in node.inputs if name):
+            indices.add(node.index)
+            computable.update(name for name in node.outputs if name)
+    return frozenset(indices)
 
 
 def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
@@ -147,22 +147,22 @@ def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
 
 def _largest(model: Model, index: int) -> float:
     """The largest magnitude of the FP32 constants that a node computes from; infinite where one is."""
-    known, stack = _known_largest(model), [index]
-    while index not in known:
+    largest, stack = _known_largest(model), [index]
+    while index not in largest:
         node = model.nodes[stack[-1]]
         inputs = [] if node.op_type in _SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
         before = {model.producer[name] for name in inputs if name in model.producer and name not in model.initializers}
-        missing = [i for i in before if i not in known]
+        missing = [i for i in before if i not in largest]
         if missing:
             stack += missing
             continue
-        read = [known[i] for i in before]
+        read = [largest[i] for i in before]
         for name in inputs:
             if name in model.initializers:
                 read += map(_magnitude, chunks(model.initializers[name]))
         read += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
-        known[stack.pop()] = max(read, default=0.0)
-    return known[index]
+        largest[stack.pop()] = max(read, default=0.0)
+    return largest[index]
 
 
 @once

@@ -25,7 +25,7 @@ class OwnCast:
     index: int
     source: str
     result: str
-    of: Precision
+    from_precision: Precision
     to: Precision
 
     @property
@@ -39,11 +39,15 @@ def own_cast(model: Model, node: Node) -> OwnCast | None:
     if node.op_type != "Cast" or not node.is_standard:
         return None
     source, result = node.inputs[0], node.outputs[0]
-    of = FLOAT_TYPES.get(model.info(source).dtype)
-    to = next((_PRECISIONS.get(a.i) for a in node.proto.attribute if a.name == "to"), None)
-    if of is None or to is None or (of is to and to is not Precision.FP32):
+    source_precision = FLOAT_TYPES.get(model.info(source).dtype)
+    precision = next((_PRECISIONS.get(a.i) for a in node.proto.attribute if a.name == "to"), None)
+    if (
+        source_precision is None
+        or precision is None
+        or (source_precision is precision and precision is not Precision.FP32)
+    ):
         return None
-    return OwnCast(node.index, source, result, of, to)
+    return OwnCast(node.index, source, result, source_precision, precision)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class Folding:
     def pass_cast(self, cast: OwnCast) -> None:
         """Note a Cast of the model, in topological order."""
         root = self._root.get(cast.source, cast.source)
-        if cast.of is not Precision.FP32 and self._form(root) is not cast.of:
+        if cast.from_precision is not Precision.FP32 and self._form(root) is not cast.from_precision:
             root = cast.source  # rounded: only what the Cast reads is the same value
         self._root[cast.result] = root
 

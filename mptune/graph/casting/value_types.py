@@ -98,7 +98,7 @@ class ValueTypes:
         self._own_at: Mapping[int, OwnCast] = {c.index: c for c in self.own_casts}
         self._widened = frozenset(c.result for c in self.own_casts if c.widens)
         self.stored = tuple(dict.fromkeys(c.source for c in self.own_casts if self._is_stored(c)))
-        ends = ((name, p) for c in self.own_casts for name, p in ((c.source, c.of), (c.result, c.to)))
+        ends = ((name, p) for c in self.own_casts for name, p in ((c.source, c.from_precision), (c.result, c.to)))
         self._own_forms = {name: p for name, p in ends if p is not Precision.FP32}
         others = (node for node in model.nodes if node.index not in self._own_at)
         self._read_by_nodes = frozenset(name for node in others for name in (*node.inputs, *node.captures))
@@ -119,7 +119,7 @@ class ValueTypes:
         return group_of
 
     def _is_stored(self, cast: OwnCast) -> bool:
-        return cast.of is not Precision.FP32 and cast.source in self.model.initializers
+        return cast.from_precision is not Precision.FP32 and cast.source in self.model.initializers
 
     def precision_of_input(self, node: Node, slot: int, precision: Precision) -> Precision | None:
         """What a node in ``precision`` reads an FP32 input in; None where it takes any type without a Cast."""
@@ -154,14 +154,14 @@ class ValueTypes:
 
     def lacking(self, precision: Precision) -> Mapping[int, tuple[str, ...]]:
         """Position of each group that cannot have a precision -> its operators that could be FP16 and not this."""
-        found = self._lacking.get(precision)
-        if found is None:
+        operators = self._lacking.get(precision)
+        if operators is None:
             by_group: dict[int, dict[str, None]] = {}
             for node, rule, position in zip(self.model.nodes, self.rules, self.group_of, strict=True):
                 if position >= 0 and rule.precisions and precision not in rule.precisions:
                     by_group.setdefault(position, {})[node.op_type] = None
-            found = self._lacking[precision] = {position: tuple(ops) for position, ops in by_group.items()}
-        return found
+            operators = self._lacking[precision] = {position: tuple(ops) for position, ops in by_group.items()}
+        return operators
 
     def _precisions_of_groups(self, plan: PrecisionPlan) -> list[Precision]:
         """The precision of each group, [groups]."""
@@ -240,9 +240,9 @@ class ValueTypes:
         What is read in BF16 under some plan is read in FP16 under another (``NodeRule.precisions``).
         """
         fp32 = Precision.FP32
-        found = {name for n in self._needs[Precision.FP16] for name, wanted in n.constants if wanted is not fp32}
+        names = {name for n in self._needs[Precision.FP16] for name, wanted in n.constants if wanted is not fp32}
         # A constant that the model casts itself may be read through the Cast.
-        return frozenset(found | {c.source for c in self.own_casts if c.source in self.constants})
+        return frozenset(names | {c.source for c in self.own_casts if c.source in self.constants})
 
 
 @once
@@ -263,8 +263,8 @@ def new_suffix(model: Model, kind: str) -> str:
 def _suffixed_names(model: Model) -> frozenset[str]:
     """Names in the model, subgraphs included, that may end with a suffix of ``new_suffix``."""
     graphs = [*all_graphs(model.proto.graph)]
-    taken = {name for graph in graphs for node in graph.node for name in (node.name, *node.output)}
-    taken |= {v.name for graph in graphs for v in (*graph.input, *graph.initializer)}
-    taken |= {s.values.name for graph in graphs for s in graph.sparse_initializer}
-    taken |= {name for node in model.nodes for name in (node.name, *node.outputs)}
-    return frozenset(name for name in taken if _SUFFIX in name)
+    names = {name for graph in graphs for node in graph.node for name in (node.name, *node.output)}
+    names |= {v.name for graph in graphs for v in (*graph.input, *graph.initializer)}
+    names |= {s.values.name for graph in graphs for s in graph.sparse_initializer}
+    names |= {name for node in model.nodes for name in (node.name, *node.outputs)}
+    return frozenset(name for name in names if _SUFFIX in name)

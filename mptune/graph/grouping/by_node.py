@@ -58,14 +58,14 @@ def _explicit(
     explicit: dict[str, Precision] = {}
     warnings = []
     for key, precision in wanted.items():
-        found = _matching(model.nodes, key)
-        if not found:
+        matching = _matching(model.nodes, key)
+        if not matching:
             close = difflib.get_close_matches(key, [node.name for node in model.nodes], 1)
             hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
             raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
-        explicit.update((node.name, precision) for node in found if node.name in unit_of)
-        if precision is not Precision.FP32 and not any(node.name in unit_of for node in found):
-            reason = node_rule(model, found[0]).fixed or "it computes nothing in FP32"
+        explicit.update((node.name, precision) for node in matching if node.name in unit_of)
+        if precision is not Precision.FP32 and not any(node.name in unit_of for node in matching):
+            reason = node_rule(model, matching[0]).fixed or "it computes nothing in FP32"
             warnings.append(f"{key!r} names only nodes that cannot be {precision.name}: {reason}")
     return explicit, warnings
 

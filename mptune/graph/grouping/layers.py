@@ -48,7 +48,9 @@ class Layer:
     name: str
 
 
-def find_layer(look: Lookup, start: Node, taken: Container[int], activations: Mapping[str, Activation]) -> Layer | None:
+def find_layer(
+    look: Lookup, start: Node, claimed: Container[int], activations: Mapping[str, Activation]
+) -> Layer | None:
     """The layer that begins at a convolution or product; None where nothing is fused onto it.
 
     ``activations`` are the decomposed ones, by the value that they are computed from.
@@ -69,7 +71,7 @@ def find_layer(look: Lookup, start: Node, taken: Container[int], activations: Ma
                 parts["activation"] = None
             break
         reader = look.only_reader(at)
-        if reader is None or reader.index in taken:
+        if reader is None or reader.index in claimed:
             break
         if reader.op_type == "BatchNormalization" and look.root(reader.inputs[0]) == look.root(result):
             parts["batch norm"] = None

@@ -34,8 +34,8 @@ def find_quantised(look: Lookup) -> tuple[tuple[int, frozenset[int]], ...]:
     quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
     product with the scale, and the scale's own. The sums are past FP16's range before the scale.
     """
-    found = _Found(look)
-    return found.parts() if found.has_any else ()
+    search = _Found(look)
+    return search.parts() if search.has_any else ()
 
 
 def _is(node: Node | None, op_type: str) -> bool:

@@ -51,12 +51,12 @@ class MaskedRows:
 def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
     look = Lookup(model)
-    found: dict[str, tuple[int, ...]] = {}
+    rows: dict[str, tuple[int, ...]] = {}
     for node in model.nodes:
         for tensor, axes in _reads(look, node):
             if tensor and axes and model.info(tensor).is_float32 and not look.is_static(tensor):
-                found.setdefault(tensor, axes)
-    return found
+                rows.setdefault(tensor, axes)
+    return rows
 
 
 def _reads(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
@@ -102,17 +102,19 @@ def masked_row_findings(
     seen: Mapping[str, MaskedRows],
     origin: FindingOrigin,
     indices: Sequence[int] = (),
-    known: Sequence[Finding] = (),
+    reference_findings: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """A finding for each value that had rows masked whole.
 
     Args:
         indices: index in the data of each sample that was seen; empty where they are all of the data.
-        known: findings of the same model in FP32, where the softmax may be NaN already.
+        reference_findings: of the same model in FP32, where the softmax may be NaN already.
     """
-    broken = {node for one in known if one.code == "reference-not-finite" for node in one.where.nodes}
+    broken = {
+        node for finding in reference_findings if finding.code == "reference-not-finite" for node in finding.where.nodes
+    }
     model, owners = grouped.model, grouped.owners
-    found = []
+    findings = []
     for tensor, masked in seen.items():
         readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
         nodes = [n for n in readers if n.op_type in _SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
@@ -122,7 +124,7 @@ def masked_row_findings(
         if masked.samples > 1:
             place = f"in {masked.samples} samples, first in sample {sample}"
         many = "1 row is" if masked.rows == 1 else f"{masked.rows} rows are"
-        found.append(
+        findings.append(
             Finding(
                 code="mask",
                 severity=CODES["mask"].severity,
@@ -135,4 +137,4 @@ def masked_row_findings(
                 cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
             )
         )
-    return tuple(found)
+    return tuple(findings)

@@ -120,26 +120,26 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
     first, out = node.inputs[0], node.outputs[0]
     if not first or not model.info(first).is_float32 or 0 in (model.info(first).shape or ()):
         return ()
-    found: list[Probe] = []
+    probes: list[Probe] = []
     if node.op_type in _SUMS and all(model.info(i).is_float32 for i in node.inputs):
-        found.append(Probe("sum", node.index, out))
+        probes.append(Probe("sum", node.index, out))
     if guarded := guarded_by_constant(look, node):
-        found.append(Probe("guard", node.index, out, guarded))
+        probes.append(Probe("guard", node.index, out, guarded))
     if pole := _pole(look, node):
-        found.append(Probe("pole", node.index, out, pole))
+        probes.append(Probe("pole", node.index, out, pole))
     if node.op_type == "Softmax":
-        found.append(Probe("softmax", node.index, out))
+        probes.append(Probe("softmax", node.index, out))
     elif node.op_type in _LARGEST:
-        found.append(Probe("largest", node.index, _computed(look, first)))
+        probes.append(Probe("largest", node.index, _computed(look, first)))
     elif node.op_type in _COMPARISONS:
         second = node.inputs[1]
         key = second if look.is_static(first) else first
-        found.append(Probe("comparison", node.index, _computed(look, key)))
+        probes.append(Probe("comparison", node.index, _computed(look, key)))
     elif node.op_type == "InstanceNormalization" and len(model.info(first).shape or ()) > 2:
-        found.append(Probe("variance", node.index, out, first))
+        probes.append(Probe("variance", node.index, out, first))
     elif node.op_type == "BatchNormalization" and _has_own_statistics(look, node):
-        found.append(Probe("batch-norm", node.index, out, first))
-    return [probe for probe in found if probe.key]
+        probes.append(Probe("batch-norm", node.index, out, first))
+    return [probe for probe in probes if probe.key]
 
 
 def _computed(look: Lookup, tensor: str) -> str:

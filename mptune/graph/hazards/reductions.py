@@ -33,7 +33,7 @@ _MAX_INDEX_STEPS = 256
 
 def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -> list[Hazard]:
     """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
-    found = []
+    hazards = []
     name, exact = _narrowest(has_bf16)
     for node in types.model.nodes:
         group = group_of(types, node)
@@ -45,7 +45,7 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -
             continue
         if node.op_type not in _ONE_SIGNED and value.lowest < 0 < value.highest:
             continue
-        found.append(
+        hazards.append(
             Hazard(
                 "info",
                 "sum",
@@ -62,7 +62,7 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -
                 (seen.sample(value.sample),),
             )
         )
-    return found
+    return hazards
 
 
 def _narrowest(has_bf16: bool) -> tuple[str, float]:
@@ -90,7 +90,7 @@ def index_hazards(
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
-    found = []
+    hazards = []
     name, exact = _narrowest(has_bf16)
     for node in types.model.nodes:
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
@@ -102,7 +102,7 @@ def index_hazards(
         value = seen.values.get(node.inputs[0])
         cure = KEPT if reached > EXACT_INTEGERS[Precision.FP16] else "the group is kept out of BF16"
         for group, source in _carriers(types, look, node.inputs[0], ranges, exact).items():
-            found.append(
+            hazards.append(
                 Hazard(
                     "error",
                     "index",
@@ -119,14 +119,14 @@ def index_hazards(
                     Precision.FP16 if reached > EXACT_INTEGERS[Precision.FP16] else Precision.BF16,
                 )
             )
-    return found
+    return hazards
 
 
 def _carriers(
     types: ValueTypes, look: Lookup, index: str, ranges: Mapping[str, float], exact: float
 ) -> dict[str, Node]:
     """The groups that hold a value which becomes an index, or what it is computed from, each with its last node."""
-    found: dict[str, Node] = {}
+    carriers: dict[str, Node] = {}
     stack, done = [index], set[str]()
     while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
@@ -136,10 +136,10 @@ def _carriers(
             continue
         group = group_of(types, source)
         if group is not None:
-            found.setdefault(group.id, source)
+            carriers.setdefault(group.id, source)
         if source.is_standard and source.op_type in _CARRIES_INDEX:
             stack += [name for name in source.inputs if name and name not in done]
-    return found
+    return carriers
 
 
 def _indexes(look: Lookup, cast: Node) -> Node | None:

@@ -106,7 +106,7 @@ class SaturatedRanges:
             return self._held(node.outputs[0], fill_value(node.proto))
         followed = self._types.rules[node.index].inputs
         read = [self._look_up(node.inputs[slot], depth) for slot in followed]
-        sources = frozenset[str]().union(*(of for _, of in read))
+        sources = frozenset[str]().union(*(values for _, values in read))
         bounds = [bound for bound, _ in read]
         padding = attribute(node, "value") if node.op_type == "Pad" else None
         if isinstance(padding, float):  # an input from operator set 11 on

@@ -32,26 +32,26 @@ AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
 """Types these values of a model, the outputs of nodes that ONNX does not define; its large constants are inputs."""
 
 
-def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], known: RuntimeTypes) -> RuntimeTypes:
+def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], runtime: RuntimeTypes) -> RuntimeTypes:
     """Add the types, without shapes, that schemas determine: for a runtime that lacks an operator, or a kernel for one.
 
     ``slim`` is the model without its large constants; ``foreign`` are outputs of the nodes that ONNX does not define.
     """
     types: dict[str, onnx.TypeProto] = {i.name: i.type for i in slim.graph.input}
     types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in slim.graph.initializer}
-    wanted, values = frozenset(foreign), dict(known.values)
+    wanted, values = frozenset(foreign), dict(runtime.values)
     for node in slim.graph.node:
         if wanted.isdisjoint(node.output):
             given = {name: types[name] for name in node.input if name in types}
             types |= node_types(node, given, {}, slim.opset_import, slim.ir_version)
             continue
-        schema = known.schemas.get((node.domain, node.op_type))
+        schema = runtime.schemas.get((node.domain, node.op_type))
         for slot, name in enumerate(node.output):
             dtype = "" if schema is None or not name else _output_dtype(node, schema, slot, types)
             if dtype:
                 types[name] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(dtype.upper()), None)
                 values.setdefault(name, TensorInfo(name, dtype, None))
-    return replace(known, values=values)
+    return replace(runtime, values=values)
 
 
 def _output_dtype(node: onnx.NodeProto, schema: OperatorSchema, slot: int, types: Mapping[str, onnx.TypeProto]) -> str:

@@ -42,7 +42,7 @@ def infer_types(
     nodes: Sequence[onnx.NodeProto],
     initializers: Mapping[str, Initializer],
     foreign: Iterable[str],
-    known: Mapping[str, TensorInfo],
+    runtime_types: Mapping[str, TensorInfo],
     names: Mapping[str, str],
     path: Path,
 ) -> dict[str, TensorInfo]:
@@ -55,9 +55,11 @@ def infer_types(
     """
     opaque = frozenset(foreign)
     slim = without_weights(proto, nodes, initializers)
-    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in known)
+    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in runtime_types)
     outputs = {output.name for output in proto.graph.output}
-    slim.graph.value_info.extend(declaration(known[n]) for n in opaque if n in known and n not in outputs)
+    slim.graph.value_info.extend(
+        declaration(runtime_types[n]) for n in opaque if n in runtime_types and n not in outputs
+    )
     _replace_fragile(slim.graph)
     try:
         typed = _inferred(slim, strict=not opaque)
@@ -66,15 +68,15 @@ def infer_types(
             f"{path} does not type-check: {last_line(error)}",
             "onnx.checker.check_model(path, full_check=True) says more",
         ) from None
-    found = {}
+    infos = {}
     for value in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output):
         name = names.get(value.name, value.name)
-        found[name] = TensorInfo(name, *type_of(value.type))
+        infos[name] = TensorInfo(name, *type_of(value.type))
     for sparse in proto.graph.sparse_initializer:  # declared as dense above, but no Cast takes one
-        found[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
+        infos[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
     for initializer in initializers.values():
-        found[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
-    return found
+        infos[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
+    return infos
 
 
 def _inferred(slim: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:

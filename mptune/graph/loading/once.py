@@ -16,12 +16,12 @@ def once(find: Callable[[K], T]) -> Callable[[K], T]:
 
     Objects are compared by identity. A result must not hold its object, or neither is ever freed.
     """
-    known: MutableMapping[K, T] = WeakKeyDictionary()
+    results: MutableMapping[K, T] = WeakKeyDictionary()
 
     @wraps(find)
     def found(of: K) -> T:
-        if of not in known:
-            known[of] = find(of)
-        return known[of]
+        if of not in results:
+            results[of] = find(of)
+        return results[of]
 
     return found

@@ -96,12 +96,12 @@ def _inferred(
         typed = onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
     except Exception:  # onnx raises several kinds for sizes that do not fit: the assumed ones, not the user's
         return {name: shape for name, shape in inputs.items() if shape is not None}
-    found = {name: shape for name, shape in inputs.items() if shape is not None}
+    shapes = {name: shape for name, shape in inputs.items() if shape is not None}
     for value in (*typed.graph.value_info, *typed.graph.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            found[value.name] = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
-    return found
+            shapes[value.name] = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
+    return shapes
 
 
 class _Walk:
@@ -133,8 +133,8 @@ class _Walk:
         if node.op_type == "Shape" and node.inputs[0] in self._shapes:
             shape = self._shapes[node.inputs[0]]
             bounds = {a.name: a.i for a in node.proto.attribute}
-            found = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
-            self._keep(node.outputs[0], np.array(found, np.int64))
+            dims = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+            self._keep(node.outputs[0], np.array(dims, np.int64))
             return True
         if not node.inputs or not all(not i or i in self._values for i in node.inputs):
             return False

@@ -95,9 +95,9 @@ def _undecodable(message: Any) -> str:
                 return str(field.full_name)
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in values:
-                found = _undecodable(inner)
-                if found:
-                    return found
+                field_name = _undecodable(inner)
+                if field_name:
+                    return field_name
     return ""
 
 

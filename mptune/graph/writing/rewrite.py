@@ -204,8 +204,10 @@ class Rewriter:
                 return adopted.get((root, wanted)) or self._name(root, wanted, resolution.computed_in(root))
             return root  # the model's own
 
-        sources = {name: form(root, of) for name, (root, of) in folds.folded.items()}
-        read = adopted | {(root, of): name for root, name in folds.renamed.items() for of in (computed[root], None)}
+        sources = {name: form(root, precision) for name, (root, precision) in folds.folded.items()}
+        read = adopted | {
+            (root, precision): name for root, name in folds.renamed.items() for precision in (computed[root], None)
+        }
         read |= {(name, wanted): form(root, wanted) for (name, wanted), root in folds.narrow.items()}
         read |= {(name, Precision.FP32): form(root, Precision.FP32) for name, root in folds.wide.items()}
         read |= {(name, Precision.FP32): source for name, source in sources.items()}

@@ -89,8 +89,8 @@ class SwitchedEmulator:
         """The switches that are on under a plan."""
         return frozenset(
             switch
-            for precision, of in self.switches.items()
-            for group, switch in of.items()
+            for precision, switches in self.switches.items()
+            for group, switch in switches.items()
             if plan.precision[group] is precision
         )
 
@@ -198,16 +198,16 @@ class _Writing:
 
     def _saturated(self, node: onnx.NodeProto, precisions: Sequence[Precision]) -> dict[Precision, str]:
         """Append a node again for each precision that cannot hold its attributes; what its outputs' names end with."""
-        found = {}
+        suffixes = {}
         for precision in precisions:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
             if saturate(copy, precision):
-                found[precision] = self._suffix[_KINDS[precision].saturated]
-                copy.name += found[precision]
-                copy.output[:] = [name + found[precision] for name in node.output]
+                suffixes[precision] = self._suffix[_KINDS[precision].saturated]
+                copy.name += suffixes[precision]
+                copy.output[:] = [name + suffixes[precision] for name in node.output]
                 self._append(copy)
-        return found
+        return suffixes
 
     def _read_by(self, node: Node, tensor: str, group: int, switch: Sequence[tuple[Precision, str]]) -> str:
         """The name that a node reads in place of a value that another group computes."""
@@ -310,14 +310,14 @@ class _Writing:
         for name, constant in model.initializers.items():
             if name in read:
                 graph.initializer.append(bank.tensor_or_inline(constant, name))
-            for precision, of in self._reduced.items():
-                if name in of:
+            for precision, names in self._reduced.items():
+                if name in names:
                     stored = name + self._suffix[_KINDS[precision].reduced]
                     graph.initializer.append(bank.tensor_or_inline(constant, stored, precision))
         graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
         graph.input.extend(value for value in model.proto.graph.input if value.name in read)
         graph.input.extend(_value(model, name) for name in entered if name in read)
-        for switch in (name for of in self._switch.values() for _, name in of):
+        for switch in (name for names in self._switch.values() for _, name in names):
             graph.input.append(onnx.helper.make_tensor_value_info(switch, onnx.TensorProto.BOOL, []))
         graph.output.extend(outputs)
         declare_rounded_outputs(graph, model)

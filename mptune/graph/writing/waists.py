@@ -57,7 +57,7 @@ def find_stretches(
     ordered = sorted(begins, key=lambda group: begins[group])
     waists = _waists(grouped.model, shapes)
     start, left, done = Waist(), max_bytes, 0
-    found = []
+    stretches = []
     for number in range(1, count + 1):
         # End at the narrowest waist within half a stretch of the even division; without one, the next stretch starts
         # at the same waist.
@@ -71,9 +71,9 @@ def find_stretches(
                 left -= following.nbytes
                 end = sum(begins[group] <= following.last for group in ordered)
         if end > done:
-            found.append(Stretch(start, tuple(ordered[done:end])))
+            stretches.append(Stretch(start, tuple(ordered[done:end])))
         start, done = following, max(end, done)
-    return tuple(found)
+    return tuple(stretches)
 
 
 def _rounded(position: float) -> int:
@@ -89,7 +89,7 @@ def _waists(model: Model, shapes: Mapping[str, Sequence[int]]) -> list[Waist]:
         for name in (*node.inputs, *node.captures):
             if name in model.producer and name not in model.initializers:
                 last_read[name] = node.index
-    found: list[Waist] = []
+    waists: list[Waist] = []
     live: dict[str, int | None] = {}
     for node in model.nodes:
         live.update((name, _nbytes(model, name, shapes)) for name in node.outputs if name in last_read)
@@ -98,8 +98,8 @@ def _waists(model: Model, shapes: Mapping[str, Sequence[int]]) -> list[Waist]:
             break
         sizes = [size for size in live.values() if size is not None]
         if live and len(sizes) == len(live):
-            found.append(Waist(node.index, tuple(live), sum(sizes)))
-    return found
+            waists.append(Waist(node.index, tuple(live), sum(sizes)))
+    return waists
 
 
 def _nbytes(model: Model, name: str, shapes: Mapping[str, Sequence[int]]) -> int | None:

@@ -206,9 +206,9 @@ class WeightBank:
             for precision in Precision
             if precision in (Precision.FP32, *precisions)
         }
-        found = cls._read(model, directory, wanted)
-        if found is not None:
-            return found
+        bank = cls._read(model, directory, wanted)
+        if bank is not None:
+            return bank
         with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
             return cls._write(model, directory, wanted)
@@ -240,7 +240,10 @@ class WeightBank:
             "format": _FORMAT,
             "model_sha256": model.sha256,
             "saturated": True,
-            **{str(p): {n: [place.offset, place.length] for n, place in of.items()} for p, of in places.items()},
+            **{
+                str(p): {n: [place.offset, place.length] for n, place in entries.items()}
+                for p, entries in places.items()
+            },
             "roundings": [asdict(r) for r in roundings],
             "sha256": {bank_file(p): files_sha256(directory / bank_file(p)) for p in wanted},
         }
@@ -258,9 +261,9 @@ class WeightBank:
             there = [p for p in Precision if p in wanted or str(p) in document]
             places = {p: {n: Place(*place) for n, place in document[str(p)].items()} for p in there}
             whole = all(
-                max((place.offset + place.length for place in of.values()), default=0)
+                max((place.offset + place.length for place in entries.values()), default=0)
                 <= (directory / bank_file(p)).stat().st_size
-                for p, of in places.items()
+                for p, entries in places.items()
             )
             complete = all(set(places[p]) >= set(names) for p, names in wanted.items())
             if not whole or not complete or set(places[Precision.FP32]) != set(wanted[Precision.FP32]):

@@ -66,7 +66,7 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
     """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16."""
     nodes = {node.name: node for node in types.model.nodes}
     inside = {index for pattern in patterns if pattern.kind in ("activation", "norm") for index in pattern.nodes}
-    found: list[Hazard] = []
+    hazards: list[Hazard] = []
     for record in seen.records:
         node = nodes[record.node]
         group = group_of(types, node)
@@ -76,14 +76,16 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
             continue
         if record.kind == "sum":
             lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
-            found += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
+            hazards += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
         elif record.kind == "pole":
-            found += pole_hazards(seen, record, node, group.id)
+            hazards += pole_hazards(seen, record, node, group.id)
         elif record.kind in ("softmax", "largest", "comparison"):
-            found += _spacing(seen, record, node, group.id)
-    in_fp16 = {(hazard.code, hazard.node) for hazard in found if hazard.precision is Precision.FP16}
-    found = [h for h in found if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
-    return found + [other for hazard in found for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)]
+            hazards += _spacing(seen, record, node, group.id)
+    in_fp16 = {(hazard.code, hazard.node) for hazard in hazards if hazard.precision is Precision.FP16}
+    hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
+    return hazards + [
+        other for hazard in hazards for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)
+    ]
 
 
 def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) -> Iterator[Hazard]:

@@ -158,8 +158,8 @@ def _recomputed(build: ProbeBuilder, value: str, model: Model, depth: int) -> st
     """A value as FP16 or BF16 computes it of what the last operators before it read, rounded; reductions as seen."""
     index = model.producer.get(value)
     node = None if index is None else model.nodes[index]
-    known = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
-    if node is None or not known or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
+    is_recomputed = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
+    if node is None or not is_recomputed or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
         return build.rounded(value)
     key = value, depth, build.precision
     if key not in build.recomputed:

@@ -63,14 +63,14 @@ class Steps:
 
     def constants(self, nodes: Sequence[Node]) -> dict[str, Initializer]:
         """The constants among ``nodes``, the new ones and those of the model where they stand now."""
-        found = {}
+        initializers = {}
         for node in nodes:
             name = node.outputs[0] if node.outputs else ""
             if name in self._values:
-                found[name] = make_initializer(name, self._values[name], self._model.path, node_index=node.index)
+                initializers[name] = make_initializer(name, self._values[name], self._model.path, node_index=node.index)
             elif node.op_type == "Constant" and name in self._model.initializers:
-                found[name] = replace(self._model.initializers[name], node_index=node.index)
-        return found
+                initializers[name] = replace(self._model.initializers[name], node_index=node.index)
+        return initializers
 
     def _convolution(self, node: Node) -> None:
         """``Conv(x, w, b)`` as ``Conv(x, w) + b``."""
@@ -115,9 +115,9 @@ class Steps:
         if self._model.opset < _WHERE_HAS_BF16 or not self._model.info(out).is_float32:
             return
         shape = self._model.info(out).shape
-        one, zero, mark, kept = (out + self._suffix[kind] for kind in ("one", "zero", "mark", "kept"))
+        unit, zero, mark, kept = (out + self._suffix[kind] for kind in ("one", "zero", "mark", "kept"))
         name = {step: out + self._suffix[step] for step in _SIGMOID_STEPS}
-        self._constant(one, np.array(1.0, np.float32))
+        self._constant(unit, np.array(1.0, np.float32))
         self._constant(zero, np.array(0.0, np.float32))
         rounded = _ROUNDED_BY_BOTH if node.name in self._silus else _ROUNDED_BY_BF16
         self._constant(mark, np.array(rounded, np.float32))
@@ -125,12 +125,12 @@ class Steps:
             ("Abs", (x,), "size"),
             ("Neg", (name["size"],), "exponent"),
             ("Exp", (name["exponent"],), "power"),
-            ("Add", (name["power"], one), "sum"),
-            ("Div", (one, name["sum"]), "large"),
-            ("Sub", (one, name["large"]), "small"),
+            ("Add", (name["power"], unit), "sum"),
+            ("Div", (unit, name["sum"]), "large"),
+            ("Sub", (unit, name["large"]), "small"),
             ("Greater", (x, zero), "positive"),
             ("Where", (name["positive"], name["large"], name["small"]), "stepwise"),
-            ("Greater", (mark, one), "whole"),
+            ("Greater", (mark, unit), "whole"),
         ):
             self.tensors[name[step]] = TensorInfo(
                 name[step],
