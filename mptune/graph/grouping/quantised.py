@@ -34,7 +34,7 @@ def find_quantised(look: Lookup) -> tuple[tuple[int, frozenset[int]], ...]:
     quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
     product with the scale, and the scale's own. The sums are past FP16's range before the scale.
     """
-    search = _Found(look)
+    search = _Quantised(look)
     return search.parts() if search.has_any else ()
 
 
@@ -42,7 +42,7 @@ def _is(node: Node | None, op_type: str) -> bool:
     return node is not None and node.op_type == op_type and node.domain in _DOMAINS
 
 
-class _Found:
+class _Quantised:
     """The nodes that belong to quantised parts."""
 
     def __init__(self, look: Lookup) -> None:

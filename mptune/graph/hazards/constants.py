@@ -57,14 +57,13 @@ def constant_hazards(
     types: ValueTypes,
     look: Lookup,
     roundings: Mapping[str, Rounding],
-    smallest: Mapping[str, float] | None = None,
+    smallest: Mapping[str, float],
 ) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them.
 
     ``smallest`` maps a node that guards a division to the smallest magnitude that it was seen to guard on data.
     """
     hazards: list[Hazard] = []
-    smallest = smallest or {}
     for name in sorted(types.convertible_constants()):
         rounding = roundings.get(name) or rounding_of(types.model.initializers[name], Precision.FP16)
         hazards += _of_constant(types, look, name, rounding, smallest)

@@ -158,7 +158,7 @@ def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
     return (f"value {largest.tensor!r}{at}: {largest.reason}{more}: {largest.cure}",)
 
 
-def spacing(value: float, precision: Precision = Precision.FP16) -> float:
+def spacing(value: float, precision: Precision) -> float:
     """Distance of neighbouring values at a magnitude.
 
     Of FP16 2**-10 of its power of two, and 2**-24 for subnormals; of BF16 2**-7, and 2**-133.

@@ -15,7 +15,7 @@ from mptune.data.numbers import decode_float, encode_float
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import guarded_by_constant
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
+from mptune.graph.plan import REDUCED, Precision
 
 ProbeKind = Literal[
     "sum",
@@ -102,7 +102,7 @@ class ProbeRecord:
         return cls(document["kind"], document["node"], scalars, vectors, precision)
 
 
-def find_probes(model: Model, precisions: Sequence[str] = DEFAULT_PRECISIONS) -> tuple[Probe, ...]:
+def find_probes(model: Model, precisions: Sequence[str]) -> tuple[Probe, ...]:
     """The questions that a model's nodes give rise to, in topological order."""
     look, reduced = Lookup(model), [precision for precision in REDUCED if precision in precisions]
     return tuple(

@@ -31,7 +31,7 @@ _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "Reduce
 _MAX_INDEX_STEPS = 256
 
 
-def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -> list[Hazard]:
+def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[Hazard]:
     """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
     hazards = []
     name, exact = _narrowest(has_bf16)
@@ -84,7 +84,7 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 
 
 def index_hazards(
-    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool = False
+    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool
 ) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 

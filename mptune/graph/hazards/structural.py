@@ -119,7 +119,7 @@ def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
     return operator if is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1) else None
 
 
-def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = None) -> list[Hazard]:
+def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float]) -> list[Hazard]:
     """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero.
 
     Args:
@@ -133,7 +133,7 @@ def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = No
             continue
         stated = attribute(node, "epsilon")
         epsilon = float(stated) if isinstance(stated, float) else default
-        variance = (smallest or {}).get(node.name)
+        variance = smallest.get(node.name)
         if 0 < epsilon <= FP16_TINY / 2 and (variance is None or variance < FP16_NORMAL):
             hazards.append(
                 Hazard(

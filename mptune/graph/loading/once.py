@@ -19,9 +19,9 @@ def once(find: Callable[[K], T]) -> Callable[[K], T]:
     results: MutableMapping[K, T] = WeakKeyDictionary()
 
     @wraps(find)
-    def found(of: K) -> T:
-        if of not in results:
-            results[of] = find(of)
-        return results[of]
+    def result_of(subject: K) -> T:
+        if subject not in results:
+            results[subject] = find(subject)
+        return results[subject]
 
-    return found
+    return result_of

@@ -31,7 +31,7 @@ def has_shared_units(model: Model) -> bool:
     return any(_heads(model, info.name) for info in model.outputs)
 
 
-def shared_units(model: Model, given: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Units]:
+def shared_units(model: Model, given: Mapping[str, tuple[int, ...]] | None) -> dict[str, Units]:
     """Output -> its units; only outputs that hold values of such an operator, and whose shapes can be inferred."""
     if not has_shared_units(model):
         return {}

@@ -162,7 +162,7 @@ def add_metadata(proto: onnx.ModelProto, metadata: Mapping[str, str]) -> None:
         proto.metadata_props.add(key=METADATA_PREFIX + key, value=value.encode("utf-8", "replace").decode("utf-8"))
 
 
-def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> Iterator[bytes]:
+def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> Iterator[bytes]:
     """The bytes of a model with these constants added to its graph, which are read while they are written.
 
     Protobuf's format is that of protobuf.dev/programming-guides/encoding; the same model gives the same bytes.
@@ -179,7 +179,7 @@ def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> I
         yield from constant.chunks()
 
 
-def serialized_size(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> int:
+def serialized_size(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> int:
     """About as many bytes as ``serialized`` gives: only the lengths of fields around large constants are left out."""
     return int(proto.ByteSize()) + sum(len(_head_of(constant)) + constant.nbytes for constant in large)
 

@@ -10,6 +10,7 @@ a waist, with the values at the waist as its inputs: the groups before it are FP
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -73,15 +74,15 @@ class SwitchedEmulator:
         self._bank = bank
         self._branches = branches
         self._exact = frozenset(small_integers(grouped.model))
-        kinds = ("raw", "same", "chosen", "by", "or", "any", "both", *(k for of in _KINDS.values() for k in of))
+        kinds = ["raw", "same", "chosen", "by", "or", "any", "both", *chain.from_iterable(_KINDS.values())]
         self._suffix = {kind: new_suffix(grouped.model, kind) for kind in kinds}
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
-                group.id: group.id + self._suffix[of.switch]
+                group.id: group.id + self._suffix[names.switch]
                 for position, group in enumerate(grouped.groups)
                 if position not in self._types.lacking(precision)
             }
-            for precision, of in _KINDS.items()
+            for precision, names in _KINDS.items()
         }
         """Precision -> group id -> name of the scalar boolean input that puts it there; of groups that can have it."""
 
@@ -154,8 +155,8 @@ class _Writing:
         self._branches = branches
         ids = [group.id for group in types.groups]
         self._switch: dict[int, list[tuple[Precision, str]]] = {}
-        for precision, of in switches.items():
-            for group, name in of.items():
+        for precision, by_group in switches.items():
+            for group, name in by_group.items():
                 self._switch.setdefault(ids.index(group), []).append((precision, name))
         self._maker = {
             node.outputs[slot]: types.group_of[node.index]

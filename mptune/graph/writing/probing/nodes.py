@@ -29,7 +29,7 @@ from mptune.graph.grouping.lookup import attribute
 from mptune.graph.hazards.masked_rows import softmax_rows
 from mptune.graph.hazards.probes import Probe, ProbeKind, find_probes
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.plan import Precision
 from mptune.graph.writing.probing.builder import ProbeBuilder
 
 _BF16_SINCE = 13
@@ -60,9 +60,7 @@ class ProbeTap:
     precision: Precision = Precision.FP16
 
 
-def add_probes(
-    build: ProbeBuilder, model: Model, precisions: Sequence[str] = DEFAULT_PRECISIONS
-) -> tuple[ProbeTap, ...]:
+def add_probes(build: ProbeBuilder, model: Model, precisions: Sequence[str]) -> tuple[ProbeTap, ...]:
     """Append the nodes that answer the model's probes, and their outputs, to the observing graph."""
     rows = softmax_rows(model)
     if model.opset < _BF16_SINCE:
