@@ -85,7 +85,7 @@ def _measure_plan(row: Row, rewriter: Rewriter, emulator: Emulator, plan: Precis
         typed = rewriter.write(plan, folder / "typed.onnx")
         verify(rewriter, plan, typed)
         row.valid += 1
-        row.casts += rewriter.boundaries(plan)
+        row.casts += rewriter.types.resolve(plan).added_casts
         feed = feeds(rewriter.types.model)
         run(typed, feed)
         run(emulator.write(plan, folder / "emulated.onnx"), feed)

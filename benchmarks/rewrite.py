@@ -92,7 +92,7 @@ def mptune_rewrite(path: Path, folder: Path) -> dict[str, Any]:
         "load_s": loaded - start,
         "group_s": grouped - loaded,
         "bank_s": prepared - grouped,
-        "ideal": rewriter.boundaries(plans[0]),
+        "ideal": rewriter.types.resolve(plans[0]).added_casts,
         **judged(out, path),
         "peak_mib": peak,
     }

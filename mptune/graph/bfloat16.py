@@ -11,11 +11,7 @@ _QUIET_NAN = 0x7FC0
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round FP32 to the nearest BFLOAT16, ties to even; what overflows becomes infinite, NaN stays NaN.
-
-    Returns:
-        The 16 bits of each value as uint16, in the same shape.
-    """
+    """Round FP32 to the nearest BFLOAT16, ties to even, as 16 bits (uint16); overflow gives infinity, NaN stays NaN."""
     values = np.asarray(values, np.float32)
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
     # Half of the last kept digit less one, and one more where that digit is odd. Finite values cannot wrap around.

@@ -44,7 +44,6 @@ class LeftOut:
     """What a typed model leaves out, and what it holds instead.
 
     Attributes:
-        nodes: indices of the model's nodes.
         unread: constants of the model that only these nodes read.
         values: constants in place of their results.
     """
@@ -56,11 +55,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class FoldedValues:
-    """Results of shape arithmetic that ONNX Runtime has folded.
-
-    Attributes:
-        values: name of the value -> the constant, under that name.
-    """
+    """Results of shape arithmetic that ONNX Runtime has folded, by name."""
 
     values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     _known: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
@@ -70,16 +65,11 @@ class FoldedValues:
         """Those of the file that ONNX Runtime wrote from what ``write_without_weights`` gave it."""
         proto = onnx.load(path, load_external_data=False)
         computed = {name for index in shape_computing(model) for name in model.nodes[index].outputs}
-        found = {t.name: t for t in proto.graph.initializer if t.name in computed - model.initializers.keys()}
-        return cls({name: tensor for name, tensor in found.items() if tensor.ByteSize() <= _MOST_BYTES})
+        constants = {t.name: t for t in proto.graph.initializer if t.name in computed - model.initializers.keys()}
+        return cls({name: tensor for name, tensor in constants.items() if tensor.ByteSize() <= _MOST_BYTES})
 
     def left_out(self, types: ValueTypes, resolution: Resolution) -> LeftOut:
-        """What a plan's typed model needs no more.
-
-        Args:
-            types: of the model.
-            resolution: of the plan: what it computes in a reduced precision, and what depends on that, stays.
-        """
+        """What a plan's typed model can do without; what the plan computes in a reduced precision stays."""
         if not self.values:
             return LeftOut()
         reduced = frozenset(i for i in shape_computing(types.model) if resolution.node_precisions[i] in REDUCED)
@@ -98,12 +88,9 @@ class FoldedValues:
         return self._left_out(model, shape_computing(model), frozenset(wanted)) if self.values else LeftOut()
 
     def _left_out(self, model: Model, allowed: frozenset[int], wanted: frozenset[str]) -> LeftOut:
-        """See ``left_out``. Walks back from what is read, as far as it is computed: most of it is folded.
+        """Walk back from what is read, as far as it is computed: most of it is folded.
 
-        Args:
-            model: the model.
-            allowed: indices of the nodes that may be left out, of ``shape_computing``: those in FP32.
-            wanted: values that are read beside what nodes and outputs read.
+        ``allowed`` nodes, of ``shape_computing``, may be left out; ``wanted`` values are needed in any case.
         """
         folded = _still_computing(model, allowed)
         outputs = {info.name for info in model.outputs}
@@ -136,15 +123,15 @@ class FoldedValues:
 @once
 def shape_computing(model: Model) -> frozenset[int]:
     """Indices of the nodes that compute from shapes and constants alone, Constants among them."""
-    known = {name for name, constant in model.initializers.items() if not constant.overridable}
-    found = set[int]()
+    computable = {name for name, constant in model.initializers.items() if not constant.overridable}
+    indices = set[int]()
     for node in model.nodes:
         if not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
             continue
-        if node.op_type in _SHAPE_OF or all(name in known for name in node.inputs if name):
-            found.add(node.index)
-            known.update(name for name in node.outputs if name)
-    return frozenset(found)
+        if node.op_type in _SHAPE_OF or all(name in computable for name in node.inputs if name):
+            indices.add(node.index)
+            computable.update(name for name in node.outputs if name)
+    return frozenset(indices)
 
 
 def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
@@ -160,22 +147,22 @@ def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
 
 def _largest(model: Model, index: int) -> float:
     """The largest magnitude of the FP32 constants that a node computes from; infinite where one is."""
-    known, stack = _known_largest(model), [index]
-    while index not in known:
+    largest, stack = _known_largest(model), [index]
+    while index not in largest:
         node = model.nodes[stack[-1]]
         inputs = [] if node.op_type in _SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
         before = {model.producer[name] for name in inputs if name in model.producer and name not in model.initializers}
-        missing = [i for i in before if i not in known]
+        missing = [i for i in before if i not in largest]
         if missing:
             stack += missing
             continue
-        read = [known[i] for i in before]
+        read = [largest[i] for i in before]
         for name in inputs:
             if name in model.initializers:
                 read += map(_magnitude, chunks(model.initializers[name]))
         read += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
-        known[stack.pop()] = max(read, default=0.0)
-    return known[index]
+        largest[stack.pop()] = max(read, default=0.0)
+    return largest[index]
 
 
 @once
@@ -224,11 +211,7 @@ def _read_outside(model: Model) -> frozenset[str]:
 
 
 def write_without_weights(model: Model, path: Path) -> Path:
-    """Write the model with inputs in place of its weights: what it folds depends on shapes and small constants alone.
-
-    Raises:
-        RunError: the file cannot be written, or the disk is full.
-    """
+    """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone."""
     proto = onnx.ModelProto()
     proto.CopyFrom(frame_of(model))
     graph, moved = proto.graph, set[int]()

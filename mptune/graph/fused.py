@@ -42,12 +42,7 @@ class FusedNodes:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> FusedNodes:
-        """Inverse of ``to_json``.
-
-        Raises:
-            KeyError: a key is missing.
-            TypeError: what stands there is no list, or no number.
-        """
+        """Inverse of ``to_json``."""
         nodes, source, epsilon = (document[key] for key in ("nodes", "source", "epsilon"))
         return cls(tuple(map(str, nodes)), str(source), None if epsilon is None else float(epsilon))
 
@@ -55,12 +50,12 @@ class FusedNodes:
 def of_model(model: Model, fused: Iterable[FusedNodes]) -> tuple[FusedNodes, ...]:
     """Those whose nodes the model has: what was kept may be another version's."""
     names = {node.name for node in model.nodes}
-    return tuple(one for one in fused if one.nodes and names.issuperset(one.nodes))
+    return tuple(operator for operator in fused if operator.nodes and names.issuperset(operator.nodes))
 
 
 def steps_inside(fused: Iterable[FusedNodes]) -> frozenset[str]:
     """The names of the nodes whose results stay inside, in FP32."""
-    return frozenset(name for one in fused for name in one.nodes[:-1])
+    return frozenset(name for operator in fused for name in operator.nodes[:-1])
 
 
 def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
@@ -69,19 +64,14 @@ def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
     A constant that another node reads is not among them.
     """
     inside, look = steps_inside(fused), Lookup(model)
-    found = {out for node in model.nodes if node.name in inside for out in node.outputs if out}
+    values = {out for node in model.nodes if node.name in inside for out in node.outputs if out}
     constants = {i for node in model.nodes if node.name in inside for i in node.inputs if i and look.is_scalar(i)}
-    found |= {name for name in constants if all(reader.name in inside for reader in look.readers(name))}
-    return frozenset(found)
+    values |= {name for name in constants if all(reader.name in inside for reader in look.readers(name))}
+    return frozenset(values)
 
 
 def epsilon_step(look: Lookup, members: Iterable[Node]) -> tuple[Node, int] | None:
-    """The node of a norm that adds the epsilon, and at which input it stands; None where it is not seen.
-
-    Args:
-        look: the model.
-        members: the nodes of the norm.
-    """
+    """The node of a norm that adds the epsilon, and at which input it stands; None where it is not seen."""
     by_output = {out: node for node in members for out in node.outputs}
     for root in by_output.values():
         added = by_output.get(root.inputs[0]) if root.op_type in ("Sqrt", "Pow") else None
@@ -97,22 +87,20 @@ class FusedReads:
 
     ONNX Runtime takes a Cast in front of a norm into the norm's kernel, which reads FP32 beside FP16 weights, where
     nothing else reads what the Cast computes (``layer_norm_fusion.cc``: has_leading_cast). So the value is not rounded
-    if no node but the norm's own reads it in FP16. ``benchmarks.roundings`` on an H200: all values are those of the
-    unrounded input. The errors of nine RMSNorms of a decoder, alone in FP16, are emulated at 0.89 to 1.02 of the
-    measured ones so, and at 1.01 to 1.78 with a rounding.
+    if no node but the norm's own reads it in FP16 (``benchmarks.roundings``).
     """
 
     def __init__(self, types: ValueTypes, fused: Sequence[FusedNodes]) -> None:
         own_casts = frozenset(cast.source for cast in types.own_casts)
         index = {node.name: node.index for node in types.model.nodes}
-        found: dict[int, tuple[str, frozenset[int]]] = {}
-        for one in fused:
-            if not one.source or one.source in own_casts or one.source in types.constants:
+        others_by_reader: dict[int, tuple[str, frozenset[int]]] = {}
+        for operator in fused:
+            if not operator.source or operator.source in own_casts or operator.source in types.constants:
                 continue
-            members = {index[name] for name in one.nodes}
-            readers = set(_reduced_readers(types, one.source))
-            found.update(dict.fromkeys(readers & members, (one.source, frozenset(readers - members))))
-        self.readers: Mapping[int, tuple[str, frozenset[int]]] = found
+            members = {index[name] for name in operator.nodes}
+            readers = set(_reduced_readers(types, operator.source))
+            others_by_reader.update(dict.fromkeys(readers & members, (operator.source, frozenset(readers - members))))
+        self.readers: Mapping[int, tuple[str, frozenset[int]]] = others_by_reader
         """Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced."""
 
     def under(self, resolution: Resolution) -> frozenset[tuple[int, str]]:

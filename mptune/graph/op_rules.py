@@ -26,8 +26,6 @@ class NodeRule:
     Attributes:
         precisions: the reduced precisions that it can run in; none where it has no precision of its own. FP16 is among
             them if any is: an operator that has BF16 and no FP16 stays FP32.
-        inputs: positions of the FP32 inputs that follow the node's precision.
-        outputs: positions of the FP32 outputs that follow it.
         reads_any: positions of FP32 inputs that take any type as it comes, without a Cast.
         attribute: name of the attribute that states the output's type (``to`` of Cast); None where the
             inputs' types determine it.

@@ -44,13 +44,9 @@ _NAMES: Mapping[Precision, str] = {precision: precision.value for precision in P
 
 
 def _named(name: Any) -> Precision:
-    """The precision of a name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    known = _BY_NAME.get(name) if isinstance(name, str) else None
-    return Precision(name) if known is None else known
+    """The precision of a name; ValueError where there is none."""
+    precision = _BY_NAME.get(name) if isinstance(name, str) else None
+    return Precision(name) if precision is None else precision
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import LARGEST, Precision
 
 _FIRST_OPSET = 19
 _FP16_NORMAL = 2.0**-14
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-_VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Slice", "Split"})
 
 
 def dequantises_weights(model: Model, node: Node) -> bool:
@@ -53,7 +53,7 @@ def _is_dequantised(model: Model, tensor: str) -> bool:
         node = model.nodes[model.producer[tensor]]
         if node.op_type == "DequantizeLinear":
             return True
-        if node.op_type not in _VIEWS or not node.inputs:
+        if node.op_type not in DATA_MOVEMENT or not node.inputs:
             return False
         tensor = node.inputs[0]
     return False

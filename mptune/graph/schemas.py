@@ -24,9 +24,7 @@ class OperatorSchema:
 
     Attributes:
         inputs: formal type per position: a type parameter such as ``T``, or a type such as ``tensor(int64)``.
-        outputs: the same of the outputs.
         variadic_input: whether the last input may be there any number of times.
-        variadic_output: the same of the last output.
         types: type parameter -> the types that it admits.
     """
 

@@ -14,7 +14,7 @@ from mptune.graph.loading.once import once
 
 REASON = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
 
-_SHAPE_INPUTS: Mapping[str, frozenset[int]] = {
+SHAPE_INPUTS: Mapping[str, frozenset[int]] = {
     "AffineGrid": frozenset({1}),
     "BlackmanWindow": frozenset({0}),
     "CenterCropPad": frozenset({1}),
@@ -74,16 +74,16 @@ def shape_arithmetic(model: Model) -> frozenset[int]:
                 if data:
                     as_data.add(node.index)
     from_shapes = _from_shapes(model)
-    found = (index for index in as_shape if index not in as_data or index in from_shapes)
+    candidates = (index for index in as_shape if index not in as_data or index in from_shapes)
     # Shape and Size read values of any type, and compute integers.
-    return frozenset(i for i in found if not (model.nodes[i].is_standard and model.nodes[i].op_type in _SHAPE_OF))
+    return frozenset(i for i in candidates if not (model.nodes[i].is_standard and model.nodes[i].op_type in _SHAPE_OF))
 
 
 def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]:
     """Whether a node uses a value for a shape, and whether for anything else, given the same of the node's results."""
     if reader.is_standard and reader.op_type in _SHAPE_OF:
         return False, False  # the shape of the value is read, not the value
-    own = _SHAPE_INPUTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
+    own = SHAPE_INPUTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
     if reader.is_standard and reader.op_type.startswith("Reduce"):
         own = frozenset({1})  # axes
     slots = {slot for slot, given in enumerate(reader.inputs) if given == name}
@@ -101,7 +101,7 @@ def _from_shapes(model: Model) -> frozenset[int]:
         for info in model.inputs
         if info.dtype.startswith(_INTEGERS) and info.shape is not None and len(info.shape) <= 1
     }
-    found: set[int] = set()
+    indices: set[int] = set()
     constant = set(model.initializers)
     for node in model.nodes:
         if not node.is_standard or node.has_subgraph:
@@ -110,8 +110,8 @@ def _from_shapes(model: Model) -> frozenset[int]:
         if node.op_type in _SHAPE_OF or (
             any(name in small for name in given) and all(name in small or name in constant for name in given)
         ):
-            found.add(node.index)
+            indices.add(node.index)
             small.update(name for name in node.outputs if name)
         elif given and all(name in constant for name in given):
             constant.update(name for name in node.outputs if name)
-    return frozenset(found)
+    return frozenset(indices)

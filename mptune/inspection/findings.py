@@ -77,7 +77,7 @@ def model_findings(grouped: GroupedModel, values: KnownValues) -> ModelFindings:
         training=training_findings(grouped.model, "inspect", is_run=samples is not None),
         data=[] if samples is None else [replace(finding, origin="inspect") for finding in samples.findings],
         reference=values.findings,
-        masked_rows=masked_row_findings(grouped, masked, "inspect", known=values.findings),
+        masked_rows=masked_row_findings(grouped, masked, "inspect", reference_findings=values.findings),
         mixed=already_mixed_findings(grouped, shapes, "inspect"),
         quantised=quantised_findings(grouped, shapes, "inspect"),
         unreached=out_of_reach_findings(grouped, shapes, "inspect"),

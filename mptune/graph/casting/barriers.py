@@ -41,17 +41,7 @@ def needs_barrier(types: ValueTypes, node: Node, resolution: Resolution) -> bool
 
 
 def add_barrier(graph: onnx.GraphProto, value: str, name: str, zero: str) -> str:
-    """Append ``value - 0``.
-
-    Args:
-        graph: nodes are appended to it.
-        value: an FP32 value.
-        name: of the node and of its result; new in the graph.
-        zero: name of the constant, which all barriers of a graph share.
-
-    Returns:
-        The name of the result.
-    """
+    """Append ``value - 0`` as a new node and result ``name``; all barriers of a graph share the constant ``zero``."""
     if all(constant.name != zero for constant in graph.initializer):
         graph.initializer.add(name=zero, data_type=onnx.TensorProto.FLOAT, float_data=[0.0])
     graph.node.add(op_type="Sub", name=name, input=[value, zero], output=[name])

@@ -10,35 +10,22 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
-import onnx
-
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.op_rules import FLOAT_TYPES
 from mptune.graph.plan import Precision
 
-_PRECISIONS = {
-    onnx.TensorProto.FLOAT: Precision.FP32,
-    onnx.TensorProto.FLOAT16: Precision.FP16,
-    onnx.TensorProto.BFLOAT16: Precision.BF16,
-}
+_PRECISIONS = {code: precision for precision, code in ONNX_TYPES.items()}
 
 
 @dataclass(frozen=True)
 class OwnCast:
-    """A Cast of the model's own among FP32, FP16 and BF16, but one that leaves a reduced value as it is.
-
-    Attributes:
-        index: of its node.
-        source: what it reads.
-        result: what it computes.
-        of: what it casts from.
-        to: what it casts to.
-    """
+    """A Cast of the model's own among FP32, FP16 and BF16, but one that leaves a reduced value as it is."""
 
     index: int
     source: str
     result: str
-    of: Precision
+    from_precision: Precision
     to: Precision
 
     @property
@@ -52,11 +39,15 @@ def own_cast(model: Model, node: Node) -> OwnCast | None:
     if node.op_type != "Cast" or not node.is_standard:
         return None
     source, result = node.inputs[0], node.outputs[0]
-    of = FLOAT_TYPES.get(model.info(source).dtype)
-    to = next((_PRECISIONS.get(a.i) for a in node.proto.attribute if a.name == "to"), None)
-    if of is None or to is None or (of is to and to is not Precision.FP32):
+    source_precision = FLOAT_TYPES.get(model.info(source).dtype)
+    precision = next((_PRECISIONS.get(a.i) for a in node.proto.attribute if a.name == "to"), None)
+    if (
+        source_precision is None
+        or precision is None
+        or (source_precision is precision and precision is not Precision.FP32)
+    ):
         return None
-    return OwnCast(node.index, source, result, of, to)
+    return OwnCast(node.index, source, result, source_precision, precision)
 
 
 @dataclass(frozen=True)
@@ -100,14 +91,8 @@ class Folding:
     ) -> None:
         """Start before the first node.
 
-        Args:
-            named: what keeps its FP32 form and its name under any plan.
-            constant_names: the constants of FP32 type.
-            own: what the model itself has in a reduced precision, as far as its Casts read or make it.
-            read: those of them that nodes other than these Casts read.
-            computed: value -> the reduced precision that the plan computes it in.
-            casts: value -> the precisions that it is cast to; is added to.
-            constants: constant -> the precisions that it is needed in; is added to.
+        ``own`` holds the reduced values that the model's own Casts read or make, ``read`` those that other nodes read,
+        too. ``casts`` and ``constants`` are added to.
         """
         self._named = named
         self._constant_names = constant_names
@@ -127,7 +112,7 @@ class Folding:
     def pass_cast(self, cast: OwnCast) -> None:
         """Note a Cast of the model, in topological order."""
         root = self._root.get(cast.source, cast.source)
-        if cast.of is not Precision.FP32 and self._form(root) is not cast.of:
+        if cast.from_precision is not Precision.FP32 and self._form(root) is not cast.from_precision:
             root = cast.source  # rounded: only what the Cast reads is the same value
         self._root[cast.result] = root
 

@@ -30,22 +30,22 @@ _REDUCES = frozenset({"ScatterND", "ScatterElements"})
 
 def small_integers(model: Model) -> dict[str, int]:
     """The float values that are whole numbers of at most ``LIMIT`` for any input -> bound of their magnitude."""
-    found: dict[str, int] = {}
+    bounds: dict[str, int] = {}
     for name, constant in model.initializers.items():
         if model.info(name).is_float32 and not constant.overridable and np.prod(constant.shape) <= _MOST_ELEMENTS:
-            _keep(found, name, _bound_of(constant.numpy()))
+            _keep(bounds, name, _bound_of(constant.numpy()))
     for node in model.nodes:
         if node.is_standard and not node.has_subgraph:
-            bound = _bound(model, node, found)
+            bound = _bound(model, node, bounds)
             for name in node.outputs if bound is not None else ():
                 if name and model.info(name).is_float32:
-                    _keep(found, name, bound)
-    return found
+                    _keep(bounds, name, bound)
+    return bounds
 
 
-def _keep(found: dict[str, int], name: str, bound: int | None) -> None:
+def _keep(bounds: dict[str, int], name: str, bound: int | None) -> None:
     if bound is not None and bound <= LIMIT:
-        found[name] = bound
+        bounds[name] = bound
 
 
 def _bound_of(values: np.ndarray) -> int | None:
@@ -55,21 +55,21 @@ def _bound_of(values: np.ndarray) -> int | None:
     return int(np.abs(values).max(initial=0.0))
 
 
-def _bound(model: Model, node: Node, found: dict[str, int]) -> int | None:
+def _bound(model: Model, node: Node, bound_of: dict[str, int]) -> int | None:
     """The bound of a node's float outputs; None where they may be other numbers."""
     if node.op_type == "ConstantOfShape":
         return _bound_of(fill_value(node.proto))
     if node.op_type == "Cast":
-        return 1 if model.info(node.inputs[0]).dtype == "bool" else found.get(node.inputs[0])
-    bounds = [found.get(name) for name in node.inputs if name and model.info(name).is_float32]
-    known = [bound for bound in bounds if bound is not None]
-    if not known or len(known) < len(bounds):
+        return 1 if model.info(node.inputs[0]).dtype == "bool" else bound_of.get(node.inputs[0])
+    bounds = [bound_of.get(name) for name in node.inputs if name and model.info(name).is_float32]
+    input_bounds = [bound for bound in bounds if bound is not None]
+    if not input_bounds or len(input_bounds) < len(bounds):
         return None
     if node.op_type in _MOVES:
         adds = node.op_type in _REDUCES and any(a.name == "reduction" for a in node.proto.attribute)
-        return None if adds else max(known)
+        return None if adds else max(input_bounds)
     if node.op_type in ("Add", "Sub"):
-        return sum(known)
+        return sum(input_bounds)
     if node.op_type == "Mul":
-        return int(np.prod(known))
+        return int(np.prod(input_bounds))
     return None

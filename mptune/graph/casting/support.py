@@ -16,13 +16,9 @@ from mptune.graph.schemas import onnx_schema
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Operators without a precision at the model's operator set.
+    """Groups with operators that lack a precision at the model's operator set (group id -> operators).
 
-    Attributes:
-        precision: the one that they lack.
-        opset: the model's.
-        groups: id of each group that holds such operators -> their names, in the order of its nodes.
-        newer: the first operator set at which all of them have it; None where there is none.
+    All of these operators have it from operator set ``newer`` on; None where there is no such set.
     """
 
     precision: Precision
@@ -47,8 +43,8 @@ def unsupported(types: ValueTypes, precision: Precision) -> Unsupported:
         for node, rule in zip(model.nodes, types.rules, strict=True)
         if types.group_of[node.index] in lacking and precision not in rule.precisions and rule.precisions
     ]
-    known = [first for first in firsts if first is not None]
-    newer = max(known) if known and len(known) == len(firsts) else None
+    opsets = [first for first in firsts if first is not None]
+    newer = max(opsets) if opsets and len(opsets) == len(firsts) else None
     return Unsupported(precision, model.opset, groups, newer)
 
 
@@ -61,6 +57,6 @@ def _first_opset(node: Node, rule: NodeRule, precision: Precision, above: int) -
         if schema is None:
             continue
         formal = [*map(schema.input_type, rule.inputs), *map(schema.output_type, rule.outputs)]
-        if formal and all(precision in schema.admitted(one) for one in formal):
+        if formal and all(precision in schema.admitted(type_parameter) for type_parameter in formal):
             return opset
     return None

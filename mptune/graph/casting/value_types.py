@@ -24,11 +24,9 @@ class Resolution:
     """What a plan means for each node and value.
 
     Attributes:
-        node_precisions: what each node runs in, [nodes]; FP32 for one without a precision of its own.
         computed: value -> the precision that its node computes it in, where that is not FP32.
         casts: value -> the precisions that it is needed in besides the one it is computed in: one Cast each.
         constants: FP32 constant -> the precisions that it is needed in.
-        folds: what becomes of the model's own Casts among FP32, FP16 and BF16.
     """
 
     node_precisions: tuple[Precision, ...]
@@ -63,11 +61,8 @@ class _NodeNeeds:
     """What one node needs of FP32 values and computes when it runs in one precision.
 
     Attributes:
-        values: what it reads of computed values, and in which precision.
-        constants: the same of constants.
         cast_results: the same of what the model's own Casts to FP32 compute.
         any_type: results of these Casts that it takes in any type.
-        outputs: the values that it computes in its precision.
     """
 
     values: _Needs
@@ -84,11 +79,8 @@ class ValueTypes:
     """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes.
 
     Attributes:
-        rules: what follows the precision of each node, [nodes].
         group_of: each node's position among the groups, [nodes]; -1 for a node of none.
-        constants: those of FP32 type that nobody can override, in the model's order.
         named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
-        own_casts: the model's own Casts among FP32, FP16 and BF16, in topological order.
         stored: the constants of reduced types that they read.
         integers: FP32 result of a Cast -> the integers that it casts; every other form of it is cast from them too.
     """
@@ -106,7 +98,7 @@ class ValueTypes:
         self._own_at: Mapping[int, OwnCast] = {c.index: c for c in self.own_casts}
         self._widened = frozenset(c.result for c in self.own_casts if c.widens)
         self.stored = tuple(dict.fromkeys(c.source for c in self.own_casts if self._is_stored(c)))
-        ends = ((name, p) for c in self.own_casts for name, p in ((c.source, c.of), (c.result, c.to)))
+        ends = ((name, p) for c in self.own_casts for name, p in ((c.source, c.from_precision), (c.result, c.to)))
         self._own_forms = {name: p for name, p in ends if p is not Precision.FP32}
         others = (node for node in model.nodes if node.index not in self._own_at)
         self._read_by_nodes = frozenset(name for node in others for name in (*node.inputs, *node.captures))
@@ -127,7 +119,7 @@ class ValueTypes:
         return group_of
 
     def _is_stored(self, cast: OwnCast) -> bool:
-        return cast.of is not Precision.FP32 and cast.source in self.model.initializers
+        return cast.from_precision is not Precision.FP32 and cast.source in self.model.initializers
 
     def precision_of_input(self, node: Node, slot: int, precision: Precision) -> Precision | None:
         """What a node in ``precision`` reads an FP32 input in; None where it takes any type without a Cast."""
@@ -162,21 +154,17 @@ class ValueTypes:
 
     def lacking(self, precision: Precision) -> Mapping[int, tuple[str, ...]]:
         """Position of each group that cannot have a precision -> its operators that could be FP16 and not this."""
-        found = self._lacking.get(precision)
-        if found is None:
+        operators = self._lacking.get(precision)
+        if operators is None:
             by_group: dict[int, dict[str, None]] = {}
             for node, rule, position in zip(self.model.nodes, self.rules, self.group_of, strict=True):
                 if position >= 0 and rule.precisions and precision not in rule.precisions:
                     by_group.setdefault(position, {})[node.op_type] = None
-            found = self._lacking[precision] = {position: tuple(ops) for position, ops in by_group.items()}
-        return found
+            operators = self._lacking[precision] = {position: tuple(ops) for position, ops in by_group.items()}
+        return operators
 
     def _precisions_of_groups(self, plan: PrecisionPlan) -> list[Precision]:
-        """The precision of each group, [groups].
-
-        Raises:
-            PlanError: the plan is another model's, or lacks a group.
-        """
+        """The precision of each group, [groups]."""
         if plan.model_sha256 and plan.model_sha256 != self.model.sha256:
             raise PlanError(
                 f"the plan is another model's: sha256 {plan.model_sha256[:12]}, not {self.model.sha256[:12]}",
@@ -200,11 +188,7 @@ class ValueTypes:
         return tuple(p if p in rule.precisions else Precision.FP32 for p, rule in zip(wanted, self.rules, strict=True))
 
     def resolve(self, plan: PrecisionPlan) -> Resolution:
-        """Type every value under ``plan``.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-        """
+        """Type every value under ``plan``."""
         precisions = self._precisions_of_nodes(plan)
         for precision in {*precisions} - self._needs.keys():
             self._needs[precision] = self._needs_in(precision)
@@ -246,11 +230,7 @@ class ValueTypes:
         return folding.finish(self.own_casts)
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
-        """The precision of every node that has one, by node name.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-        """
+        """The precision of every node that has one, by node name."""
         precisions = zip(self.model.nodes, self.group_of, self._precisions_of_nodes(plan), strict=True)
         return {node.name: precision for node, group, precision in precisions if group >= 0}
 
@@ -260,9 +240,9 @@ class ValueTypes:
         What is read in BF16 under some plan is read in FP16 under another (``NodeRule.precisions``).
         """
         fp32 = Precision.FP32
-        found = {name for n in self._needs[Precision.FP16] for name, wanted in n.constants if wanted is not fp32}
+        names = {name for n in self._needs[Precision.FP16] for name, wanted in n.constants if wanted is not fp32}
         # A constant that the model casts itself may be read through the Cast.
-        return frozenset(found | {c.source for c in self.own_casts if c.source in self.constants})
+        return frozenset(names | {c.source for c in self.own_casts if c.source in self.constants})
 
 
 @once
@@ -283,8 +263,8 @@ def new_suffix(model: Model, kind: str) -> str:
 def _suffixed_names(model: Model) -> frozenset[str]:
     """Names in the model, subgraphs included, that may end with a suffix of ``new_suffix``."""
     graphs = [*all_graphs(model.proto.graph)]
-    taken = {name for graph in graphs for node in graph.node for name in (node.name, *node.output)}
-    taken |= {v.name for graph in graphs for v in (*graph.input, *graph.initializer)}
-    taken |= {s.values.name for graph in graphs for s in graph.sparse_initializer}
-    taken |= {name for node in model.nodes for name in (node.name, *node.outputs)}
-    return frozenset(name for name in taken if _SUFFIX in name)
+    names = {name for graph in graphs for node in graph.node for name in (node.name, *node.output)}
+    names |= {v.name for graph in graphs for v in (*graph.input, *graph.initializer)}
+    names |= {s.values.name for graph in graphs for s in graph.sparse_initializer}
+    names |= {name for node in model.nodes for name in (node.name, *node.outputs)}
+    return frozenset(name for name in names if _SUFFIX in name)

@@ -27,8 +27,6 @@ class Activation:
     """A decomposed activation.
 
     Attributes:
-        name: what to call it.
-        nodes: indices of its nodes.
         entry: the value that it is computed from.
     """
 
@@ -70,8 +68,8 @@ def find_activation(look: Lookup, core: Node) -> Activation | None:
     return None
 
 
-def _scales(look: Lookup, node: Node, of: Node) -> bool:
-    return node.op_type in ("Mul", "Div") and look.is_scalar(look.other(node, of.outputs[0]))
+def _scales(look: Lookup, node: Node, scaled: Node) -> bool:
+    return node.op_type in ("Mul", "Div") and look.is_scalar(look.other(node, scaled.outputs[0]))
 
 
 def _gate(
@@ -94,7 +92,7 @@ def _gate(
 def _sources(look: Lookup, core: Node) -> dict[str, frozenset[int]]:
     """Every value that the nonlinearity may be a function of alone -> the nodes between it and the nonlinearity."""
     tensor = look.root(look.varying(core)[0])
-    found = {tensor: frozenset[int]()}
+    sources = {tensor: frozenset[int]()}
     passed: set[int] = set()
     for _ in range(_MAX_STEPS):
         node = look.producer(tensor)
@@ -104,17 +102,17 @@ def _sources(look: Lookup, core: Node) -> dict[str, frozenset[int]]:
         if len(varying) == 1 and (node.op_type == "Softplus" or _is_linear(look, node)):
             passed.add(node.index)
             tensor = look.root(varying[0])
-            found[tensor] = frozenset(passed)
+            sources[tensor] = frozenset(passed)
         elif len(varying) == 2 and node.op_type in ("Add", "Mul"):
             passed.add(node.index)
             for x, rest in ((varying[0], varying[1]), (varying[1], varying[0])):
                 polynomial = _polynomial(look, rest, look.root(x))
                 if polynomial is not None:
-                    found[look.root(x)] = frozenset(passed | polynomial)
+                    sources[look.root(x)] = frozenset(passed | polynomial)
             break
         else:
             break
-    return found
+    return sources
 
 
 def _is_linear(look: Lookup, node: Node) -> bool:

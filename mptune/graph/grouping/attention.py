@@ -24,10 +24,7 @@ class Core:
     """An attention core, or a softmax alone.
 
     Attributes:
-        kind: ``attention`` or ``softmax``.
         anchor: index of the softmax.
-        nodes: indices of all nodes.
-        name: what to call it.
     """
 
     kind: str
@@ -114,17 +111,17 @@ def _scores(look: Lookup, entry: str) -> tuple[list[Node], frozenset[int]]:
             return False
         if node.index in leads:
             return leads[node.index]
-        found = False
+        leads_to_product = False
         if node.op_type in _PRODUCTS:
-            found = not any(look.is_static(i) for i in node.inputs[:2])
-            if found:
+            leads_to_product = not any(look.is_static(i) for i in node.inputs[:2])
+            if leads_to_product:
                 products[node.index] = node
         elif node.op_type in _SCORE_OPS | GLUE and len(leads) < _MAX_STEPS:
             leads[node.index] = False
             for operand in look.varying(node):  # all of them: scores may be a sum of two products
-                found |= look.model.info(operand).is_float32 and visit(operand)
-        leads[node.index] = found
-        return found
+                leads_to_product |= look.model.info(operand).is_float32 and visit(operand)
+        leads[node.index] = leads_to_product
+        return leads_to_product
 
     visit(entry)
     return list(products.values()), frozenset(i for i, on_the_way in leads.items() if on_the_way and i not in products)

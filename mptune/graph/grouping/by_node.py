@@ -19,13 +19,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """A plan by nodes, as a plan of groups.
-
-    Attributes:
-        groups: every indivisible pattern, and every other node alone.
-        plan: their precisions.
-        warnings: one line for each request that could not be met as it was written.
-    """
+    """A plan by nodes, as a plan of groups."""
 
     groups: tuple[LayerGroup, ...]
     plan: PrecisionPlan
@@ -38,14 +32,6 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
     A key is a node's name, a glob on names, or ``op:Softmax``; where several keys match a node, the last one counts.
     Nodes that no key matches are FP32, except that a view takes the precision of its input, and a bias, batch norm or
     activation that of its convolution or product. A pattern that would be split is FP32 as a whole.
-
-    Args:
-        model: the model.
-        wanted: key -> precision, in order.
-        source: what the plan is called in error messages.
-
-    Raises:
-        PlanError: a key that names no node.
     """
     units = find_units(model)
     unit_of = {name: k for k, (group, _) in enumerate(units) for name in group.nodes}
@@ -72,14 +58,14 @@ def _explicit(
     explicit: dict[str, Precision] = {}
     warnings = []
     for key, precision in wanted.items():
-        found = _matching(model.nodes, key)
-        if not found:
+        matching = _matching(model.nodes, key)
+        if not matching:
             close = difflib.get_close_matches(key, [node.name for node in model.nodes], 1)
             hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
             raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
-        explicit.update((node.name, precision) for node in found if node.name in unit_of)
-        if precision is not Precision.FP32 and not any(node.name in unit_of for node in found):
-            reason = node_rule(model, found[0]).fixed or "it computes nothing in FP32"
+        explicit.update((node.name, precision) for node in matching if node.name in unit_of)
+        if precision is not Precision.FP32 and not any(node.name in unit_of for node in matching):
+            reason = node_rule(model, matching[0]).fixed or "it computes nothing in FP32"
             warnings.append(f"{key!r} names only nodes that cannot be {precision.name}: {reason}")
     return explicit, warnings
 

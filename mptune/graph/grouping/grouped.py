@@ -13,12 +13,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 
 @dataclass(frozen=True, eq=False)
 class GroupedModel:
-    """A model and its layer groups, which always go together.
-
-    Attributes:
-        model: the model.
-        groups: all of its groups, in topological order.
-    """
+    """A model and its layer groups, which always go together."""
 
     model: Model
     groups: tuple[LayerGroup, ...]

@@ -87,11 +87,7 @@ def find_groups(model: Model, granularity: Granularity = "fusion", budget: int |
 
 
 def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, tuple[LayerGroup, ...]]:
-    """The granularity that ``auto`` stands for, and its groups: see ``GROUPS_PER_BUDGET`` and ``MOST_GROUPS``.
-
-    Raises:
-        PlanError: no budget.
-    """
+    """The granularity that ``auto`` stands for, and its groups: see ``GROUPS_PER_BUDGET`` and ``MOST_GROUPS``."""
     if budget is None or budget < 1:
         raise PlanError("granularity 'auto' needs a budget", "give the number of evaluations, or choose a granularity")
     partition = _Partition(model)
@@ -121,12 +117,7 @@ def _check(granularity: str) -> None:
 
 @dataclass
 class _Assignment:
-    """An assignment of nodes to groups.
-
-    Attributes:
-        leader: node index -> index of the node that leads its group; -1 for a node without a precision.
-        kind: leader -> kind of its group.
-    """
+    """Node index -> index of the node that leads its group, -1 without a precision; and leader -> kind of its group."""
 
     leader: list[int]
     kind: dict[int, str] = field(default_factory=dict)
@@ -172,11 +163,11 @@ class _Partition:
 
     def _assign(self, *, fuse: bool) -> _Assignment:
         model = self._model
-        found = _Assignment([-1] * len(model.nodes))
-        leader, kind = found.leader, found.kind
+        assignment = _Assignment([-1] * len(model.nodes))
+        leader, kind = assignment.leader, assignment.kind
         for pattern in self._patterns:
             if pattern.kind != "activation":
-                self._take(pattern, self._leader_of(pattern), found)
+                self._take(pattern, self._leader_of(pattern), assignment)
                 kind[self._leader_of(pattern)] = pattern.kind
         sources = []
         for node in model.nodes:
@@ -196,18 +187,18 @@ class _Partition:
             if target < 0:
                 sources.append(i)
             elif pattern_here is not None:  # a decomposed activation
-                self._take(pattern_here, target, found)
+                self._take(pattern_here, target, assignment)
             else:
                 leader[i] = target
             if target == i:
                 kind[i] = anchor_kind or "elementwise"
-        self._join_readers(sources, found)
-        return found
+        self._join_readers(sources, assignment)
+        return assignment
 
-    def _take(self, pattern: Pattern, leader: int, found: _Assignment) -> None:
+    def _take(self, pattern: Pattern, leader: int, assignment: _Assignment) -> None:
         for index in pattern.nodes:
             if self._has_precision[index]:
-                found.leader[index] = leader
+                assignment.leader[index] = leader
 
     def _is_static(self, node: Node) -> bool:
         return all(out in self._folded for out in node.outputs if out)
@@ -224,7 +215,7 @@ class _Partition:
         roots = (self._look.root(i) for i in node.inputs if i and model.info(i).is_float32)
         return [model.producer[root] for root in roots if root in model.producer]
 
-    def _join_readers(self, sources: Sequence[int], found: _Assignment) -> None:
+    def _join_readers(self, sources: Sequence[int], assignment: _Assignment) -> None:
         """Give nodes that read no group the group of their readers; where these differ, a group of their own.
 
         Masks stay apart from the softmax or product that they feed, and so does the scaling of an input: (1 - mask) *
@@ -233,7 +224,7 @@ class _Partition:
         that two layers share) go with their first reader, whoever else reads them: converting a weight twice costs
         nothing. Only where no other reads them it is a quantised part, which nothing else joins.
         """
-        model, leader, kind = self._model, found.leader, found.kind
+        model, leader, kind = self._model, assignment.leader, assignment.kind
         folded = {i for i in sources if self._is_folded(model.nodes[i])}
         others = set(sources) - folded
         for i in sources:  # connected sources that feed nothing in a group yet share one leader
@@ -242,7 +233,7 @@ class _Partition:
             pattern = self._pattern_of.get(i)
             leader[i] = i if pattern is not None else max(earlier, default=i)
             if pattern is not None:
-                self._take(pattern, i, found)
+                self._take(pattern, i, assignment)
         for i in reversed(sources):
             node = model.nodes[i]
             if i in folded:
@@ -260,14 +251,14 @@ class _Partition:
 
     def _reading_groups(self, node: Node, leader: Sequence[int], *, through: bool) -> set[int]:
         """Leaders of the groups that read what a node computes, also ``through`` QuantizeLinear and its like."""
-        found, outputs = set(), [*node.outputs]
+        leaders, outputs = set(), [*node.outputs]
         while outputs:
             for reader in self._look.readers(outputs.pop()):
                 if leader[reader.index] >= 0:
-                    found.add(leader[reader.index])
+                    leaders.add(leader[reader.index])
                 elif through and reader.op_type in QUANTISING:
                     outputs += reader.outputs
-        return found
+        return leaders
 
     def _may_join(self, node: Node, kind: str | None) -> bool:
         """Whether a node may share the precision of its only reader, a group of this kind."""

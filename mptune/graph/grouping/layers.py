@@ -10,7 +10,7 @@ from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Node
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"})
-_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "TransposeMatMul", "FusedGemm"})
+_WEIGHTED_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "TransposeMatMul", "FusedGemm"})
 _ACTIVATIONS = frozenset(
     {
         "Relu",
@@ -41,30 +41,24 @@ _MAX_PER_CHANNEL = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """A weighted layer with what is fused onto it.
-
-    Attributes:
-        kind: ``conv`` or ``matmul``.
-        nodes: indices of its nodes, more than one.
-        name: what to call it.
-    """
+    """A weighted layer with what is fused onto it."""
 
     kind: str
     nodes: frozenset[int]
     name: str
 
 
-def find_layer(look: Lookup, start: Node, taken: Container[int], activations: Mapping[str, Activation]) -> Layer | None:
+def find_layer(
+    look: Lookup, start: Node, claimed: Container[int], activations: Mapping[str, Activation]
+) -> Layer | None:
     """The layer that begins at a convolution or product; None where nothing is fused onto it.
 
-    Args:
-        look: the model.
-        start: the convolution or product.
-        taken: nodes that belong to other patterns.
-        activations: the decomposed ones, by the value that they are computed from.
+    ``activations`` are the decomposed ones, by the value that they are computed from.
     """
     is_conv = start.op_type in CONVOLUTIONS
-    if not is_conv and (start.op_type not in _PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])):
+    if not is_conv and (
+        start.op_type not in _WEIGHTED_PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])
+    ):
         return None
     inside, at, parts = {start.index}, start, dict[str, None]()
     budget = _MAX_PER_CHANNEL if is_conv else 1
@@ -77,7 +71,7 @@ def find_layer(look: Lookup, start: Node, taken: Container[int], activations: Ma
                 parts["activation"] = None
             break
         reader = look.only_reader(at)
-        if reader is None or reader.index in taken:
+        if reader is None or reader.index in claimed:
             break
         if reader.op_type == "BatchNormalization" and look.root(reader.inputs[0]) == look.root(result):
             parts["batch norm"] = None

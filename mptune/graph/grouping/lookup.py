@@ -52,7 +52,7 @@ class Lookup:
 
     def readers(self, tensor: str) -> list[Node]:
         """The nodes that read a value under any of its names, each once; Shape and Size do not count."""
-        found: dict[int, Node] = {}
+        readers: dict[int, Node] = {}
         stack = [tensor]
         while stack:
             for index in self.model.consumers.get(stack.pop(), ()):
@@ -60,15 +60,15 @@ class Lookup:
                 if index in self.alias_nodes:
                     stack.append(node.outputs[0])
                 elif node.op_type not in ("Shape", "Size"):
-                    found[index] = node
-        return list(found.values())
+                    readers[index] = node
+        return list(readers.values())
 
     def only_reader(self, node: Node) -> Node | None:
         """The one node that reads a node's result; None where there are several, or it leaves the model."""
         if not node.outputs or self.is_output(node.outputs[0]):
             return None
-        found = self.readers(node.outputs[0])
-        return found[0] if len(found) == 1 else None
+        readers = self.readers(node.outputs[0])
+        return readers[0] if len(readers) == 1 else None
 
     def is_output(self, tensor: str) -> bool:
         """Whether a value leaves the model under any of its names."""
@@ -129,22 +129,22 @@ class Lookup:
 
     def with_aliases(self, nodes: frozenset[int]) -> frozenset[int]:
         """The nodes, with the aliases of what they compute and those that nothing else reads."""
-        found = set(nodes)
+        indices = set(nodes)
         for index in nodes:
             node = self.model.nodes[index]
             stack = list(node.outputs)
             while stack:
                 for reader in self.model.consumers.get(stack.pop(), ()):
-                    if reader in self.alias_nodes and reader not in found:
-                        found.add(reader)
+                    if reader in self.alias_nodes and reader not in indices:
+                        indices.add(reader)
                         stack += self.model.nodes[reader].outputs
             for at in node.inputs:
-                while (maker := self.model.producer.get(at, -1)) in self.alias_nodes and maker not in found:
+                while (maker := self.model.producer.get(at, -1)) in self.alias_nodes and maker not in indices:
                     if self.is_output(at) or not all(r.index in nodes for r in self.readers(at)):
                         break
-                    found.add(maker)
+                    indices.add(maker)
                     at = self.model.nodes[maker].inputs[0]
-        return frozenset(found)
+        return frozenset(indices)
 
 
 def static_values(model: Model) -> frozenset[str]:
@@ -165,7 +165,16 @@ def folded_values(look: Lookup) -> frozenset[str]:
     return look.static | shape_facts(look.model).folded if is_fixed else look.static
 
 
+def reduced_axes(model: Model, node: Node, rank: int) -> tuple[int, ...]:
+    """Over which axes a reduction goes, ascending; none where they are all, or not known."""
+    stated = attribute(node, "axes")
+    axes = list(stated) if isinstance(stated, (list, tuple)) else []
+    if len(node.inputs) > 1 and node.inputs[1] in model.initializers:
+        axes = model.initializers[node.inputs[1]].numpy().ravel().tolist()
+    return tuple(sorted(int(axis) % rank for axis in axes)) if rank else ()
+
+
 def attribute(node: Node, name: str) -> object:
     """The value of an attribute; None where it is not stated."""
-    found = next((a for a in node.proto.attribute if a.name == name), None)
-    return None if found is None else onnx.helper.get_attribute_value(found)
+    stated = next((a for a in node.proto.attribute if a.name == name), None)
+    return None if stated is None else onnx.helper.get_attribute_value(stated)

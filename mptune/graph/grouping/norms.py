@@ -25,8 +25,6 @@ class Norm:
     """A decomposed norm.
 
     Attributes:
-        name: what to call it.
-        nodes: indices of its nodes.
         squares: the value that holds the squares (or their sum): what overflows first; "" for a norm operator.
     """
 
@@ -93,10 +91,10 @@ def _mean_of_squares(look: Lookup, value: str) -> tuple[set[int], str, str] | No
 
 
 def _from_mean_of_squares(look: Lookup, root: Node, inside: set[int], value: str) -> Norm | None:
-    found = _mean_of_squares(look, value)
-    if found is None:
+    mean_of_squares = _mean_of_squares(look, value)
+    if mean_of_squares is None:
         return None
-    nodes, centred, squares = found
+    nodes, centred, squares = mean_of_squares
     inside, family, name = inside | nodes, [centred], "RMSNorm written out"
     subtract = look.producer(centred)
     if subtract is not None and subtract.op_type == "Sub":
@@ -120,12 +118,12 @@ def _from_two_means(look: Lookup, root: Node, inside: set[int], value: str) -> N
     difference = look.producer(value)
     if difference is None or difference.op_type != "Sub":
         return None
-    found = _mean_of_squares(look, difference.inputs[0])
+    mean_of_squares = _mean_of_squares(look, difference.inputs[0])
     square = look.producer(difference.inputs[1])
     mean = _squared(look, square)
-    if found is None or square is None or not mean:
+    if mean_of_squares is None or square is None or not mean:
         return None
-    nodes, source, squares = found
+    nodes, source, squares = mean_of_squares
     means = _mean_of(look, mean, source)
     if means is None:
         return None
@@ -156,11 +154,8 @@ def _put_together(
     """Add the division by the root, the scale and the shift; None where nothing is divided.
 
     Args:
-        look: the model.
         root: computes the denominator.
-        inside: what comes before it.
         family: the value that is normalised, under each of its forms: as it is, centred, its mean.
-        name: what to call the norm.
         squares: see ``Norm``.
     """
     inside = set(inside)

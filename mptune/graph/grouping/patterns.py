@@ -22,10 +22,7 @@ class Pattern:
     """One indivisible pattern.
 
     Attributes:
-        kind: ``quantised``, ``norm``, ``attention``, ``softmax``, ``activation``, ``conv`` or ``matmul``.
         anchor: index of the node that names it and stands for it in the topological order.
-        nodes: indices of all its nodes, ascending.
-        name: what people call it.
         squares: of a decomposed norm, the value that holds the squares; else "".
     """
 
@@ -67,7 +64,7 @@ def find_patterns(model: Model, look: Lookup | None = None) -> tuple[Pattern, ..
             if layer is not None:
                 claims.release(layer.nodes & in_activations)
                 claims.add(layer.kind, node.index, layer.nodes, layer.name)
-    return tuple(sorted(claims.found, key=lambda pattern: pattern.anchor))
+    return tuple(sorted(claims.patterns, key=lambda pattern: pattern.anchor))
 
 
 class _Claims:
@@ -78,7 +75,7 @@ class _Claims:
         self._look = look
 
     @property
-    def found(self) -> set[Pattern]:
+    def patterns(self) -> set[Pattern]:
         return set(self.taken.values())
 
     def are_free(self, nodes: frozenset[int]) -> bool:

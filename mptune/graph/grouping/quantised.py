@@ -10,7 +10,8 @@ from __future__ import annotations
 from mptune.graph.grouping.layers import CONVOLUTIONS, find_layer
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
-from mptune.graph.loading.model import STANDARD_DOMAINS, Node
+from mptune.graph.loading.model import Node
+from mptune.graph.loading.tensors import STANDARD_DOMAINS
 from mptune.graph.op_rules import casts_integers, node_rule
 
 QUANTISED = "quantised"
@@ -19,7 +20,7 @@ QUANTISED = "quantised"
 KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"
 
 _DOMAINS = STANDARD_DOMAINS | {"com.microsoft"}
-_PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
+_QUANTISED_PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
 INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
 
@@ -33,15 +34,15 @@ def find_quantised(look: Lookup) -> tuple[tuple[int, frozenset[int]], ...]:
     quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
     product with the scale, and the scale's own. The sums are past FP16's range before the scale.
     """
-    found = _Found(look)
-    return found.parts() if found.has_any else ()
+    search = _Quantised(look)
+    return search.parts() if search.has_any else ()
 
 
 def _is(node: Node | None, op_type: str) -> bool:
     return node is not None and node.op_type == op_type and node.domain in _DOMAINS
 
 
-class _Found:
+class _Quantised:
     """The nodes that belong to quantised parts."""
 
     def __init__(self, look: Lookup) -> None:
@@ -95,7 +96,7 @@ class _Found:
 
     def _is_core(self, node: Node) -> bool:
         return (
-            node.op_type in _PRODUCTS
+            node.op_type in _QUANTISED_PRODUCTS
             and node.is_standard
             and bool(self._look.varying(node))
             and all(self._is_dequantised(operand) for operand in node.inputs[:2])

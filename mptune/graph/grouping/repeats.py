@@ -19,10 +19,6 @@ def structural_hash(model: Model, nodes: Sequence[Node]) -> str:
     """16 hexadecimal digits that are equal for groups of the same operators, attributes, wiring and weight shapes.
 
     Names, weights and the order in which independent nodes stand do not count.
-
-    Args:
-        model: the model.
-        nodes: of one group, in topological order.
     """
     made: dict[str, str] = {}
     digests = []
@@ -72,7 +68,7 @@ def find_runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
     A run is at least two equal turns of two or more groups, the longest cover first; a last turn that differs in
     its final group only (the network's output is cut from it) belongs to the run.
     """
-    found: list[tuple[int, int]] = []
+    turns_found: list[tuple[int, int]] = []
     alike = [1] * len(patterns)  # how many equal groups begin here
     for at in range(len(patterns) - 2, -1, -1):
         alike[at] += alike[at + 1] if patterns[at] == patterns[at + 1] else 0
@@ -85,9 +81,9 @@ def find_runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
         following = patterns[start + turns * period : start + (turns + 1) * period]
         if len(following) == period and list(following[:-1]) == list(patterns[start : start + period - 1]):
             turns += 1
-        found += [(start + turn * period, period) for turn in range(turns)]
+        turns_found += [(start + turn * period, period) for turn in range(turns)]
         start += turns * period
-    return found
+    return turns_found
 
 
 def _best_run(patterns: Sequence[str], start: int) -> tuple[int, int]:

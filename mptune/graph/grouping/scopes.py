@@ -41,17 +41,17 @@ def _innermost(text: str) -> str:
 
 def _tidy(parts: Sequence[str]) -> Scope:
     """Without what says nothing new: ``blocks/blocks.0`` and ``blocks/0`` both become ``blocks.0``."""
-    found: list[str] = []
+    scopes: list[str] = []
     for part in parts:
         if not part:
             continue
-        if found and part.isdecimal():
-            found[-1] = f"{found[-1]}.{part}"
-        elif found and part.startswith(f"{found[-1]}."):
-            found[-1] = part
+        if scopes and part.isdecimal():
+            scopes[-1] = f"{scopes[-1]}.{part}"
+        elif scopes and part.startswith(f"{scopes[-1]}."):
+            scopes[-1] = part
         else:
-            found.append(part)
-    return tuple(found)
+            scopes.append(part)
+    return tuple(scopes)
 
 
 def group_name(leader: Node, nodes: Sequence[Node]) -> str:

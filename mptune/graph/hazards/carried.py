@@ -35,26 +35,26 @@ def _masks(model: Model) -> Mapping[str, float]:
     Values with an infinite constant in them are left out: infinities stay.
     """
     look, largest = Lookup(model), dict[str, float]()
-    found: dict[str, float] = {}
+    magnitudes: dict[str, float] = {}
     for node in model.nodes:
         if node.op_type not in _CARRY and node.op_type != "ConstantOfShape":
             continue
         if not node.is_standard or not model.info(node.outputs[0]).is_float32:
             continue
-        made_of = [found[name] for name in node.inputs if name in found]
+        made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
         if node.op_type == "ConstantOfShape":
             made_of = [_filled(look, node)]
         elif node.op_type not in LIMITS:  # the bounds of these are none that values have
             for name in node.inputs:
                 if name in model.initializers and name not in largest:
-                    largest[name] = _of_constant(look, name)
+                    largest[name] = _largest_of(look, name)
             made_of += [largest[name] for name in node.inputs if name in largest]
         magnitude = max(made_of, default=0.0)
         if magnitude > LARGEST[Precision.FP16]:
-            found.update(dict.fromkeys(node.outputs, magnitude))
+            magnitudes.update(dict.fromkeys(node.outputs, magnitude))
     return {
         name: magnitude
-        for name, magnitude in found.items()
+        for name, magnitude in magnitudes.items()
         if math.isfinite(magnitude) and comes_to_softmax(look, model.nodes[model.producer[name]])
     }
 
@@ -63,7 +63,7 @@ def _filled(look: Lookup, node: Node) -> float:
     return largest_magnitude(fill_value(node.proto)) if is_limit(look, node.outputs[0]) else 0.0
 
 
-def _of_constant(look: Lookup, name: str) -> float:
+def _largest_of(look: Lookup, name: str) -> float:
     constant = look.model.initializers[name]
     if constant.dtype != "float" or constant.overridable or not is_limit(look, name):
         return 0.0

@@ -57,28 +57,23 @@ def constant_hazards(
     types: ValueTypes,
     look: Lookup,
     roundings: Mapping[str, Rounding],
-    smallest: Mapping[str, float] | None = None,
+    smallest: Mapping[str, float],
 ) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them.
 
-    Args:
-        types: the model with its groups.
-        look: the same model's values.
-        roundings: by tensor, what is known already of constants that were rounded to FP16.
-        smallest: name of a node that guards a division -> smallest magnitude that it was seen to guard on data.
+    ``smallest`` maps a node that guards a division to the smallest magnitude that it was seen to guard on data.
     """
-    found: list[Hazard] = []
-    smallest = smallest or {}
+    hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
         rounding = roundings.get(name) or rounding_of(types.model.initializers[name], Precision.FP16)
-        found += _of_constant(types, look, name, rounding, smallest)
-    return found
+        hazards += _of_constant(types, look, name, rounding, smallest)
+    return hazards
 
 
 def _of_constant(
     types: ValueTypes, look: Lookup, name: str, rounding: Rounding, smallest: Mapping[str, float]
 ) -> list[Hazard]:
-    found = []
+    hazards = []
     seen = set[tuple[str, bool]]()
     for node in readers_in_fp16(types, name):
         group = group_of(types, node)
@@ -90,12 +85,12 @@ def _of_constant(
         seen.add((group.id, is_limit))
         place = _Place(group.id, node.name, name, rounding.absmax)
         if rounding.overflowed:
-            found.append(_overflow(look, place, _overflow_reason(rounding), [node]))
+            hazards.append(_overflow(look, place, _overflow_reason(rounding), [node]))
         elif rounding.size == 1 and rounding.absmax < FP16_NORMAL and _guards_division(look, node):
-            found += _epsilon(place, smallest.get(node.name), is_direct=not _reaches_root(look, node))
+            hazards += _epsilon(place, smallest.get(node.name), is_direct=not _reaches_root(look, node))
         elif rounding.vanished > _VANISHING_SHARE * rounding.size:
-            found.append(_vanishing(place, rounding))
-    return found
+            hazards.append(_vanishing(place, rounding))
+    return hazards
 
 
 def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[Hazard]:
@@ -105,7 +100,6 @@ def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[
     can show.
 
     Args:
-        place: where it is read.
         smallest: smallest magnitude that it was seen to guard; None without data.
         is_direct: whether the division is by the sum itself, and not by its square root.
     """
@@ -249,7 +243,7 @@ def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], b
 
 def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
     """ConstantOfShape with a value beyond FP16: a mask that is filled at run time."""
-    found = []
+    hazards = []
     for node in types.model.nodes:
         group = group_of(types, node)
         if node.op_type != "ConstantOfShape" or group is None:
@@ -259,5 +253,5 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
             readers = look.readers(node.outputs[0])
             place = _Place(group.id, node.name, node.outputs[0], value)
             reason = f"filled with {value:g}, which exceeds FP16's {FP16_MAX:g} and is held as {FP16_MAX:g} there"
-            found.append(_overflow(look, place, reason, readers))
-    return found
+            hazards.append(_overflow(look, place, reason, readers))
+    return hazards

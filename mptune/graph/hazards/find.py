@@ -56,11 +56,8 @@ def find_hazards(
     What goes wrong first is what the rest comes from: the square of a norm before the mean of the squares.
 
     Args:
-        grouped: the model and its groups; a hazard belongs to the group of the node that would compute in FP16.
         ranges: value -> largest finite magnitude on the search samples, where they were observed.
         roundings: what the weight bank saw when it rounded; constants that it does not hold are rounded here.
-        seen: what else the same samples showed.
-        precisions: that groups may have: BF16 holds fewer digits than FP16.
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
     """
     model = grouped.model
@@ -72,10 +69,10 @@ def find_hazards(
         if record.scalars.get("smallest")
     }
     by_name = {r.tensor: r for r in roundings if r.precision is Precision.FP16}
-    found = constant_hazards(types, look, by_name, smallest)
-    found += epsilon_hazards(types, smallest)
-    found = [_with_sample(hazard, seen) for hazard in found]
-    found += fill_hazards(types, look)
+    hazards = constant_hazards(types, look, by_name, smallest)
+    hazards += epsilon_hazards(types, smallest)
+    hazards = [_with_sample(hazard, seen) for hazard in hazards]
+    hazards += fill_hazards(types, look)
     masks = MaskValues(look, ranges)
     saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
     for tensor, absmax in ranges.items():
@@ -85,22 +82,22 @@ def find_hazards(
             continue  # these constants are hazards of their own
         in_bf16 = saturated[Precision.BF16].bound(tensor) if absmax > BF16_MAX else absmax
         for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
-            found.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
-    found += on_data_hazards(types, look, patterns, seen)
+            hazards.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
+    hazards += on_data_hazards(types, look, patterns, seen)
     has_bf16 = Precision.BF16 in precisions
-    found += long_sum_hazards(types, seen, has_bf16=has_bf16)
-    found += index_hazards(types, look, ranges, seen, has_bf16=has_bf16)
-    found += fit_hazards(types, seen)
-    found += norm_hazards(types, look, patterns, ranges)
-    found += broadcast_hazards(types, look)
-    found += int64_hazards(model, look)
-    guarded = {hazard.group for hazard in found if hazard.kind == "epsilon"}
-    found = [hazard for hazard in found if hazard.kind != "pole" or hazard.group not in guarded]
+    hazards += long_sum_hazards(types, seen, has_bf16=has_bf16)
+    hazards += index_hazards(types, look, ranges, seen, has_bf16=has_bf16)
+    hazards += fit_hazards(types, seen)
+    hazards += norm_hazards(types, look, patterns, ranges)
+    hazards += broadcast_hazards(types, look)
+    hazards += int64_hazards(model, look)
+    guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
+    hazards = [hazard for hazard in hazards if hazard.kind != "pole" or hazard.group not in guarded]
     if has_bf16:
-        found = [
-            replace(h, cure=_OUT_OF_FP16) if h.cure == KEPT and not h.rules_out(Precision.BF16) else h for h in found
+        hazards = [
+            replace(h, cure=_OUT_OF_FP16) if h.cure == KEPT and not h.rules_out(Precision.BF16) else h for h in hazards
         ]
-    found = _outside(found, look, fused)
+    hazards = _outside(hazards, look, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}
 
@@ -108,10 +105,10 @@ def find_hazards(
         group, node = groups.get(hazard.group or "", len(groups)), nodes.get(hazard.node or "", len(nodes))
         return group, hazard.kind == "norm", node, hazard.kind, hazard.tensor  # a norm's squares only may overflow
 
-    return worst_first(sorted(found, key=place))
+    return worst_first(sorted(hazards, key=place))
 
 
-def _outside(found: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes]) -> list[Hazard]:
+def _outside(hazards: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes]) -> list[Hazard]:
     """The hazards without those of what fused nodes keep in FP32: results of the steps inside, and their constants.
 
     What they read is not among these: that is FP16 where it is computed in FP16.
@@ -122,7 +119,7 @@ def _outside(found: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes])
         by_step = hazard.node in steps and (hazard.kind == "sum" or look.is_scalar(hazard.tensor))
         return by_step or hazard.tensor in inside
 
-    return [hazard for hazard in found if not is_inside(hazard)]
+    return [hazard for hazard in hazards if not is_inside(hazard)]
 
 
 def _with_sample(hazard: Hazard, seen: Seen) -> Hazard:
@@ -175,7 +172,7 @@ def _range_hazards(
         producer = model.nodes[model.producer[tensor]]
         if tensor in {producer.outputs[o] for o in types.rules[producer.index].outputs}:
             touching = [producer, *touching]
-    found, done = [], set()
+    hazards, done = [], set()
     for node in touching:
         group = group_of(types, node)
         is_mask = absmax > FP16_MAX and masks.may_be_infinite(node, tensor)
@@ -188,10 +185,10 @@ def _range_hazards(
             evidence |= {"samples_beyond": value.beyond, "samples": value.samples}
         place = (kind, group.id, node.name, tensor, in_bf16, reason)
         if is_mask:
-            found.append(Hazard("warning", *place, LIMIT_CURE, None, evidence, samples))
+            hazards.append(Hazard("warning", *place, LIMIT_CURE, None, evidence, samples))
         else:
-            found.append(Hazard(severity, *place, cure, code, evidence, samples))
-    return found
+            hazards.append(Hazard(severity, *place, cure, code, evidence, samples))
+    return hazards
 
 
 def _in_samples(value: SeenValue, largest: int) -> str:
@@ -210,8 +207,6 @@ def pinned_by_hazards(
     """Groups that a reduced precision cannot serve, each with the reason of its first hazard.
 
     Args:
-        hazards: of the model.
-        precision: a reduced one.
         is_measured: whether the errors of plans are measured or emulated. A constant beyond the precision, which is
             held as the largest finite value, then pins no group: the error shows what that does.
     """
@@ -226,12 +221,12 @@ def pinned_by_hazards(
 def over_threshold(grouped: GroupedModel, ranges: Mapping[str, float], threshold: float) -> tuple[str, ...]:
     """Ids of the groups that read or compute a value whose magnitude exceeds ``threshold`` (AutoCast's rule: 512)."""
     types = value_types(grouped)
-    found = set()
+    ids = set()
     for node, position in zip(grouped.model.nodes, types.group_of, strict=True):
         touched = [
             *(node.inputs[i] for i in types.rules[node.index].inputs),
             *(node.outputs[o] for o in types.rules[node.index].outputs),
         ]
         if position >= 0 and any(ranges.get(t, 0.0) > threshold for t in touched):
-            found.add(types.groups[position].id)
-    return tuple(sorted(found))
+            ids.add(types.groups[position].id)
+    return tuple(sorted(ids))

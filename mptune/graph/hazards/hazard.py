@@ -42,20 +42,9 @@ class Hazard:
     Attributes:
         severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
             ``info``: good to know.
-        kind: ``overflow``, ``vanishing`` or ``epsilon`` of constants; ``range`` or ``underflow`` of values seen on
-            data; ``stagnation``, ``cancellation``, ``spacing``, ``pole``, ``sum`` and ``index`` of nodes run on data;
-            ``fit`` of the data to a BatchNormalization; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that
-            looks random; ``quantised`` parts; ``mixed`` parts, which are FP16 already; ``types`` that are not known;
-            ``mask`` rows that let nothing through; ``output`` whose shape depends on values, or that is fed back;
-            ``reference`` values that are in doubt.
         group: id of the layer group that would be FP16 there; None where no group is.
-        node: the node that reads or computes the value.
-        tensor: the value.
         value: its magnitude, or what the reason says.
-        reason: why it is one.
-        cure: what to do about it.
         code: of the finding that it is (``mptune.finding.CODES``); None where it is none.
-        evidence: the numbers that prove it, by name.
         samples: indices into the data of the samples that show it.
         precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
     """
@@ -169,7 +158,7 @@ def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
     return (f"value {largest.tensor!r}{at}: {largest.reason}{more}: {largest.cure}",)
 
 
-def spacing(value: float, precision: Precision = Precision.FP16) -> float:
+def spacing(value: float, precision: Precision) -> float:
     """Distance of neighbouring values at a magnitude.
 
     Of FP16 2**-10 of its power of two, and 2**-24 for subnormals; of BF16 2**-7, and 2**-133.

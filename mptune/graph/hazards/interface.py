@@ -28,8 +28,6 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
     """Outputs whose shape depends on values, and outputs that pair with inputs as state.
 
     Args:
-        model: the model.
-        origin: what looked.
         fed: output and input of each state that is fed back already.
     """
     return (*_value_dependent(model, origin), *_fed_back(model, origin, fed))
@@ -95,16 +93,16 @@ def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
     """
     if len(model.inputs) < 2 and len(model.outputs) < 2:
         return ()  # an image in and an image out
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for names_agree in (_same_but_direction, _same_but_step):
         for output in model.outputs:
-            if output.name in found:
+            if output.name in pairs:
                 continue
-            left = [given for given in model.inputs if given.name not in found.values()]
+            left = [given for given in model.inputs if given.name not in pairs.values()]
             fitting = [given for given in left if names_agree(output, given)]
             if len(fitting) == 1:
-                found[output.name] = fitting[0].name
-    return tuple((output.name, found[output.name]) for output in model.outputs if output.name in found)
+                pairs[output.name] = fitting[0].name
+    return tuple((output.name, pairs[output.name]) for output in model.outputs if output.name in pairs)
 
 
 _STATE_SLOTS: Mapping[str, slice] = {

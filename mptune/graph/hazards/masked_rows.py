@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.loading.model import Model, Node
 
@@ -41,7 +41,6 @@ class MaskedRows:
     Attributes:
         rows: how many rows had no element within FP16's range, over all samples.
         sample: index of the first sample with one.
-        samples: how many samples have one.
     """
 
     rows: int
@@ -52,12 +51,12 @@ class MaskedRows:
 def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
     look = Lookup(model)
-    found: dict[str, tuple[int, ...]] = {}
+    rows: dict[str, tuple[int, ...]] = {}
     for node in model.nodes:
         for tensor, axes in _reads(look, node):
             if tensor and axes and model.info(tensor).is_float32 and not look.is_static(tensor):
-                found.setdefault(tensor, axes)
-    return found
+                rows.setdefault(tensor, axes)
+    return rows
 
 
 def _reads(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
@@ -95,11 +94,7 @@ def _written_out(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
     if largest is None or largest.op_type != "ReduceMax" or look.root(largest.inputs[0]) != look.root(shift.inputs[0]):
         return []
     rank = len(look.model.info(shift.inputs[0]).shape or ())
-    stated = attribute(largest, "axes")
-    axes = list(stated) if isinstance(stated, (list, tuple)) else []
-    if len(largest.inputs) > 1 and largest.inputs[1] in look.model.initializers:
-        axes = look.model.initializers[largest.inputs[1]].numpy().ravel().tolist()
-    return [(shift.inputs[0], (-1,))] if len(axes) == 1 and int(axes[0]) in (-1, rank - 1) else []
+    return [(shift.inputs[0], (-1,))] if rank and reduced_axes(look.model, largest, rank) == (rank - 1,) else []
 
 
 def masked_row_findings(
@@ -107,20 +102,19 @@ def masked_row_findings(
     seen: Mapping[str, MaskedRows],
     origin: FindingOrigin,
     indices: Sequence[int] = (),
-    known: Sequence[Finding] = (),
+    reference_findings: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """A finding for each value that had rows masked whole.
 
     Args:
-        grouped: the model and its layer groups.
-        seen: value -> its masked rows on the samples.
-        origin: what looked.
         indices: index in the data of each sample that was seen; empty where they are all of the data.
-        known: findings of the same model in FP32, where the softmax may be NaN already.
+        reference_findings: of the same model in FP32, where the softmax may be NaN already.
     """
-    broken = {node for one in known if one.code == "reference-not-finite" for node in one.where.nodes}
+    broken = {
+        node for finding in reference_findings if finding.code == "reference-not-finite" for node in finding.where.nodes
+    }
     model, owners = grouped.model, grouped.owners
-    found = []
+    findings = []
     for tensor, masked in seen.items():
         readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
         nodes = [n for n in readers if n.op_type in _SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
@@ -130,7 +124,7 @@ def masked_row_findings(
         if masked.samples > 1:
             place = f"in {masked.samples} samples, first in sample {sample}"
         many = "1 row is" if masked.rows == 1 else f"{masked.rows} rows are"
-        found.append(
+        findings.append(
             Finding(
                 code="mask",
                 severity=CODES["mask"].severity,
@@ -143,4 +137,4 @@ def masked_row_findings(
                 cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
             )
         )
-    return tuple(found)
+    return tuple(findings)

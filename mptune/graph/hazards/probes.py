@@ -15,71 +15,34 @@ from mptune.data.numbers import decode_float, encode_float
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import guarded_by_constant
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
+from mptune.graph.plan import REDUCED, Precision
 
 ProbeKind = Literal[
     "sum",
-    "column",
     "softmax",
     "largest",
-    "top",
     "comparison",
-    "periodic",
-    "grid",
-    "curve",
-    "step",
     "guard",
     "pole",
     "variance",
     "batch-norm",
 ]
 
-_ROUNDING: frozenset[ProbeKind] = frozenset(
-    ("sum", "column", "softmax", "largest", "top", "comparison", "periodic", "grid", "curve", "step", "pole")
-)
+_ROUNDING: frozenset[ProbeKind] = frozenset(("sum", "softmax", "largest", "comparison", "pole"))
 """Kinds whose operands are rounded: asked once for each reduced precision."""
 
 _SUMS = frozenset({"Add", "Sub"})
 _COMPARISONS = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"})
 _LARGEST = frozenset({"ArgMax", "ArgMin"})
-_PERIODIC = frozenset({"Sin", "Cos"})
-DEFINED_FROM_ONE = frozenset({"Atanh", "Acos", "Asin", "Acosh"})
-"""Beyond a magnitude of 1, or below 1, these are NaN; at 1 Atanh is infinite."""
 _POLES: Mapping[str, int] = {
     "Log": 0,
     "Sqrt": 0,
     "Reciprocal": 0,
     "Div": 1,
     "Pow": 0,
-    **dict.fromkeys(DEFINED_FROM_ONE, 0),
 }
-"""Operator -> which of its inputs may not reach zero, fall below it, or come to 1."""
-NORMS = frozenset(
-    (
-        "LayerNormalization",
-        "InstanceNormalization",
-        "GroupNormalization",
-        "BatchNormalization",
-        "MeanVarianceNormalization",
-    )
-)
-"""Operators that take a mean off what they read, whether it is computed or stored."""
-REDUCTIONS = frozenset({"ReduceSum", "ReduceMean", "CumSum"})
-_CURVES = (
-    NORMS
-    | REDUCTIONS
-    | _PERIODIC
-    | {"Acos", "Asin", "Acosh", "Atanh", "Tan", "Exp", "Log", "Pow", "Mod", "LpNormalization"}
-)
-"""Operators whose results may move by far more than what rounding moves of their operands."""
-_FLAT_POWERS = 3.0
-"""A power up to here enlarges relative errors by no more than that."""
-_STEPS = frozenset({"Floor", "Ceil", "Round", "Sign"})
-_MOST_COLUMNS = 16
-"""Outputs of heads, such as boxes, poses and states, have so few; more are features, which share a scale."""
+"""Operator -> which of its inputs may not reach zero, or fall below it."""
 _WHERE_SINCE = 9
-_FLOAT_CHOICES_SINCE = 11
-"""Operator set from which TopK has ``largest`` and GatherElements exists."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +50,9 @@ class Probe:
     """One question about one node.
 
     Attributes:
-        kind: what is asked.
-        node: its index in the model.
         key: the FP32 value that the answer is filed under.
         value: of a guard, the value that the constant guards; of a pole, the operand that may not reach it; of a
             variance, that whose variance it is.
-        precision: that operands are rounded to, where they are.
     """
 
     kind: ProbeKind
@@ -107,12 +67,9 @@ class ProbeRecord:
     """The answer.
 
     Attributes:
-        kind: what was asked.
-        node: name of the node.
         scalars: fact -> its value on each sample, in the order of the samples;
             ``mptune.graph.writing.probing.nodes`` lists the facts.
         vectors: fact -> its mean over the samples, [channels].
-        precision: that operands were rounded to, where they were.
     """
 
     kind: ProbeKind
@@ -133,12 +90,7 @@ class ProbeRecord:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ProbeRecord:
-        """Inverse of ``to_json``.
-
-        Raises:
-            ValueError: no such kind or precision, or a text that is no number.
-            KeyError: a key is missing.
-        """
+        """Inverse of ``to_json``."""
         if document["kind"] not in get_args(ProbeKind):
             raise ValueError(f"no such probe: {document['kind']!r}")
         scalars, vectors = (
@@ -150,13 +102,8 @@ class ProbeRecord:
         return cls(document["kind"], document["node"], scalars, vectors, precision)
 
 
-def find_probes(model: Model, precisions: Sequence[str] = DEFAULT_PRECISIONS) -> tuple[Probe, ...]:
-    """The questions that a model's nodes give rise to, in topological order.
-
-    Args:
-        model: the model.
-        precisions: that its groups may have.
-    """
+def find_probes(model: Model, precisions: Sequence[str]) -> tuple[Probe, ...]:
+    """The questions that a model's nodes give rise to, in topological order."""
     look, reduced = Lookup(model), [precision for precision in REDUCED if precision in precisions]
     return tuple(
         replace(probe, precision=precision)
@@ -173,67 +120,26 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
     first, out = node.inputs[0], node.outputs[0]
     if not first or not model.info(first).is_float32 or 0 in (model.info(first).shape or ()):
         return ()
-    found: list[Probe] = []
+    probes: list[Probe] = []
     if node.op_type in _SUMS and all(model.info(i).is_float32 for i in node.inputs):
-        found.append(Probe("sum", node.index, out))
-        if _has_columns(model, out):
-            found.append(Probe("column", node.index, out))
-    if _is_curve(look, node):
-        found.append(Probe("curve", node.index, out))
-    if node.op_type in _STEPS or (node.op_type == "Cast" and _is_whole(model, out)):
-        found.append(Probe("step", node.index, _computed(look, first)))
+        probes.append(Probe("sum", node.index, out))
     if guarded := guarded_by_constant(look, node):
-        found.append(Probe("guard", node.index, out, guarded))
+        probes.append(Probe("guard", node.index, out, guarded))
     if pole := _pole(look, node):
-        found.append(Probe("pole", node.index, out, pole))
+        probes.append(Probe("pole", node.index, out, pole))
     if node.op_type == "Softmax":
-        found.append(Probe("softmax", node.index, out))
+        probes.append(Probe("softmax", node.index, out))
     elif node.op_type in _LARGEST:
-        found.append(Probe("largest", node.index, _computed(look, first)))
-    elif node.op_type == "TopK" and model.opset >= _FLOAT_CHOICES_SINCE and len(node.inputs) == 2:
-        found.append(Probe("top", node.index, _computed(look, first)))
-    elif node.op_type in _PERIODIC:
-        found.append(Probe("periodic", node.index, out))
-    elif node.op_type == "GridSample" and model.info(node.inputs[1]).is_float32:
-        found.append(Probe("grid", node.index, _computed(look, node.inputs[1])))
+        probes.append(Probe("largest", node.index, _computed(look, first)))
     elif node.op_type in _COMPARISONS:
         second = node.inputs[1]
         key = second if look.is_static(first) else first
-        found.append(Probe("comparison", node.index, _computed(look, key)))
+        probes.append(Probe("comparison", node.index, _computed(look, key)))
     elif node.op_type == "InstanceNormalization" and len(model.info(first).shape or ()) > 2:
-        found.append(Probe("variance", node.index, out, first))
+        probes.append(Probe("variance", node.index, out, first))
     elif node.op_type == "BatchNormalization" and _has_own_statistics(look, node):
-        found.append(Probe("batch-norm", node.index, out, first))
-    return [probe for probe in found if probe.key]
-
-
-def rounded_slots(node: Node) -> tuple[int, ...]:
-    """Which inputs of a node with a steep result are rounded: a norm's and a reduction's first, else all."""
-    return (0,) if node.op_type in NORMS | REDUCTIONS else tuple(range(len(node.inputs)))
-
-
-def column_axis(rank: int) -> int:
-    """The axis of a value whose entries may have scales of their own: channels of an image, columns of rows."""
-    return 1 if rank > 3 else rank - 1
-
-
-def _has_columns(model: Model, value: str) -> bool:
-    shape = model.info(value).shape or ()
-    columns = shape[column_axis(len(shape))] if len(shape) > 1 else 1
-    return isinstance(columns, int) and 1 < columns <= _MOST_COLUMNS
-
-
-def _is_whole(model: Model, value: str) -> bool:
-    return model.info(value).dtype.startswith(("int", "uint"))
-
-
-def _is_curve(look: Lookup, node: Node) -> bool:
-    if node.op_type not in _CURVES or attribute(node, "training_mode") == 1 or look.is_static(node.inputs[0]):
-        return False
-    if node.op_type != "Pow":
-        return all(not i or look.model.info(i).is_float32 for i in node.inputs) or node.op_type in REDUCTIONS
-    power = look.number(node.inputs[1])
-    return power is not None and abs(power) > _FLAT_POWERS
+        probes.append(Probe("batch-norm", node.index, out, first))
+    return [probe for probe in probes if probe.key]
 
 
 def _computed(look: Lookup, tensor: str) -> str:

@@ -9,10 +9,12 @@ import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.hazard import EXACT_INTEGERS, KEPT, Hazard, group_of
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
+from mptune.graph.shape_arithmetic import SHAPE_INPUTS
 
 _FAR = 5.0
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
@@ -21,59 +23,17 @@ _SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSum
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
 
-_INDEX_SLOTS: Mapping[str, tuple[int, ...]] = {
-    "Gather": (1,),
-    "GatherElements": (1,),
-    "GatherND": (1,),
-    "Scatter": (1,),
-    "ScatterElements": (1,),
-    "ScatterND": (1,),
-    "Slice": (1, 2, 3, 4),
-    "Reshape": (1,),
-    "Expand": (1,),
-    "Tile": (1,),
-    "Range": (0, 1, 2),
-    "TopK": (1,),
-    "OneHot": (0, 1),
-    "ConstantOfShape": (0,),
-    "Resize": (3,),
-    "Pad": (1,),
-    "Split": (1,),
-}
-_KEEPS_INDEX = frozenset(
-    (
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Mod",
-        "Min",
-        "Max",
-        "Clip",
-        "Where",
-        "Neg",
-        "Cast",
-        "Identity",
-        "Reshape",
-        "Unsqueeze",
-        "Squeeze",
-        "Concat",
-        "Transpose",
-        "Slice",
-        "Expand",
-        "Flatten",
-        "Tile",
-        "Split",
-    )
-)
+_GATHERS = ("Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND")
+_INDEX_SLOTS = {**SHAPE_INPUTS, "OneHot": frozenset({0, 1}), **dict.fromkeys(_GATHERS, frozenset({1}))}
+_KEEPS_INDEX = DATA_MOVEMENT | {"Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Clip", "Where", "Neg", "Concat"}
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 """Through these the value that becomes an index is computed: what they read and what they give is as large."""
-_MAX_STEPS = 256
+_MAX_INDEX_STEPS = 256
 
 
-def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -> list[Hazard]:
+def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[Hazard]:
     """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
-    found = []
+    hazards = []
     name, exact = _narrowest(has_bf16)
     for node in types.model.nodes:
         group = group_of(types, node)
@@ -85,7 +45,7 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -
             continue
         if node.op_type not in _ONE_SIGNED and value.lowest < 0 < value.highest:
             continue
-        found.append(
+        hazards.append(
             Hazard(
                 "info",
                 "sum",
@@ -102,7 +62,7 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -
                 (seen.sample(value.sample),),
             )
         )
-    return found
+    return hazards
 
 
 def _narrowest(has_bf16: bool) -> tuple[str, float]:
@@ -124,13 +84,13 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 
 
 def index_hazards(
-    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool = False
+    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool
 ) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
-    found = []
+    hazards = []
     name, exact = _narrowest(has_bf16)
     for node in types.model.nodes:
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
@@ -142,7 +102,7 @@ def index_hazards(
         value = seen.values.get(node.inputs[0])
         cure = KEPT if reached > EXACT_INTEGERS[Precision.FP16] else "the group is kept out of BF16"
         for group, source in _carriers(types, look, node.inputs[0], ranges, exact).items():
-            found.append(
+            hazards.append(
                 Hazard(
                     "error",
                     "index",
@@ -159,16 +119,16 @@ def index_hazards(
                     Precision.FP16 if reached > EXACT_INTEGERS[Precision.FP16] else Precision.BF16,
                 )
             )
-    return found
+    return hazards
 
 
 def _carriers(
     types: ValueTypes, look: Lookup, index: str, ranges: Mapping[str, float], exact: float
 ) -> dict[str, Node]:
     """The groups that hold a value which becomes an index, or what it is computed from, each with its last node."""
-    found: dict[str, Node] = {}
+    carriers: dict[str, Node] = {}
     stack, done = [index], set[str]()
-    while stack and len(done) < _MAX_STEPS:
+    while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
         source = look.producer(at)
@@ -176,23 +136,10 @@ def _carriers(
             continue
         group = group_of(types, source)
         if group is not None:
-            found.setdefault(group.id, source)
+            carriers.setdefault(group.id, source)
         if source.is_standard and source.op_type in _CARRIES_INDEX:
             stack += [name for name in source.inputs if name and name not in done]
-    return found
-
-
-def index_reader(look: Lookup, node: Node) -> Node | None:
-    """The node that takes what is computed of a node's result as an index or a size; None if none does."""
-    stack, done = [node], set[int]()
-    while stack and len(done) < _MAX_STEPS:
-        at = stack.pop()
-        done.add(at.index)
-        if at.op_type == "Cast" and (reader := _indexes(look, at)) is not None:
-            return reader
-        readers = [reader for out in at.outputs if out for reader in look.readers(out)]
-        stack += [one for one in readers if one.op_type in _CARRIES_INDEX | {"Cast"} and one.index not in done]
-    return None
+    return carriers
 
 
 def _indexes(look: Lookup, cast: Node) -> Node | None:
@@ -200,11 +147,11 @@ def _indexes(look: Lookup, cast: Node) -> Node | None:
     if "int" not in look.model.info(cast.outputs[0]).dtype:
         return None
     stack, done = list(cast.outputs), set[str]()
-    while stack and len(done) < _MAX_STEPS:
+    while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
         for reader in look.readers(at):
-            slots = _INDEX_SLOTS.get(reader.op_type, ()) if reader.is_standard else ()
+            slots = _INDEX_SLOTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
             if any(slot < len(reader.inputs) and look.root(reader.inputs[slot]) == look.root(at) for slot in slots):
                 return reader
             if reader.op_type in _KEEPS_INDEX:

@@ -55,13 +55,6 @@ class SaturatedRanges:
     """The largest magnitudes that values have in a precision because constants beyond it are held in it."""
 
     def __init__(self, types: ValueTypes, ranges: Mapping[str, float], precision: Precision) -> None:
-        """Prepare for one model.
-
-        Args:
-            types: of the model.
-            ranges: value -> largest finite magnitude that was observed in FP32.
-            precision: a reduced one.
-        """
         self._types = types
         self._ranges = ranges
         self._precision = precision
@@ -113,7 +106,7 @@ class SaturatedRanges:
             return self._held(node.outputs[0], fill_value(node.proto))
         followed = self._types.rules[node.index].inputs
         read = [self._look_up(node.inputs[slot], depth) for slot in followed]
-        sources = frozenset[str]().union(*(of for _, of in read))
+        sources = frozenset[str]().union(*(values for _, values in read))
         bounds = [bound for bound, _ in read]
         padding = attribute(node, "value") if node.op_type == "Pad" else None
         if isinstance(padding, float):  # an input from operator set 11 on

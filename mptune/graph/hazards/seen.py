@@ -16,10 +16,8 @@ class SeenValue:
 
     Attributes:
         lowest: smallest finite value, signed; 0 where some are not finite and all others are above it.
-        highest: largest, likewise.
         sample: position of the sample with the largest magnitude among those that were run.
         beyond: how many samples hold a magnitude beyond FP16's largest value.
-        samples: how many were run.
     """
 
     lowest: float = 0.0
@@ -34,9 +32,7 @@ class Seen:
     """What one run of the model over the samples showed.
 
     Attributes:
-        values: FP32 value -> what it was.
         shapes: FP32 value -> its shape on the first sample.
-        records: answers of the probes, in topological order.
         indices: index in the data of each sample that was run; empty where they are all of the data.
     """
 
@@ -66,12 +62,7 @@ class Seen:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Seen:
-        """Inverse of ``to_json``.
-
-        Raises:
-            ValueError: a text that is no number.
-            KeyError: a key is missing.
-        """
+        """Inverse of ``to_json``."""
         values = {
             tensor: SeenValue(decode_float(low), decode_float(high), *map(int, counts))
             for tensor, (low, high, *counts) in document["values"].items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.hazard import FP16_NORMAL, FP16_TINY, Hazard
 from mptune.graph.loading.model import Model, Node
@@ -55,7 +55,7 @@ def norm_hazards(
     types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]
 ) -> list[Hazard]:
     """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
-    found = []
+    hazards = []
     for pattern in patterns:
         if not pattern.squares:
             continue
@@ -72,7 +72,7 @@ def norm_hazards(
             evidence["operator_opset"] = operator.opset
         if seen is not None:
             evidence["largest_square"] = seen
-        found.append(
+        hazards.append(
             Hazard(
                 "warning" if seen is None else "info",
                 "norm",
@@ -86,7 +86,7 @@ def norm_hazards(
                 evidence,
             )
         )
-    return found
+    return hazards
 
 
 def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
@@ -103,7 +103,7 @@ def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
     if len(means) != 1:
         return None
     rank = len(look.model.info(means[0].inputs[0]).shape or ())
-    axes = _axes(look, means[0], rank)
+    axes = reduced_axes(look.model, means[0], rank)
     if pattern.name == "LayerNorm written out":
         is_per_channel = rank > 3 and axes == tuple(range(2, rank))  # InstanceNormalization has always been there
         return None if is_per_channel or not axes else operator
@@ -119,23 +119,13 @@ def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
     return operator if is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1) else None
 
 
-def _axes(look: Lookup, reduction: Node, rank: int) -> tuple[int, ...]:
-    """Over which axes a node reduces, ascending; none where that is not known."""
-    stated = attribute(reduction, "axes")
-    axes = list(stated) if isinstance(stated, (list, tuple)) else []
-    if len(reduction.inputs) > 1 and reduction.inputs[1] in look.model.initializers:
-        axes = look.model.initializers[reduction.inputs[1]].numpy().ravel().tolist()
-    return tuple(sorted(int(axis) % rank for axis in axes)) if rank else ()
-
-
-def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = None) -> list[Hazard]:
+def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float]) -> list[Hazard]:
     """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero.
 
     Args:
-        types: the model with its groups.
         smallest: name of a node -> its smallest variance on data, where it was seen.
     """
-    found = []
+    hazards = []
     for node in types.model.nodes:
         default = _EPSILON_DEFAULTS.get(node.op_type)
         group = types.group_of[node.index]
@@ -143,9 +133,9 @@ def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = No
             continue
         stated = attribute(node, "epsilon")
         epsilon = float(stated) if isinstance(stated, float) else default
-        variance = (smallest or {}).get(node.name)
+        variance = smallest.get(node.name)
         if 0 < epsilon <= FP16_TINY / 2 and (variance is None or variance < FP16_NORMAL):
-            found.append(
+            hazards.append(
                 Hazard(
                     "warning",
                     "epsilon",
@@ -163,7 +153,7 @@ def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = No
                     },
                 )
             )
-    return found
+    return hazards
 
 
 def _has_safe_variance(model: Model, node: Node) -> bool:
@@ -181,7 +171,7 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
     if not any(info.shape and info.shape[0] == 1 for info in model.inputs):
         return []
     planes = {tuple(info.shape[2:]) for info in model.inputs if info.shape and len(info.shape) == 4}
-    found = []
+    hazards = []
     for node in model.nodes:
         if node.op_type not in _ELEMENTWISE or not node.is_standard or not node.outputs:
             continue
@@ -190,12 +180,14 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
             continue
         shapes = [model.info(i).shape for i in operands]
         result = model.info(node.outputs[0]).shape
-        known = [s for s in (*shapes, result) if s is not None and all(isinstance(dim, int) for dim in s)]
-        if len(known) != len(shapes) + 1 or not _stretched([_ints(s) for s in known[:-1]], _ints(known[-1]), planes):
+        fixed_shapes = [s for s in (*shapes, result) if s is not None and all(isinstance(dim, int) for dim in s)]
+        if len(fixed_shapes) != len(shapes) + 1 or not _stretched(
+            [_ints(s) for s in fixed_shapes[:-1]], _ints(fixed_shapes[-1]), planes
+        ):
             continue
         group = types.group_of[node.index]
         text = " with ".join(str(list(shape or ())) for shape in shapes)
-        found.append(
+        hazards.append(
             Hazard(
                 "warning",
                 "broadcast",
@@ -210,7 +202,7 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
                 {"batch": 1, "operands": text, "result": str(list(result or ()))},
             )
         )
-    return found
+    return hazards
 
 
 def _ints(shape: Sequence[int | str | None]) -> tuple[int, ...]:
@@ -239,7 +231,7 @@ def _stretched(operands: Sequence[tuple[int, ...]], result: tuple[int, ...], pla
 
 def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
     """INT64 constants that INT32 cannot hold, which TensorRT before 10 clamps (its parser's own warning)."""
-    found = []
+    hazards = []
     for name, constant in model.initializers.items():
         if constant.dtype != "int64" or constant.nbytes == 0:
             continue
@@ -251,7 +243,7 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
         if _bounds_slices(look, name):
             continue
         node: Node | None = readers[0] if readers else None
-        found.append(
+        hazards.append(
             Hazard(
                 "warning",
                 "int64",
@@ -265,7 +257,7 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
                 {"value": largest, "int32_max": int(_INT32.max)},
             )
         )
-    return found
+    return hazards
 
 
 def _bounds_slices(look: Lookup, name: str) -> bool:

@@ -10,11 +10,11 @@ from mptune.graph.loading.model import Model, Node
 def needed_nodes(model: Model, values: Iterable[str]) -> list[Node]:
     """The nodes that these values depend on, in topological order."""
     wanted = set(values)
-    found = []
+    needed = []
     for node in reversed(model.nodes):
         if not wanted.isdisjoint(node.outputs):
-            found.append(node)
+            needed.append(node)
             wanted.update(node.inputs)
             wanted.update(node.captures)
             wanted.discard("")  # an omitted input is nobody's output
-    return found[::-1]
+    return needed[::-1]

@@ -11,21 +11,15 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 import onnx.helper
-import onnx.shape_inference
 
+from mptune.graph.loading.inference import node_types
 from mptune.graph.loading.tensors import TensorInfo, type_of
 from mptune.graph.schemas import OperatorSchema
 
 
 @dataclass(frozen=True)
 class RuntimeTypes:
-    """What a runtime knows of the operators that ONNX does not define.
-
-    Attributes:
-        values: output of such an operator -> its type and shape.
-        schemas: (domain, operator) -> its schema.
-        failure: why the runtime could not type the model, one line; "" where it could.
-    """
+    """What a runtime knows of operators that ONNX does not define; ``failure`` says why it could not type a model."""
 
     values: Mapping[str, TensorInfo] = field(default_factory=dict)
     schemas: Mapping[tuple[str, str], OperatorSchema] = field(default_factory=dict)
@@ -38,32 +32,26 @@ AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
 """Types these values of a model, the outputs of nodes that ONNX does not define; its large constants are inputs."""
 
 
-def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], known: RuntimeTypes) -> RuntimeTypes:
-    """Type values by schemas alone: for a runtime that lacks an operator of the model, or a kernel for one.
+def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], runtime: RuntimeTypes) -> RuntimeTypes:
+    """Add the types, without shapes, that schemas determine: for a runtime that lacks an operator, or a kernel for one.
 
-    Args:
-        slim: the model without its large constants, its nodes in topological order.
-        foreign: outputs of the nodes that ONNX does not define.
-        known: what the runtime said.
-
-    Returns:
-        The same with the types, and no shapes, of those values that the inputs of their node determine.
+    ``slim`` is the model without its large constants; ``foreign`` are outputs of the nodes that ONNX does not define.
     """
-    opset = next(o.version for o in slim.opset_import if o.domain in ("", "ai.onnx"))
     types: dict[str, onnx.TypeProto] = {i.name: i.type for i in slim.graph.input}
     types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in slim.graph.initializer}
-    wanted, values = frozenset(foreign), dict(known.values)
+    wanted, values = frozenset(foreign), dict(runtime.values)
     for node in slim.graph.node:
         if wanted.isdisjoint(node.output):
-            types |= _inferred(node, types, opset, slim.ir_version)
+            given = {name: types[name] for name in node.input if name in types}
+            types |= node_types(node, given, {}, slim.opset_import, slim.ir_version)
             continue
-        schema = known.schemas.get((node.domain, node.op_type))
+        schema = runtime.schemas.get((node.domain, node.op_type))
         for slot, name in enumerate(node.output):
             dtype = "" if schema is None or not name else _output_dtype(node, schema, slot, types)
             if dtype:
                 types[name] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(dtype.upper()), None)
                 values.setdefault(name, TensorInfo(name, dtype, None))
-    return replace(known, values=values)
+    return replace(runtime, values=values)
 
 
 def _output_dtype(node: onnx.NodeProto, schema: OperatorSchema, slot: int, types: Mapping[str, onnx.TypeProto]) -> str:
@@ -80,19 +68,3 @@ def element_type(text: str) -> str:
     """``TensorInfo``'s dtype of a type as schemas and runtimes write it, such as ``tensor(float)``; "" if no tensor."""
     inner = text.removeprefix("tensor(").removesuffix(")")
     return inner if text == f"tensor({inner})" and inner.upper() in _ELEMENT_TYPES else ""
-
-
-def _inferred(
-    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int, ir_version: int
-) -> Mapping[str, onnx.TypeProto]:
-    """Types of what one of ONNX's own nodes computes; nothing where ONNX cannot say."""
-    imports = [onnx.helper.make_opsetid("", opset)]
-    known = {name: types[name] for name in node.input if name in types}
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        found: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
-            schema, node, known, opset_imports=imports, ir_version=ir_version
-        )
-    except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
-        return {}
-    return found

@@ -19,12 +19,12 @@ _AGAIN = "export it again, or check that the copy is complete (compare its size 
 
 def no_model(path: Path, data: bytes) -> tuple[str, str]:
     """What is wrong with a file that does not parse as ONNX, and what to do about it."""
-    found = _OTHERS.get(path.suffix.lower())
-    if found is None and data[:2] == b"PK" and b"data.pkl" in data[:4096]:
-        found = _TORCH
-    if found is None:
+    explanation = _OTHERS.get(path.suffix.lower())
+    if explanation is None and data[:2] == b"PK" and b"data.pkl" in data[:4096]:
+        explanation = _TORCH
+    if explanation is None:
         return f"{path} is not an ONNX model, or it is truncated", _AGAIN
-    what, hint = found
+    what, hint = explanation
     return f"{path} is not an ONNX model: {what}", hint
 
 

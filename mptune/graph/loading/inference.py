@@ -12,9 +12,17 @@ import onnx.helper
 import onnx.shape_inference
 
 from mptune.errors import ModelError
-from mptune.graph.loading.tensors import Initializer, TensorInfo, all_graphs, is_external, tensor_nbytes, type_of
+from mptune.graph.loading.tensors import (
+    STANDARD_DOMAINS,
+    Initializer,
+    TensorInfo,
+    all_graphs,
+    is_external,
+    tensor_nbytes,
+    type_of,
+)
 
-_INLINE_LIMIT = 4096
+INLINE_LIMIT = 4096
 """Constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""
 _PROPAGATED_LIMIT = 1 << 16
 """Integers that may be propagated in one value. Shapes have a handful; a chain of Concats can ask for 2**40."""
@@ -34,30 +42,24 @@ def infer_types(
     nodes: Sequence[onnx.NodeProto],
     initializers: Mapping[str, Initializer],
     foreign: Iterable[str],
-    known: Mapping[str, TensorInfo],
+    runtime_types: Mapping[str, TensorInfo],
     names: Mapping[str, str],
     path: Path,
 ) -> dict[str, TensorInfo]:
     """Type every value of the main graph, on a copy that holds no large weights.
 
     Args:
-        proto: the model.
-        nodes: those of its main graph, in topological order.
-        initializers: its constants.
         foreign: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted, where
             nothing better is known.
-        known: types and shapes of such outputs, from the runtime that defines the operators.
         names: name -> the object that stands for it everywhere.
-        path: what the model is called in errors.
-
-    Raises:
-        ModelError: the model does not type-check.
     """
     opaque = frozenset(foreign)
     slim = without_weights(proto, nodes, initializers)
-    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in known)
+    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in runtime_types)
     outputs = {output.name for output in proto.graph.output}
-    slim.graph.value_info.extend(declaration(known[n]) for n in opaque if n in known and n not in outputs)
+    slim.graph.value_info.extend(
+        declaration(runtime_types[n]) for n in opaque if n in runtime_types and n not in outputs
+    )
     _replace_fragile(slim.graph)
     try:
         typed = _inferred(slim, strict=not opaque)
@@ -66,15 +68,15 @@ def infer_types(
             f"{path} does not type-check: {last_line(error)}",
             "onnx.checker.check_model(path, full_check=True) says more",
         ) from None
-    found = {}
+    infos = {}
     for value in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output):
         name = names.get(value.name, value.name)
-        found[name] = TensorInfo(name, *type_of(value.type))
+        infos[name] = TensorInfo(name, *type_of(value.type))
     for sparse in proto.graph.sparse_initializer:  # declared as dense above, but no Cast takes one
-        found[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
+        infos[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
     for initializer in initializers.values():
-        found[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
-    return found
+        infos[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
+    return infos
 
 
 def _inferred(slim: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
@@ -90,6 +92,26 @@ def _inferred(slim: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
         return infer(slim, strict_mode=strict, data_prop=True)
     except onnx.shape_inference.InferenceError:
         return infer(infer(slim, strict_mode=strict), data_prop=True)
+
+
+def node_types(
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    values: Mapping[str, onnx.TensorProto],
+    opsets: Sequence[onnx.OperatorSetIdProto],
+    ir_version: int,
+) -> Mapping[str, onnx.TypeProto]:
+    """Types of what a node computes, from types and values of its inputs alone; nothing where ONNX cannot say."""
+    domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+    try:
+        opset = next(entry.version for entry in opsets if entry.domain in STANDARD_DOMAINS)
+        schema = onnx.defs.get_schema(node.op_type, opset, domain)
+        inferred: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
+            schema, node, dict(types), dict(values), opset_imports=list(opsets), ir_version=max(ir_version, 4)
+        )
+    except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
+        return {}
+    return inferred
 
 
 def declaration(info: TensorInfo) -> onnx.ValueInfoProto:
@@ -113,7 +135,7 @@ def without_weights(
     slim.opset_import.extend(proto.opset_import)
     graph = slim.graph
     graph.name = proto.graph.name or "graph"
-    large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > _INLINE_LIMIT}
+    large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > INLINE_LIMIT}
     graph.node.extend(n for n in nodes if n.op_type != "Constant" or n.output[0] not in large)
     graph.input.extend(proto.graph.input)
     declared = {i.name for i in graph.input}
@@ -123,7 +145,7 @@ def without_weights(
             graph.input.append(onnx.helper.make_tensor_value_info(name, data_type, list(shape)))
 
     for tensor in proto.graph.initializer:
-        if not is_external(tensor) and tensor_nbytes(tensor) <= _INLINE_LIMIT:
+        if not is_external(tensor) and tensor_nbytes(tensor) <= INLINE_LIMIT:
             graph.initializer.append(tensor)
         else:
             declare(tensor.name, tensor.data_type, tensor.dims)

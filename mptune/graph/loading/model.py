@@ -26,6 +26,7 @@ from mptune.graph.loading.node_names import name_apart, unique_names
 from mptune.graph.loading.opset import raised
 from mptune.graph.loading.structure import check_structure
 from mptune.graph.loading.tensors import (
+    STANDARD_DOMAINS,
     Initializer,
     TensorInfo,
     all_tensors,
@@ -38,7 +39,6 @@ from mptune.graph.loading.tensors import (
 from mptune.graph.schemas import onnx_schema
 from mptune.meanwhile import meanwhile
 
-STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 _ML_DOMAIN = "ai.onnx.ml"
 """Tree ensembles, linear classifiers and the like: their outputs are always FP32, integers, text or maps."""
 
@@ -52,8 +52,6 @@ class Node:
 
     Attributes:
         index: position in topological order.
-        name: unique; the user's own wherever there is one.
-        inputs: names, "" for an omitted optional input.
         captures: outer values that the node's subgraphs read.
         rounds: whether what it computes in FP16 is rounded; False in a model that is written for emulation
             (``mptune.graph.writing.rounding_steps``), where a node is computed together with the one that reads it.
@@ -138,9 +136,9 @@ def load_model(
     if proto.functions:
         proto = _inlined(proto, path)
     name_apart(proto.graph)
-    found = _check_opset(proto, path)
+    version = _check_opset(proto, path)
     proto = proto if opset is None else raised(proto, path, opset)
-    opset = opset or found
+    opset = opset or version
     base_dir = path.resolve().parent
     sha256 = _hash(path, proto, base_dir)
     names = _names(proto.graph)
@@ -232,7 +230,7 @@ def _check_opset(proto: onnx.ModelProto, path: Path) -> int:
 
 def _captures(node: onnx.NodeProto) -> tuple[str, ...]:
     """Outer values that the node's subgraphs read, in order of appearance."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for attribute in node.attribute:
         for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
             own = {i.name for i in graph.input} | {i.name for i in graph.initializer}
@@ -240,8 +238,8 @@ def _captures(node: onnx.NodeProto) -> tuple[str, ...]:
             own |= {out for inner in graph.node for out in inner.output}
             read = [name for inner in graph.node for name in (*inner.input, *_captures(inner))]
             read += [o.name for o in graph.output]
-            found.update(dict.fromkeys(name for name in read if name and name not in own))
-    return tuple(found)
+            names.update(dict.fromkeys(name for name in read if name and name not in own))
+    return tuple(names)
 
 
 def _names(graph: onnx.GraphProto) -> dict[str, str]:
@@ -257,20 +255,20 @@ def _names(graph: onnx.GraphProto) -> dict[str, str]:
 
 def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> tuple[Node, ...]:
     """Name the nodes uniquely and bring them into topological order, keeping the file's order where it is one."""
-    known = {i.name for i in graph.input} | {i.name for i in graph.initializer}
-    known |= {s.values.name for s in graph.sparse_initializer}
-    known.add("")
+    given = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+    given |= {s.values.name for s in graph.sparse_initializer}
+    given.add("")
     names = unique_names(graph)
     made: dict[str, int] = {}
     needs = []
     for position, proto in enumerate(graph.node):
         for out in proto.output:
-            if out and (out in made or out in known):
+            if out and (out in made or out in given):
                 raise ModelError(f"{path}: {out!r} is computed twice", "the file is not valid ONNX; export it again")
             made[out] = position
         needs.append(_captures(proto))
     for output in graph.output:
-        if output.name not in made and output.name not in known:
+        if output.name not in made and output.name not in given:
             raise ModelError(f"{path}: nothing computes the output {output.name!r}", "export the model again")
     order: list[int] = []
     state = bytearray(len(names))  # 0 unseen, 1 open, 2 done
@@ -283,12 +281,12 @@ def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> t
                 continue
             proto = graph.node[at]
             waiting = [
-                made[i] for i in (*proto.input, *needs[at]) if i not in known and i in made and state[made[i]] != 2
+                made[i] for i in (*proto.input, *needs[at]) if i not in given and i in made and state[made[i]] != 2
             ]
             if state[at] == 1 and waiting:
                 raise ModelError(f"{path}: the graph has a cycle through {names[at]!r}", "export the model again")
             for i in (*proto.input, *needs[at]):
-                if i not in known and i not in made:
+                if i not in given and i not in made:
                     raise ModelError(f"{path}: {names[at]!r} reads {i!r}, which nothing computes", "export it again")
             state[at] = 1
             if waiting:
@@ -297,17 +295,17 @@ def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> t
                 state[at] = 2
                 order.append(at)
                 stack.pop()
-    one = same.setdefault
+    shared = same.setdefault
     protos = [graph.node[at] for at in order]
     return tuple(
         Node(
             index,
             names[at],
-            one(proto.op_type, proto.op_type),
-            one(proto.domain, proto.domain),
-            tuple([one(name, name) for name in proto.input]),
-            tuple([one(name, name) for name in proto.output]),
-            tuple([one(name, name) for name in needs[at]]),
+            shared(proto.op_type, proto.op_type),
+            shared(proto.domain, proto.domain),
+            tuple([shared(name, name) for name in proto.input]),
+            tuple([shared(name, name) for name in proto.output]),
+            tuple([shared(name, name) for name in needs[at]]),
             proto,
         )
         for index, (at, proto) in enumerate(zip(order, protos, strict=True))
@@ -328,16 +326,16 @@ def _initializers(
     graph: onnx.GraphProto, nodes: tuple[Node, ...], names: Mapping[str, str], base_dir: Path
 ) -> dict[str, Initializer]:
     graph_inputs = {i.name for i in graph.input}
-    found = {}
+    constants = {}
     for proto in graph.initializer:
         name = names[proto.name]
-        found[name] = make_initializer(name, proto, base_dir, overridable=name in graph_inputs)
+        constants[name] = make_initializer(name, proto, base_dir, overridable=name in graph_inputs)
     for node in nodes:
         if node.op_type == "Constant" and node.is_standard:
             value = constant_value(node.proto)
             if value is not None:
-                found[node.outputs[0]] = make_initializer(node.outputs[0], value, base_dir, node_index=node.index)
-    return found
+                constants[node.outputs[0]] = make_initializer(node.outputs[0], value, base_dir, node_index=node.index)
+    return constants
 
 
 def _hash(path: Path, proto: onnx.ModelProto, base_dir: Path) -> Future[str]:

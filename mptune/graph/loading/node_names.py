@@ -9,15 +9,15 @@ from mptune.graph.loading.tensors import all_graphs
 
 def unique_names(graph: onnx.GraphProto) -> list[str]:
     """The nodes' names; made where there is none, numbered where one is there again."""
-    taken = {node.name for node in graph.node}
+    stated = {node.name for node in graph.node}
     used: set[str] = set()
     count: dict[str, int] = {}
     names = []
     for position, node in enumerate(graph.node):
         name = node.name or f"{node.op_type}_{position}"
-        if name in used or (not node.name and name in taken):
+        if name in used or (not node.name and name in stated):
             stem, number = name, count.get(name, 2)
-            while (name := f"{stem}_{number}") in taken or name in used:
+            while (name := f"{stem}_{number}") in stated or name in used:
                 number += 1
             count[stem] = number + 1
         used.add(name)

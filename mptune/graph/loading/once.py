@@ -12,18 +12,16 @@ T = TypeVar("T")
 
 
 def once(find: Callable[[K], T]) -> Callable[[K], T]:
-    """Let a function keep its result for each object that it was called with, as long as that object lives.
+    """Let a function of one object keep its result for as long as that object lives.
 
-    Args:
-        find: a function of one immutable object that is compared by identity, such as a ``Model`` or a
-            ``GroupedModel``. Its result must not hold the object itself, or neither is ever freed.
+    Objects are compared by identity. A result must not hold its object, or neither is ever freed.
     """
-    known: MutableMapping[K, T] = WeakKeyDictionary()
+    results: MutableMapping[K, T] = WeakKeyDictionary()
 
     @wraps(find)
-    def found(of: K) -> T:
-        if of not in known:
-            known[of] = find(of)
-        return known[of]
+    def result_of(subject: K) -> T:
+        if subject not in results:
+            results[subject] = find(subject)
+        return results[subject]
 
-    return found
+    return result_of

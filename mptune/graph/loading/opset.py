@@ -12,28 +12,15 @@ import onnx
 import onnx.version_converter
 
 from mptune.errors import ModelError
-from mptune.graph.loading.inference import last_line
-from mptune.graph.loading.tensors import all_graphs, is_external
+from mptune.graph.loading.inference import last_line, without_weights
+from mptune.graph.loading.tensors import STANDARD_DOMAINS, all_graphs
 
-_STANDARD_DOMAINS = ("", "ai.onnx")
 _GROUP_NORM_BY_CHANNEL = 21
-_LARGE_FROM_BYTES = 1 << 10
-"""Axes, sizes, scales and limits, which the converter moves between attributes and inputs, are smaller."""
 
 
 def raised(proto: onnx.ModelProto, path: Path, opset: int) -> onnx.ModelProto:
-    """The model at a newer operator set; the same model where it is at that one already.
-
-    Args:
-        proto: without local functions.
-        path: what the model is called in messages.
-        opset: version of ONNX's own operators.
-
-    Raises:
-        ModelError: the set is older than the model's, or not known to the installed onnx, or ONNX's converter cannot
-            bring the model there.
-    """
-    current = next(o.version for o in proto.opset_import if o.domain in _STANDARD_DOMAINS)
+    """The model, which has no local functions, at a newer operator set; the same model where it is there already."""
+    current = next(o.version for o in proto.opset_import if o.domain in STANDARD_DOMAINS)
     newest = onnx.defs.onnx_opset_version()
     if opset < current:
         raise ModelError(
@@ -49,12 +36,14 @@ def raised(proto: onnx.ModelProto, path: Path, opset: int) -> onnx.ModelProto:
     refused = f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter"
     cure = "export it again at that opset, or search at the opset that it has"
     nodes = (node for graph in all_graphs(proto.graph) for node in graph.node)
-    norm = next((n for n in nodes if n.op_type == "GroupNormalization" and n.domain in _STANDARD_DOMAINS), None)
+    norm = next((n for n in nodes if n.op_type == "GroupNormalization" and n.domain in STANDARD_DOMAINS), None)
     if norm is not None and current < _GROUP_NORM_BY_CHANNEL <= opset:
         what = f"GroupNormalization {norm.name!r} has a scale for each group, from {_GROUP_NORM_BY_CHANNEL} on one for"
         raise ModelError(f"{refused}: {what} each channel, and the converter leaves it as it is", cure)
+    slim = without_weights(proto, proto.graph.node, {})
+    slim.graph.value_info.extend(proto.graph.value_info)
     try:
-        converted = onnx.version_converter.convert_version(_without_large(proto), opset)
+        converted = onnx.version_converter.convert_version(slim, opset)
     except Exception as error:  # the converter raises RuntimeError, ValueError and its own ConvertError
         raise ModelError(f"{refused}: {last_line(error)}", cure) from None
     result = onnx.ModelProto()
@@ -65,36 +54,7 @@ def raised(proto: onnx.ModelProto, path: Path, opset: int) -> onnx.ModelProto:
     there = {constant.name for constant in result.graph.initializer}
     result.graph.initializer.extend(c for c in converted.graph.initializer if c.name not in there)
     for entry in result.opset_import:
-        if entry.domain in _STANDARD_DOMAINS:
+        if entry.domain in STANDARD_DOMAINS:
             entry.version = opset
     result.ir_version = max(proto.ir_version, converted.ir_version)
     return result
-
-
-def _without_large(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model whose large constants are inputs."""
-    slim = onnx.ModelProto()
-    for descriptor, value in proto.ListFields():
-        if descriptor.name == "graph":
-            continue
-        if hasattr(value, "extend"):
-            getattr(slim, descriptor.name).extend(value)
-        else:
-            setattr(slim, descriptor.name, value)
-    graph = slim.graph
-    graph.name = proto.graph.name or "graph"
-    graph.node.extend(proto.graph.node)
-    graph.input.extend(proto.graph.input)
-    graph.output.extend(proto.graph.output)
-    graph.value_info.extend(proto.graph.value_info)
-    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
-    inputs = {value.name for value in proto.graph.input}
-    for constant in proto.graph.initializer:
-        if is_external(constant) or constant.ByteSize() >= _LARGE_FROM_BYTES:
-            if constant.name not in inputs:
-                graph.input.append(
-                    onnx.helper.make_tensor_value_info(constant.name, constant.data_type, list(constant.dims))
-                )
-        else:
-            graph.initializer.append(constant)
-    return slim

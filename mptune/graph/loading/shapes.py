@@ -12,15 +12,12 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
 
-from mptune.graph.loading.inference import declaration
+from mptune.graph.loading.inference import INLINE_LIMIT, declaration, node_types, without_weights
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import Initializer, TensorInfo
+from mptune.graph.loading.tensors import TensorInfo
 
 ASSUMED_SIZE = 128
 """Of a symbolic dimension that is not the batch: a sequence, a height, a width. A power of two passes most networks."""
-
-_INLINE_LIMIT = 4096
-"""Constants up to this many bytes are given to the inference by value: shapes, axes, scales."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,6 @@ class StaticShapes:
     """What was found.
 
     Attributes:
-        shapes: value -> concrete shape, where it could be inferred.
         assumed: symbolic dimension -> the size that it was given.
         unknown: how many computed FP32 values have no concrete shape.
     """
@@ -42,7 +38,6 @@ def static_shapes(model: Model, batch: int = 1, given: Mapping[str, tuple[int, .
     """Infer the shape of every value with symbolic dimensions of the inputs at assumed sizes.
 
     Args:
-        model: the model.
         batch: size of a symbolic dimension 0, and of every dimension of the same name.
         given: shapes of inputs, by name: nothing is assumed of these.
     """
@@ -86,23 +81,14 @@ def _concrete(info: TensorInfo, model: Model, batch: int, assumed: dict[str, int
 def _inferred(
     model: Model, inputs: Mapping[str, tuple[int, ...] | None], assumed: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
-    proto.opset_import.extend(model.proto.opset_import)
+    proto = without_weights(model.proto, [node.proto for node in model.nodes], model.initializers)
     graph = proto.graph
-    graph.name = "shapes"
-    for info in model.inputs:
-        declared = next((i for i in model.proto.graph.input if i.name == info.name), None)
-        if inputs[info.name] is None or declared is None or not declared.type.HasField("tensor_type"):
-            graph.input.extend([declared] if declared is not None else [])
-        else:
-            code = declared.type.tensor_type.elem_type
-            graph.input.append(onnx.helper.make_tensor_value_info(info.name, code, inputs[info.name]))
-    replaced = set()
-    for constant in model.initializers.values():
-        if constant.node_index is None or constant.nbytes > _INLINE_LIMIT:
-            replaced.add(constant.node_index)
-            _add_constant(graph, constant)
-    graph.node.extend(node.proto for node in model.nodes if node.index not in replaced)
+    del graph.output[:]
+    for value in graph.input:
+        shape = inputs.get(value.name)
+        if shape is not None and value.type.HasField("tensor_type"):
+            code = value.type.tensor_type.elem_type
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, code, shape))
     for info in model.runtime.values.values():
         dims = tuple(assumed.get(dim, dim) if isinstance(dim, str) else dim for dim in info.shape or ())
         graph.value_info.append(declaration(replace(info, shape=None if info.shape is None else dims)))
@@ -110,22 +96,12 @@ def _inferred(
         typed = onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
     except Exception:  # onnx raises several kinds for sizes that do not fit: the assumed ones, not the user's
         return {name: shape for name, shape in inputs.items() if shape is not None}
-    found = {name: shape for name, shape in inputs.items() if shape is not None}
+    shapes = {name: shape for name, shape in inputs.items() if shape is not None}
     for value in (*typed.graph.value_info, *typed.graph.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            found[value.name] = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
-    return found
-
-
-def _add_constant(graph: onnx.GraphProto, constant: Initializer) -> None:
-    """By value where it is small, else by type and shape."""
-    if constant.nbytes <= _INLINE_LIMIT and constant.dtype != "string":
-        proto = onnx.numpy_helper.from_array(constant.numpy(), constant.name)
-        graph.initializer.append(proto)
-    else:
-        info = onnx.helper.make_tensor_value_info(constant.name, constant.proto.data_type, constant.shape)
-        graph.input.append(info)
+            shapes[value.name] = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
+    return shapes
 
 
 class _Walk:
@@ -137,7 +113,7 @@ class _Walk:
         self._values: dict[str, np.ndarray] = {
             name: constant.numpy()
             for name, constant in model.initializers.items()
-            if constant.nbytes <= _INLINE_LIMIT and constant.dtype not in ("string", "bfloat16")
+            if constant.nbytes <= INLINE_LIMIT and constant.dtype not in ("string", "bfloat16")
         }
         self._opsets = list(model.proto.opset_import)
 
@@ -157,14 +133,14 @@ class _Walk:
         if node.op_type == "Shape" and node.inputs[0] in self._shapes:
             shape = self._shapes[node.inputs[0]]
             bounds = {a.name: a.i for a in node.proto.attribute}
-            found = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
-            self._keep(node.outputs[0], np.array(found, np.int64))
+            dims = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+            self._keep(node.outputs[0], np.array(dims, np.int64))
             return True
         if not node.inputs or not all(not i or i in self._values for i in node.inputs):
             return False
         if node.op_type in ("ConstantOfShape", "Expand"):
             shape = tuple(int(dim) for dim in self._values[node.inputs[-1]])
-            if math.prod(shape) * 8 > _INLINE_LIMIT:
+            if math.prod(shape) * 8 > INLINE_LIMIT:
                 return False
         import onnx.reference  # Takes 0.1 s, and few models need it.
 
@@ -177,14 +153,13 @@ class _Walk:
 
     def _keep(self, name: str, value: np.ndarray) -> None:
         self._shapes[name] = tuple(value.shape)
-        if value.nbytes <= _INLINE_LIMIT:
+        if value.nbytes <= INLINE_LIMIT:
             self._values[name] = value
 
     def _infer(self, node: Node) -> None:
         if node.op_type == "GroupNormalization" and node.inputs[0] in self._shapes:  # ONNX infers nothing for it
             self._shapes[node.outputs[0]] = self._shapes[node.inputs[0]]
             return
-        schema = onnx.defs.get_schema(node.op_type, self._model.opset, "")
         types, data = {}, {}
         for name in node.inputs:
             if name:
@@ -193,10 +168,7 @@ class _Walk:
                 types[name] = onnx.helper.make_tensor_type_proto(code, self._shapes.get(name))
                 if name in self._values:
                     data[name] = onnx.numpy_helper.from_array(self._values[name], name)
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, node.proto, types, data, opset_imports=self._opsets, ir_version=self._model.proto.ir_version
-        )
-        for name, proto in found.items():
+        for name, proto in node_types(node.proto, types, data, self._opsets, self._model.proto.ir_version).items():
             tensor = proto.tensor_type
             if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
                 self._shapes.setdefault(name, tuple(int(dim.dim_value) for dim in tensor.shape.dim))

@@ -31,23 +31,18 @@ def has_shared_units(model: Model) -> bool:
     return any(_heads(model, info.name) for info in model.outputs)
 
 
-def shared_units(model: Model, given: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Units]:
-    """Output -> its units; only outputs that hold values of such an operator, and whose shapes can be inferred.
-
-    Args:
-        model: the model.
-        given: shapes of its inputs, as ``static_shapes`` takes them.
-    """
+def shared_units(model: Model, given: Mapping[str, tuple[int, ...]] | None) -> dict[str, Units]:
+    """Output -> its units; only outputs that hold values of such an operator, and whose shapes can be inferred."""
     if not has_shared_units(model):
         return {}
     shapes = static_shapes(model, given=given).shapes
-    found: dict[str, Units] = {}
+    units: dict[str, Units] = {}
     for info in model.outputs:
         heads = _heads(model, info.name)
         labels = _labels(model, info.name, heads, shapes) if heads else None
         if labels is not None:
-            found[info.name] = {axis: _units(labels, axis, len(heads)) for axis in range(labels.ndim)}
-    return found
+            units[info.name] = {axis: _units(labels, axis, len(heads)) for axis in range(labels.ndim)}
+    return units
 
 
 def _moved(model: Model, value: str) -> tuple[str, tuple[str, ...]]:
@@ -85,7 +80,7 @@ def _labels(model: Model, value: str, heads: Sequence[str], shapes: Mapping[str,
     if not inputs:
         return nothing
     labels = [_labels(model, name, heads, shapes) for name in inputs]
-    if any(one is None for one in labels):
+    if any(part is None for part in labels):
         return None
     moved = labels[0]
     if op_type in _MOVES:
@@ -101,7 +96,7 @@ def _run(model: Model, value: str, labels: Mapping[str, np.ndarray | None]) -> n
         return None
     import onnx.reference  # takes 0.1 s, and few models need it
 
-    opsets = {one.domain: one.version for one in model.proto.opset_import}
+    opsets = {entry.domain: entry.version for entry in model.proto.opset_import}
     feeds = {**labels, **{name: model.initializers[name].numpy() for name in others}}
     results: Any = onnx.reference.ReferenceEvaluator(node.proto, opsets=opsets).run(None, feeds)
     return np.asarray(results[node.outputs.index(value)])

@@ -17,7 +17,14 @@ import onnx.helper
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from mptune.errors import ModelError
-from mptune.graph.loading.tensors import all_graphs, all_tensors, is_external, is_known_type, tensor_nbytes
+from mptune.graph.loading.tensors import (
+    STANDARD_DOMAINS,
+    all_graphs,
+    all_tensors,
+    is_external,
+    is_known_type,
+    tensor_nbytes,
+)
 
 _CONSTANT_VALUES = {
     "value": onnx.AttributeProto.TENSOR,
@@ -49,11 +56,7 @@ of it pass, none of it is valid."""
 
 
 def check_structure(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse a file whose text, constants, names, types or functions are inconsistent.
-
-    Raises:
-        ModelError: with the first thing that is wrong.
-    """
+    """Refuse a file whose text, constants, names, types or functions are inconsistent."""
     undecodable = _undecodable(proto)
     if undecodable:
         raise ModelError(f"{path}: the text in {undecodable} is not UTF-8", _HINT)
@@ -92,9 +95,9 @@ def _undecodable(message: Any) -> str:
                 return str(field.full_name)
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in values:
-                found = _undecodable(inner)
-                if found:
-                    return found
+                field_name = _undecodable(inner)
+                if field_name:
+                    return field_name
     return ""
 
 
@@ -161,7 +164,7 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], path: Path) -> None:
     for node in nodes:
         if not node.op_type:
             raise ModelError(f"{path}: the node {node.name!r} has no operator", _HINT)
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Constant" and node.domain in STANDARD_DOMAINS:
             _check_constant(node, path)
         fault = _inference_fault(node)
         if fault:

@@ -16,6 +16,8 @@ import onnx.numpy_helper
 from mptune.errors import ModelError
 from mptune.graph.plan import Precision
 
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+
 ONNX_TYPES: Mapping[Precision, int] = {
     Precision.FP32: onnx.TensorProto.FLOAT,
     Precision.FP16: onnx.TensorProto.FLOAT16,
@@ -29,7 +31,6 @@ class TensorInfo:
     """Type and shape of one value.
 
     Attributes:
-        name: the value's name.
         dtype: ONNX element type in lower case, such as ``float``, ``float16``, ``int64``; ``sequence``, ``optional``
             and ``undefined`` where it is no tensor or could not be inferred.
         shape: one entry per dimension, int where fixed, str where symbolic, None where unknown; None for unknown rank.
@@ -46,11 +47,7 @@ class TensorInfo:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """The NumPy type of an array of this value.
-
-        Raises:
-            ModelError: the value is no tensor.
-        """
+        """The NumPy type of an array of this value."""
         try:
             code = onnx.TensorProto.DataType.Value(self.dtype.upper())
             return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
@@ -63,10 +60,6 @@ class Initializer:
     """A constant of the model: a graph initializer, or the value of a Constant node.
 
     Attributes:
-        name: tensor name.
-        dtype: as in ``TensorInfo``.
-        shape: dimensions.
-        nbytes: size of the raw data.
         overridable: also a graph input, so a caller may replace its value at run time.
         node_index: index of the Constant node that holds it; None for a graph initializer.
     """
@@ -81,11 +74,7 @@ class Initializer:
     node_index: int | None = None
 
     def numpy(self) -> np.ndarray:
-        """The values; a read-only memory map where they lie in external data.
-
-        Raises:
-            ModelError: the external data cannot be read.
-        """
+        """The values; a read-only memory map where they lie in external data."""
         if not is_external(self.proto):
             return onnx.numpy_helper.to_array(self.proto)
         where = external_location(self.proto, self.base_dir)
@@ -151,11 +140,7 @@ _ITEM_BITS = {code: _PACKED_BITS[name] for code, name in _TYPE_NAMES.items() if 
 
 
 def tensor_nbytes(tensor: onnx.TensorProto) -> int:
-    """Size of the raw data.
-
-    Raises:
-        ModelError: an element type that the installed onnx does not know.
-    """
+    """Size of the raw data in bytes."""
     count = math.prod(tensor.dims)
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)

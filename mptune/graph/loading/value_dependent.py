@@ -11,37 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
-import onnx.defs
 import onnx.helper
 import onnx.numpy_helper
-import onnx.shape_inference
 
+from mptune.graph.loading.inference import INLINE_LIMIT, node_types
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.once import once
 from mptune.graph.loading.tensors import all_graphs, type_of
+from mptune.graph.shape_arithmetic import SHAPE_INPUTS
 
 _SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})
 """Operators that return as many elements as their input's values call for."""
 
-_SHAPED_BY: Mapping[str, tuple[int, ...]] = {
-    "CenterCropPad": (1,),
-    "ConstantOfShape": (0,),
-    "Expand": (1,),
-    "MaxUnpool": (2,),
-    "OneHot": (1,),
-    "Pad": (1, 3),
-    "Range": (0, 1, 2),
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Upsample": (1,),
-}
-"""Operators whose output has the shape that the values of these inputs say."""
+_NOT_SHAPED_BY = frozenset({"Loop", "SequenceAt", "SequenceErase", "SequenceInsert", "Trilu"})
+"""Operators that read a count or a position which does not make the shape of what they compute."""
 
-_SHAPE_OF: Mapping[str, tuple[int, ...]] = {
+_SHAPED_LIKE: Mapping[str, tuple[int, ...]] = {
     "ArrayFeatureExtractor": (1,),
     "GatherElements": (1,),
     "Scatter": (0,),
@@ -61,8 +46,6 @@ QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLi
 """Operators that quantise values, or give them back."""
 
 _RENAMES = frozenset({"Identity", "Cast"})
-_INLINE_LIMIT = 4096
-"""Constants up to this many bytes are given to the inference by value."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +53,6 @@ class DependentOutput:
     """An output of the model whose shape depends on floating-point values.
 
     Attributes:
-        name: of the output.
         axis: the axis whose size depends on them; None where the model does not tell.
         nodes: names of the nodes that decide, in topological order.
         index_columns: columns that hold positions in another value, which need not agree where rows do: the box index
@@ -92,7 +74,6 @@ class ShapeFacts:
     Attributes:
         folded: constants, and values that a runtime computes from constants and shapes before it runs the model.
         deciding: value -> names of the nodes whose floating-point inputs decide its shape.
-        outputs: of the model, with such a shape.
         nodes: of the model whose output shape depends on floating-point values themselves, in topological order.
     """
 
@@ -197,11 +178,12 @@ class _Walk:
             return []
         if node.op_type in _SELECT:
             return [name for name in node.inputs if name]
-        return [node.inputs[k] for k in _SHAPED_BY.get(node.op_type, ()) if k < len(node.inputs) and node.inputs[k]]
+        slots = SHAPE_INPUTS.get(node.op_type, frozenset()) if node.op_type not in _NOT_SHAPED_BY else ()
+        return [node.inputs[k] for k in sorted(slots) if k < len(node.inputs) and node.inputs[k]]
 
     def _shape_of(self, node: Node) -> list[str]:
         """The inputs whose shapes decide on the shapes of a node's outputs."""
-        slots = _SHAPE_OF.get(node.op_type) if node.is_standard else None
+        slots = _SHAPED_LIKE.get(node.op_type) if node.is_standard else None
         names = (*node.inputs, *node.captures) if slots is None else [node.inputs[k] for k in slots]
         return [name for name in names if name]
 
@@ -215,21 +197,14 @@ class _Walk:
         types, data = {}, {}
         for name in filter(None, node.inputs):
             info, constant = self._model.info(name), self._model.initializers.get(name)
-            if constant is not None and constant.nbytes <= _INLINE_LIMIT and constant.dtype != "string":
+            if constant is not None and constant.nbytes <= INLINE_LIMIT and constant.dtype != "string":
                 data[name] = onnx.numpy_helper.from_array(constant.numpy(), name)
             types[name] = onnx.helper.make_tensor_type_proto(
                 onnx.TensorProto.DataType.Value(info.dtype.upper()), info.shape
             )
-        try:
-            schema = onnx.defs.get_schema(node.op_type, self._model.opset, node.domain)
-            imports = list(self._model.proto.opset_import)
-            version = max(self._model.proto.ir_version, 4)
-            found = onnx.shape_inference.infer_node_outputs(
-                schema, node.proto, types, data, opset_imports=imports, ir_version=version
-            )
-        except Exception:  # onnx raises several kinds where it cannot infer from a node alone
-            return {}
-        return {name: type_of(proto)[1] for name, proto in found.items()}
+        proto = self._model.proto
+        inferred = node_types(node.proto, types, data, proto.opset_import, proto.ir_version)
+        return {name: type_of(kind)[1] for name, kind in inferred.items()}
 
 
 def _selects(node: onnx.NodeProto) -> bool:

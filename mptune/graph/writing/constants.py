@@ -39,13 +39,7 @@ _BESIDE_FROM_BYTES = 1 << 10
 
 @dataclass(frozen=True)
 class LargeConstant:
-    """A constant whose data are read only while the model is written.
-
-    Attributes:
-        tensor: everything about it but the data.
-        constant: where they come from.
-        rounded_to: a reduced precision; None where it stays as it is.
-    """
+    """A constant whose data are read only while the model is written."""
 
     tensor: onnx.TensorProto
     constant: Initializer
@@ -106,13 +100,7 @@ class NeededConstants:
     """Which constants a model needs under a plan, and in which precisions."""
 
     def __init__(self, types: ValueTypes, bank: WeightBank | None, suffixes: Mapping[Precision, str]) -> None:
-        """Prepare for one model.
-
-        Args:
-            types: the model's.
-            bank: its weights; Constant nodes that it holds become constants of the graph.
-            suffixes: what the name of a constant gets in each reduced precision.
-        """
+        """Prepare for one model; Constant nodes that the bank holds become constants of the graph."""
         self._types = types
         self._suffixes = suffixes
         in_bank = {} if bank is None else bank.places[Precision.FP32]
@@ -131,14 +119,7 @@ class NeededConstants:
         store: ConstantStore,
         unread: AbstractSet[str] = frozenset(),
     ) -> list[LargeConstant]:
-        """Add the constants that a plan needs to a graph; returns those whose data are still to be written.
-
-        Args:
-            graph: of the typed model.
-            resolution: of the plan.
-            store: how the model holds constants.
-            unread: constants that no node of the graph reads.
-        """
+        """Add the constants of a plan to a graph, but ``unread`` ones; returns those with data yet to be written."""
         large = []
         for name, constant in self._types.model.initializers.items():
             if name in unread:

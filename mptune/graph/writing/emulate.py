@@ -71,7 +71,6 @@ class Emulator:
 
         Args:
             grouped: the model and its groups; what a node with ``rounds=False`` computes is not rounded.
-            bank: its weights; None writes them into each model.
             fused: nodes that the engine computes as one in FP16.
             limits: hold constants beyond a precision as its largest finite value, as mptune's models do; else they
                 become infinite, as in models of other tools.
@@ -101,13 +100,7 @@ class Emulator:
         """Write the emulation to ``path``, which must lie in the weight bank's folder.
 
         Args:
-            plan: of this model.
-            path: where to write.
             store: holds the constants in place of the weight bank; ``path`` may then lie elsewhere.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-            RunError: the file cannot be written, or the disk is full.
         """
         resolution = self._resolve(plan)
         read = self._read_through_casts(resolution)

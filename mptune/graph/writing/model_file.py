@@ -9,8 +9,8 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 
-from mptune.graph.loading.model import STANDARD_DOMAINS, Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES, STANDARD_DOMAINS
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import LARGEST, Precision
 from mptune.graph.writing.constants import LargeConstant
@@ -84,11 +84,7 @@ def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs:
 
 
 def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
-    """Set attributes that are finite values beyond a precision to its largest, as ``round_values`` does with constants.
-
-    Returns:
-        Whether there was one.
-    """
+    """Limit finite attributes to a precision's largest value, as ``round_values`` does; True where one was beyond."""
     changed = False
     for attribute in node.attribute:
         if attribute.name not in _HOLDS.get(node.op_type, ()) or node.domain not in STANDARD_DOMAINS:
@@ -135,10 +131,6 @@ def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:
 
     ONNX Runtime infers that the new key-value cache of GroupQueryAttention has the shape of the old one, and reuses
     buffers by that; only for outputs of the graph it goes by what the graph declares.
-
-    Args:
-        graph: rounds FP32 values of the model by Casts, maybe chosen by Where; values that it adds are declared in it.
-        model: the original.
     """
     makers = {name: node for node in graph.node for name in node.output if name}
     for value in graph.output:
@@ -170,7 +162,7 @@ def add_metadata(proto: onnx.ModelProto, metadata: Mapping[str, str]) -> None:
         proto.metadata_props.add(key=METADATA_PREFIX + key, value=value.encode("utf-8", "replace").decode("utf-8"))
 
 
-def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> Iterator[bytes]:
+def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> Iterator[bytes]:
     """The bytes of a model with these constants added to its graph, which are read while they are written.
 
     Protobuf's format is that of protobuf.dev/programming-guides/encoding; the same model gives the same bytes.
@@ -187,7 +179,7 @@ def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> I
         yield from constant.chunks()
 
 
-def serialized_size(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> int:
+def serialized_size(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> int:
     """About as many bytes as ``serialized`` gives: only the lengths of fields around large constants are left out."""
     return int(proto.ByteSize()) + sum(len(_head_of(constant)) + constant.nbytes for constant in large)
 

@@ -60,11 +60,7 @@ class _FoldedNames:
 
 
 class Rewriter:
-    """Writes typed models of one model. Made once; a plan then takes milliseconds.
-
-    Attributes:
-        types: the typing of the model.
-    """
+    """Writes typed models of one model. Made once; a plan then takes milliseconds."""
 
     def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
         self.types = value_types(grouped)
@@ -80,13 +76,7 @@ class Rewriter:
         """Write the typed model to ``path``, which must lie in the weight bank's folder.
 
         Args:
-            plan: of this model.
-            path: of the file.
             folded: values that are constants already, in place of the nodes that compute them.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-            RunError: the file cannot be written, or the disk is full.
         """
         return write_bytes(path, serialized(*self._typed(plan, self._store, folded=folded)))
 
@@ -94,13 +84,7 @@ class Rewriter:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.
 
         Args:
-            plan: of this model.
-            path: where to write.
             metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-            RunError: the file cannot be written, or the disk is full.
         """
         if len(self.exported_files(plan, path, metadata)) == 1:
             return write_bytes(path, serialized(*self._typed(plan, inline, metadata)))
@@ -119,30 +103,18 @@ class Rewriter:
     def exported_files(
         self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None
     ) -> tuple[Path, ...]:
-        """What ``export`` would write and replace: ``path``, and past 2 GiB the file of weights beside it.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-        """
+        """What ``export`` would write and replace: ``path``, and past 2 GiB the file of weights beside it."""
         if serialized_size(*self._typed(plan, inline, metadata)) <= SELF_CONTAINED_LIMIT:
             return (path,)
         return path, path.with_name(path.name + ".data")
 
     def exported(self, plan: PrecisionPlan) -> Iterator[bytes]:
-        """The bytes of the typed model, self-contained.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-        """
+        """The bytes of the typed model, self-contained."""
         return serialized(*self._typed(plan, inline))
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
         """The precision of every node that has one, by node name."""
         return self.types.node_precisions(plan)
-
-    def boundaries(self, plan: PrecisionPlan) -> int:
-        """How many Casts the plan adds, less the model's own that it makes needless."""
-        return self.types.resolve(plan).added_casts
 
     def _typed(
         self,
@@ -232,8 +204,10 @@ class Rewriter:
                 return adopted.get((root, wanted)) or self._name(root, wanted, resolution.computed_in(root))
             return root  # the model's own
 
-        sources = {name: form(root, of) for name, (root, of) in folds.folded.items()}
-        read = adopted | {(root, of): name for root, name in folds.renamed.items() for of in (computed[root], None)}
+        sources = {name: form(root, precision) for name, (root, precision) in folds.folded.items()}
+        read = adopted | {
+            (root, precision): name for root, name in folds.renamed.items() for precision in (computed[root], None)
+        }
         read |= {(name, wanted): form(root, wanted) for (name, wanted), root in folds.narrow.items()}
         read |= {(name, Precision.FP32): form(root, Precision.FP32) for name, root in folds.wide.items()}
         read |= {(name, Precision.FP32): source for name, source in sources.items()}

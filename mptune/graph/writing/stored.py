@@ -24,13 +24,7 @@ _HEADER_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class StoredData:
-    """Where the data of a constant lie.
-
-    Attributes:
-        location: name of the file, beside the model.
-        place: in that file.
-        data_type: ONNX's code.
-    """
+    """Where the data of a constant lie."""
 
     location: str
     place: Place
@@ -41,18 +35,15 @@ def stored_in(model: Path) -> ConstantStore:
     """Constants by reference into a model that mptune wrote, or into the file of weights beside it; small ones inline.
 
     ONNX's external data may lie anywhere in any file (onnx/docs/ExternalData.md), also in the middle of a model.
-
-    Raises:
-        OSError: the model cannot be read.
     """
     places = stored_data(model)
 
     def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
-        known = places.get(name)
+        stored = places.get(name)
         code = type_code(constant, rounded_to)
-        if known is None or known.data_type != code or known.place.length < _FROM_BYTES:
+        if stored is None or stored.data_type != code or stored.place.length < _FROM_BYTES:
             return inline(constant, name, rounded_to)
-        return external_tensor(name, code, constant.shape, known.location, known.place)
+        return external_tensor(name, code, constant.shape, stored.location, stored.place)
 
     return store
 
@@ -62,15 +53,15 @@ def stored_data(model: Path) -> dict[str, StoredData]:
 
     Only tags and lengths are read (protobuf.dev/programming-guides/encoding), whatever the model's size.
     """
-    found: dict[str, StoredData] = {}
+    places: dict[str, StoredData] = {}
     with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for number, start, end in _fields(data, 0, len(data)):
             if number != _MODEL_GRAPH:
                 continue
             for inner, first, last in _fields(data, start, end):
                 if inner == _GRAPH_INITIALIZER:
-                    found.update(_tensor(data, first, last, model.name))
-    return found
+                    places.update(_tensor(data, first, last, model.name))
+    return places
 
 
 def _tensor(data: mmap.mmap, start: int, end: int, file: str) -> dict[str, StoredData]:

@@ -10,6 +10,7 @@ a waist, with the values at the waist as its inputs: the groups before it are FP
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -65,10 +66,7 @@ class SwitchedEmulator:
         """Prepare for one model.
 
         Args:
-            grouped: the model and its groups.
-            bank: its weights.
             branches: round in branches of an If, not beside a Where.
-            fused: nodes that the engine computes as one in FP16.
         """
         self._types = value_types(grouped)
         self._shared_reads = FusedReads(self._types, fused).readers
@@ -76,15 +74,15 @@ class SwitchedEmulator:
         self._bank = bank
         self._branches = branches
         self._exact = frozenset(small_integers(grouped.model))
-        kinds = ("raw", "same", "chosen", "by", "or", "any", "both", *(k for of in _KINDS.values() for k in of))
+        kinds = ["raw", "same", "chosen", "by", "or", "any", "both", *chain.from_iterable(_KINDS.values())]
         self._suffix = {kind: new_suffix(grouped.model, kind) for kind in kinds}
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
-                group.id: group.id + self._suffix[of.switch]
+                group.id: group.id + self._suffix[names.switch]
                 for position, group in enumerate(grouped.groups)
                 if position not in self._types.lacking(precision)
             }
-            for precision, of in _KINDS.items()
+            for precision, names in _KINDS.items()
         }
         """Precision -> group id -> name of the scalar boolean input that puts it there; of groups that can have it."""
 
@@ -92,8 +90,8 @@ class SwitchedEmulator:
         """The switches that are on under a plan."""
         return frozenset(
             switch
-            for precision, of in self.switches.items()
-            for group, switch in of.items()
+            for precision, switches in self.switches.items()
+            for group, switch in switches.items()
             if plan.precision[group] is precision
         )
 
@@ -107,13 +105,8 @@ class SwitchedEmulator:
         """Write the emulation of all plans with no group but these reduced to ``path``, in the weight bank's folder.
 
         Args:
-            path: of the file.
             switched: ids of the groups that have switches; none of their nodes lies before ``start``.
             start: its tensors become inputs, and no node before it is there.
-            precisions: those that have a switch.
-
-        Raises:
-            RunError: the file cannot be written, or the disk is full.
         """
         switches = {p: {g: name for g, name in self.switches[p].items() if g in switched} for p in precisions}
         writing = _Writing(
@@ -130,11 +123,7 @@ class SwitchedEmulator:
         return write_bytes(path, [writing.finish(self._bank, start.tensors, self._types.model.proto.graph.output)])
 
     def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
-        """Write the FP32 model whose outputs are the tensors of these waists.
-
-        Raises:
-            RunError: the file cannot be written, or the disk is full.
-        """
+        """Write the FP32 model whose outputs are the tensors of these waists."""
         model = self._types.model
         writing = _Writing(self._types, self._suffix, {}, branches=False)
         for node in model.nodes[: max(waist.last for waist in waists) + 1]:
@@ -166,8 +155,8 @@ class _Writing:
         self._branches = branches
         ids = [group.id for group in types.groups]
         self._switch: dict[int, list[tuple[Precision, str]]] = {}
-        for precision, of in switches.items():
-            for group, name in of.items():
+        for precision, by_group in switches.items():
+            for group, name in by_group.items():
                 self._switch.setdefault(ids.index(group), []).append((precision, name))
         self._maker = {
             node.outputs[slot]: types.group_of[node.index]
@@ -210,16 +199,16 @@ class _Writing:
 
     def _saturated(self, node: onnx.NodeProto, precisions: Sequence[Precision]) -> dict[Precision, str]:
         """Append a node again for each precision that cannot hold its attributes; what its outputs' names end with."""
-        found = {}
+        suffixes = {}
         for precision in precisions:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
             if saturate(copy, precision):
-                found[precision] = self._suffix[_KINDS[precision].saturated]
-                copy.name += found[precision]
-                copy.output[:] = [name + found[precision] for name in node.output]
+                suffixes[precision] = self._suffix[_KINDS[precision].saturated]
+                copy.name += suffixes[precision]
+                copy.output[:] = [name + suffixes[precision] for name in node.output]
                 self._append(copy)
-        return found
+        return suffixes
 
     def _read_by(self, node: Node, tensor: str, group: int, switch: Sequence[tuple[Precision, str]]) -> str:
         """The name that a node reads in place of a value that another group computes."""
@@ -322,14 +311,14 @@ class _Writing:
         for name, constant in model.initializers.items():
             if name in read:
                 graph.initializer.append(bank.tensor_or_inline(constant, name))
-            for precision, of in self._reduced.items():
-                if name in of:
+            for precision, names in self._reduced.items():
+                if name in names:
                     stored = name + self._suffix[_KINDS[precision].reduced]
                     graph.initializer.append(bank.tensor_or_inline(constant, stored, precision))
         graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
         graph.input.extend(value for value in model.proto.graph.input if value.name in read)
         graph.input.extend(_value(model, name) for name in entered if name in read)
-        for switch in (name for of in self._switch.values() for _, name in of):
+        for switch in (name for names in self._switch.values() for _, name in names):
             graph.input.append(onnx.helper.make_tensor_value_info(switch, onnx.TensorProto.BOOL, []))
         graph.output.extend(outputs)
         declare_rounded_outputs(graph, model)

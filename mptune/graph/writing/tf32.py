@@ -17,6 +17,7 @@ import onnx.numpy_helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.model import Model
+from mptune.graph.writing.observe import without_outputs
 from mptune.graph.writing.weights import WeightBank
 
 Rounding = Literal["nearest", "truncated"]
@@ -37,31 +38,18 @@ def uses_products(model: Model) -> bool:
 
 
 def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -> Path:
-    """Write the emulation to ``path`` in the bank's folder.
-
-    Raises:
-        RunError: the file cannot be written, or the disk is full.
-    """
+    """Write the emulation to ``path`` in the bank's folder."""
     suffix = new_suffix(model, "tf32")
-    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
-    proto.opset_import.extend(model.proto.opset_import)
+    proto = without_outputs(model, bank, "tf32")
     graph = proto.graph
-    graph.name = "tf32"
-    overridable = {c.name for c in model.initializers.values() if c.overridable}
-    graph.input.extend(v for v in model.proto.graph.input if v.name not in overridable)
     graph.output.extend(model.proto.graph.output)
-    graph.sparse_initializer.extend(model.proto.graph.sparse_initializer)
-    for constant in model.initializers.values():
-        if constant.node_index is None:
-            graph.initializer.append(bank.tensor_or_inline(constant, constant.name))
+    copies = list(graph.node)
+    del graph.node[:]
     names = {key: f"{key}{suffix}" for key in ("split", "shrink")}
     for key, number in (("split", _SPLIT), ("shrink", 1 - 2.0**-11)):
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(number, np.float32), names[key]))
     done: dict[str, str] = {}
-    for node in model.nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node.proto)
-        copy.name = node.name
+    for node, copy in zip(model.nodes, copies, strict=True):
         if node.op_type in PRODUCTS and node.is_standard and model.info(node.outputs[0]).is_float32:
             operands = len(node.inputs) if node.op_type == "Einsum" else _OPERANDS
             for slot, name in enumerate(node.inputs[:operands]):

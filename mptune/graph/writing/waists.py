@@ -31,12 +31,7 @@ class Waist:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive groups, and the waist before all their nodes.
-
-    Attributes:
-        start: where a model must be entered to run them.
-        groups: their ids.
-    """
+    """Consecutive groups, and the waist before all their nodes."""
 
     start: Waist
     groups: tuple[str, ...]
@@ -51,9 +46,7 @@ def find_stretches(
     """Divide the groups into about ``count`` stretches of about as many groups each, at waists.
 
     Args:
-        grouped: the model and its groups; every group is in one stretch.
         shapes: concrete shape of FP32 values; no waist is made where one is missing.
-        count: how many stretches there are at most.
         max_bytes: what the values of all waists together may take for one sample.
 
     Returns:
@@ -64,7 +57,7 @@ def find_stretches(
     ordered = sorted(begins, key=lambda group: begins[group])
     waists = _waists(grouped.model, shapes)
     start, left, done = Waist(), max_bytes, 0
-    found = []
+    stretches = []
     for number in range(1, count + 1):
         # End at the narrowest waist within half a stretch of the even division; without one, the next stretch starts
         # at the same waist.
@@ -78,9 +71,9 @@ def find_stretches(
                 left -= following.nbytes
                 end = sum(begins[group] <= following.last for group in ordered)
         if end > done:
-            found.append(Stretch(start, tuple(ordered[done:end])))
+            stretches.append(Stretch(start, tuple(ordered[done:end])))
         start, done = following, max(end, done)
-    return tuple(found)
+    return tuple(stretches)
 
 
 def _rounded(position: float) -> int:
@@ -96,7 +89,7 @@ def _waists(model: Model, shapes: Mapping[str, Sequence[int]]) -> list[Waist]:
         for name in (*node.inputs, *node.captures):
             if name in model.producer and name not in model.initializers:
                 last_read[name] = node.index
-    found: list[Waist] = []
+    waists: list[Waist] = []
     live: dict[str, int | None] = {}
     for node in model.nodes:
         live.update((name, _nbytes(model, name, shapes)) for name in node.outputs if name in last_read)
@@ -105,8 +98,8 @@ def _waists(model: Model, shapes: Mapping[str, Sequence[int]]) -> list[Waist]:
             break
         sizes = [size for size in live.values() if size is not None]
         if live and len(sizes) == len(live):
-            found.append(Waist(node.index, tuple(live), sum(sizes)))
-    return found
+            waists.append(Waist(node.index, tuple(live), sum(sizes)))
+    return waists
 
 
 def _nbytes(model: Model, name: str, shapes: Mapping[str, Sequence[int]]) -> int | None:

@@ -55,12 +55,9 @@ class Rounding:
     """What rounding one constant to a reduced precision did to it.
 
     Attributes:
-        tensor: its name.
         absmax: largest finite magnitude before.
         overflowed: finite values that would round to infinity, and are held as the largest finite value.
         vanished: values other than zero that became zero.
-        size: number of values.
-        precision: what it was rounded to.
     """
 
     tensor: str
@@ -124,11 +121,7 @@ def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> t
 
 
 def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
-    """What rounding a constant would do to it.
-
-    Raises:
-        ModelError: the external data cannot be read.
-    """
+    """What rounding a constant would do to it."""
     return _join([measure_rounding(constant.name, chunk, precision)[1] for chunk in chunks(constant)])
 
 
@@ -138,11 +131,7 @@ def largest_magnitude(values: np.ndarray) -> float:
 
 
 def chunks(constant: Initializer) -> Iterator[np.ndarray]:
-    """The values, flat, a few megabytes at a time, at least one chunk: reading a huge constant never holds all of it.
-
-    Raises:
-        ModelError: the external data cannot be read.
-    """
+    """The values, flat, a few megabytes at a time, so that a huge constant is never held whole; at least one chunk."""
     if is_external(constant.proto) and constant.nbytes:
         yield from _external_chunks(constant)
         return
@@ -183,7 +172,6 @@ class WeightBank:
     """The files of one model's large constants, one for each precision.
 
     Attributes:
-        directory: where they lie; typed models are written beside them.
         places: precision -> constant -> place in its file, for those that it was asked for. The file of FP32 holds
             constants of any element type, as they are; those of the reduced precisions hold FP32 constants, rounded.
         roundings: of every constant that the bank rounded.
@@ -204,13 +192,8 @@ class WeightBank:
         """Write the bank, or take the one that is there when it is this model's.
 
         Args:
-            model: whose constants.
-            directory: is made where it is missing.
             convertible: FP32 constants that some plan reads in a reduced precision; None takes all FP32 ones.
             precisions: those that plans use besides FP32. What the bank has in others stays.
-
-        Raises:
-            RunError: the directory cannot be written, or the disk is full.
         """
         all_of = {
             n for n, c in model.initializers.items() if c.nbytes >= _BANK_FROM_BYTES and c.dtype not in UNBANKABLE
@@ -223,9 +206,9 @@ class WeightBank:
             for precision in Precision
             if precision in (Precision.FP32, *precisions)
         }
-        found = cls._read(model, directory, wanted)
-        if found is not None:
-            return found
+        bank = cls._read(model, directory, wanted)
+        if bank is not None:
+            return bank
         with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
             return cls._write(model, directory, wanted)
@@ -257,7 +240,10 @@ class WeightBank:
             "format": _FORMAT,
             "model_sha256": model.sha256,
             "saturated": True,
-            **{str(p): {n: [place.offset, place.length] for n, place in of.items()} for p, of in places.items()},
+            **{
+                str(p): {n: [place.offset, place.length] for n, place in entries.items()}
+                for p, entries in places.items()
+            },
             "roundings": [asdict(r) for r in roundings],
             "sha256": {bank_file(p): files_sha256(directory / bank_file(p)) for p in wanted},
         }
@@ -275,9 +261,9 @@ class WeightBank:
             there = [p for p in Precision if p in wanted or str(p) in document]
             places = {p: {n: Place(*place) for n, place in document[str(p)].items()} for p in there}
             whole = all(
-                max((place.offset + place.length for place in of.values()), default=0)
+                max((place.offset + place.length for place in entries.values()), default=0)
                 <= (directory / bank_file(p)).stat().st_size
-                for p, of in places.items()
+                for p, entries in places.items()
             )
             complete = all(set(places[p]) >= set(names) for p, names in wanted.items())
             if not whole or not complete or set(places[Precision.FP32]) != set(wanted[Precision.FP32]):

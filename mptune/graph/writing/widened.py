@@ -48,14 +48,8 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
     """Write the model, computing in FP32, to ``path`` in the bank's folder.
 
     Args:
-        model: any model; where ``reduced_in_subgraphs`` it is written as it is.
-        bank: its large constants.
-        path: where to write.
         outputs: values of the main graph that become the only outputs, and nodes that none of them needs are left
             out; None for the model's own outputs.
-
-    Raises:
-        RunError: the file cannot be written, or the disk is full.
     """
     reduced = {} if reduced_in_subgraphs(model) else reduced_values(model)
     suffixes = new_suffix(model, "raw"), new_suffix(model, "half")
@@ -117,15 +111,9 @@ def write_changed(
     """Write what ``write_widened`` wrote once more, in the same folder, with other constants and attributes.
 
     Args:
-        widened: its file.
-        path: where to write.
         constants: initializer, or result of a node Constant, of the main graph -> its values, of the same shape.
         attributes: node of the main graph, attribute, its value; None leaves it out.
         is_part: the file has a part of the model: what it lacks is passed over.
-
-    Raises:
-        KeyError: the file has no such constant or node.
-        RunError: the file cannot be written, or the disk is full.
     """
     proto = onnx.load(widened, load_external_data=False)
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}

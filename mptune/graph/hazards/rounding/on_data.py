@@ -17,9 +17,8 @@ from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import KEPT, MAX, Hazard, group_of, kept_out, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.probes import REDUCTIONS, ProbeRecord
+from mptune.graph.hazards.probes import ProbeRecord
 from mptune.graph.hazards.rounding.poles import pole_hazards
-from mptune.graph.hazards.rounding.steep import column_hazards, steep_hazards, step_hazards
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
@@ -64,17 +63,10 @@ _MAX_STEPS = 64
 
 
 def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
-    """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16.
-
-    Args:
-        types: the model with its groups.
-        look: the same model's values.
-        patterns: of the same model.
-        seen: what the data showed.
-    """
+    """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16."""
     nodes = {node.name: node for node in types.model.nodes}
     inside = {index for pattern in patterns if pattern.kind in ("activation", "norm") for index in pattern.nodes}
-    found: list[Hazard] = []
+    hazards: list[Hazard] = []
     for record in seen.records:
         node = nodes[record.node]
         group = group_of(types, node)
@@ -84,27 +76,21 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
             continue
         if record.kind == "sum":
             lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
-            found += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
+            hazards += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
         elif record.kind == "pole":
-            found += pole_hazards(seen, record, node, group.id)
-        elif record.kind == "column":
-            found += column_hazards(seen, record, node, group.id)
-        elif record.kind == "curve" and not (node.index in inside and node.op_type in REDUCTIONS):
-            found += steep_hazards(seen, record, node, group.id)
-        elif record.kind == "step":
-            found += step_hazards(look, seen, record, node, group.id)
-        elif record.kind in ("softmax", "largest", "top", "comparison", "periodic", "grid"):
-            found += _spacing(seen, record, node, group.id)
-    decided = {(hazard.node, hazard.precision) for hazard in found if hazard.kind == "spacing"}
-    found = [h for h in found if h.kind != "curve" or (h.node, h.precision) not in decided]
-    in_fp16 = {(hazard.code, hazard.node) for hazard in found if hazard.precision is Precision.FP16}
-    found = [h for h in found if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
-    return found + [other for hazard in found for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)]
+            hazards += pole_hazards(seen, record, node, group.id)
+        elif record.kind in ("softmax", "largest", "comparison"):
+            hazards += _spacing(seen, record, node, group.id)
+    in_fp16 = {(hazard.code, hazard.node) for hazard in hazards if hazard.precision is Precision.FP16}
+    hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
+    return hazards + [
+        other for hazard in hazards for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)
+    ]
 
 
 def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) -> Iterator[Hazard]:
     """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
-    if hazard.code not in ("cancellation", "spacing", "index-in-float") or hazard.kind == "pole":
+    if hazard.code not in ("cancellation", "spacing") or hazard.kind == "pole":
         return
     done = {hazard.group}
     for name in look.varying(node):
@@ -217,10 +203,7 @@ _ANSWERS = {"Equal": "what Equal finds equal"}
 _DECIDED: Mapping[str, Callable[[str, float], str]] = {
     "softmax": lambda op, share: f"{share:.1%} of the weight of its rows moves to other elements",
     "largest": lambda op, share: f"{op} chooses another element in {share:.1%} of the rows",
-    "top": lambda op, share: f"{share:.1%} of what {op} chooses does not belong there",
     "comparison": lambda op, share: f"{share:.1%} of {_ANSWERS.get(op, f'the answers of {op}')} change",
-    "periodic": lambda op, share: f"{op} changes by more than 0.1 for {share:.1%} of them",
-    "grid": lambda op, share: f"{op} reads {share:.1%} of its coordinates more than a quarter of a pixel away",
 }
 
 
@@ -236,7 +219,7 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
         return []
     worst = largest(record.scalars["moved"])
     magnitude = record.scalars["magnitude"][worst]
-    gap = record.scalars["gap"][worst] if "gap" in record.scalars else math.inf
+    gap = record.scalars["gap"][worst]
     name, apart = record.precision.name, spacing(magnitude, record.precision)
     away = "" if not math.isfinite(gap) else f", and the next value is {gap:.3g} away on average"
     return [
@@ -245,7 +228,7 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
             "spacing",
             group,
             node.name,
-            node.inputs[1 if record.kind == "grid" else 0],
+            node.inputs[0],
             magnitude,
             f"values reach {magnitude:.4g}, where {name}'s spacing is {apart:.3g}{away}: once they are rounded,"
             f" {_DECIDED[record.kind](node.op_type, share)}",

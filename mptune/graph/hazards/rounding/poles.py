@@ -1,12 +1,12 @@
-"""Operands that FP16 or BF16 brings to where a function is infinite or not defined: zero, below it, or 1."""
+"""Operands that FP16 or BF16 brings to where a function is infinite or not defined: zero, or below it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from mptune.graph.hazards.hazard import Hazard, kept_out, largest, spacing
-from mptune.graph.hazards.probes import DEFINED_FROM_ONE, ProbeRecord
+from mptune.graph.hazards.hazard import Hazard, kept_out, largest
+from mptune.graph.hazards.probes import ProbeRecord
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Node
 
@@ -16,10 +16,6 @@ _AT_POLE: Mapping[str, tuple[str, str]] = {
     "Pow": ("zero or negative", "Pow is Inf or NaN"),
     "Div": ("zero", "the division gives Inf or NaN"),
     "Reciprocal": ("zero", "Reciprocal is Inf"),
-    "Atanh": ("1 or more", "Atanh is Inf or NaN"),
-    "Acos": ("more than 1", "Acos is NaN"),
-    "Asin": ("more than 1", "Asin is NaN"),
-    "Acosh": ("less than 1", "Acosh is NaN"),
 }
 
 
@@ -32,13 +28,7 @@ def pole_hazards(seen: Seen, record: ProbeRecord, node: Node, group: str) -> lis
     operand = node.inputs[1] if node.op_type == "Div" else node.inputs[0]
     there, result = _AT_POLE[node.op_type]
     count = f"{lost:.0f} of {values:.0f} values of {operand!r} (down to {smallest:.2g})"
-    if node.op_type in DEFINED_FROM_ONE:
-        count = f"{lost:.0f} of {values:.0f} values of {operand!r}, the nearest {smallest:.2g} from 1,"
-        apart = spacing(0.99, record.precision)
-        why = f"rounded to {name}, whose spacing below 1 is {apart:.2g}, {count} are {there}, and there {result}"
-        code = "spacing"
-        cure = f"{kept_out(record.precision)}, or keep the values from 1 in the model, as by a limit of 0.999"
-    elif 2 * vanished >= lost:
+    if 2 * vanished >= lost:
         why, code = f"{count} are too small for {name} and become zero, and there {result}", "vanishing-epsilon"
         cure = f"{kept_out(record.precision)}, or keep the values from zero in the model, as by a limit of 1e-4"
     else:

@@ -1,7 +1,8 @@
-"""Appends to an observing graph the nodes that answer probes, under new names."""
+"""Appends nodes and outputs to an observing graph, under new names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,39 +29,38 @@ class ProbeBuilder:
         self._opset = opset
         self._suffix = suffix
         self._count = 0
-        self._name, self.precision = "", Precision.FP16
+        self._name, self.precision = "tap", Precision.FP16
         self._known: dict[tuple[float, str], str] = {}
-        self._added: dict[tuple[str, tuple[str, ...], int, str], str] = {}
+        self._added: dict[tuple[str, tuple[str, ...], str], str] = {}
         self._rounded: dict[tuple[str, Precision], str] = {}
+        self._given: set[str] = set()
         self.recomputed: dict[tuple[str, int, Precision], str] = {}
 
     def start(self, name: str, precision: Precision) -> None:
         """Begin a probe: new names start with its name, and values are rounded to its precision."""
         self._name, self.precision = name, precision
 
-    def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
-        """Append a node unless the same one is there, as probes share what they ask; the name of its last output."""
-        key = op, inputs, outputs, repr(sorted(attributes.items()))
-        if key in self._added:
-            return self._added[key]
-        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(outputs)]
-        self._count += 1
-        self._graph.node.append(onnx.helper.make_node(op, inputs, names, name=names[0], **attributes))
-        self._added[key] = names[-1]
-        return names[-1]
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node unless the same one is there, as probes share what they ask; the name of its output."""
+        key = op, inputs, repr(sorted(attributes.items()))
+        if key not in self._added:
+            name = self._added[key] = f"{self._name}.{self._count}{self._suffix}"
+            self._count += 1
+            self._graph.node.append(onnx.helper.make_node(op, inputs, [name], name=name, **attributes))
+        return self._added[key]
 
-    def again(self, node: Node, *inputs: str, output: int = 0) -> str:
-        """The same operator on other inputs; the name of one of its outputs."""
+    def again(self, node: Node, *inputs: str) -> str:
+        """The same operator on other inputs; the name of its first output."""
         copied = onnx.NodeProto()
         copied.CopyFrom(node.proto)
-        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(max(len(node.outputs), output + 1))]
+        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(len(node.outputs))]
         self._count += 1
         del copied.input[:], copied.output[:]
         copied.input.extend(inputs)
         copied.output.extend(names)
         copied.name = names[0]
         self._graph.node.append(copied)
-        return names[output]
+        return names[0]
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
         """The name of a constant, which is there once."""
@@ -102,6 +102,17 @@ class ProbeBuilder:
             return self.add("Equal", first, second)
         apart = self.add("Abs", self.add("Sub", first, second))
         return self.add("Not", self.add("Greater", apart, self.constant(0.0)))
+
+    def give(self, value: str, shape: Sequence[None] = (), code: int = _FLOAT) -> str:
+        """Make a value an output of the graph, once: two probes may have an answer in common."""
+        if value not in self._given:
+            self._given.add(value)
+            self._graph.output.append(onnx.helper.make_tensor_value_info(value, code, shape))
+        return value
+
+    def give_shape(self, value: str) -> str:
+        """Make the shape of a value, int64 [rank], an output of the graph."""
+        return self.give(self.add("Shape", value), [None], onnx.TensorProto.INT64)
 
     def count(self, truth: str) -> str:
         """How many elements are true."""

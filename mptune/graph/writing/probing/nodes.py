@@ -6,44 +6,32 @@ The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means 
   rounding the operands does to the result; ``first_steps``, ``second_steps``: elements where that operand is not zero
   and the other, rounded, is finite and not zero; ``first_lost``, ``second_lost``: those of them where the rounded sum
   is the other operand.
-- softmax, largest, top: ``rows``; ``moved``: of softmax, the sum over the rows of the total variation distance between
-  the weights of rounded and of exact values; else the rows (or chosen places) that rounding decides otherwise;
+- softmax, largest: ``rows``; ``moved``: of softmax, the sum over the rows of the total variation distance between
+  the weights of rounded and of exact values; else the rows that rounding decides otherwise;
   ``magnitude``: largest of a row's extreme; ``gap``: mean distance of the extreme from the next value.
 - comparison: ``rows``: elements; ``moved``: those whose answer rounding changes; ``magnitude``; ``gap``: mean distance.
-- periodic: ``rows``: elements; ``moved``: those whose sine or cosine rounding the angle changes by more than 0.1;
-  ``magnitude``.
-- grid: ``rows``: coordinates; ``moved``: those that rounding moves by more than a quarter of a pixel; ``magnitude``.
-- curve: ``error``: mean square of what rounding the operands does to the result; ``mean``, ``square``: mean and mean
-  square of the result; ``magnitude``: largest of the first operand.
-- step: ``rows``: elements; ``moved``: those whose whole number rounding the operand changes; ``magnitude``; and
-  ``error``, ``mean`` and ``square`` as of a curve.
-- column: ``error``, ``mean``, ``square`` of a sum as of a curve, each [columns]; a column has its own scale.
 - guard: ``smallest``: smallest magnitude that the constant is added to, or bounds.
 - pole: ``values``: elements of the operand that are not zero (of Log, Sqrt and Pow: above zero); ``lost``: those of
   them that are zero (or below) where the operand is computed of rounded values; ``vanished``: those of them that
-  rounding alone makes zero; ``smallest``: smallest magnitude of those that are lost, infinite where none is. Of Atanh,
-  Acos, Asin and Acosh the distance from 1 stands for the operand.
+  rounding alone makes zero; ``smallest``: smallest magnitude of those that are lost, infinite where none is.
 - variance: ``smallest``: of the variances per sample and channel.
 - batch-norm: ``mean``: of the data, [channels].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
-import onnx.helper
 
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.hazards.masked_rows import softmax_rows
-from mptune.graph.hazards.probes import DEFINED_FROM_ONE, Probe, ProbeKind, column_axis, find_probes, rounded_slots
+from mptune.graph.hazards.probes import Probe, ProbeKind, find_probes
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.plan import Precision
 from mptune.graph.writing.probing.builder import ProbeBuilder
 
-_FLOAT = onnx.TensorProto.FLOAT
 _BF16_SINCE = 13
 """Operator set from which Cast has BFLOAT16."""
 
@@ -51,9 +39,6 @@ _POLE_DEPTH = 4
 """So many operators before a pole are computed again: a variance is subtracted, clipped, and an epsilon is added."""
 _LEAST: Mapping[Precision, float] = {Precision.FP16: 1e-30, Precision.BF16: 1e-38}
 """Each has no value between zero and this one; BF16 subnormal ones, which engines take for zero."""
-_HALF = 0.5
-_FAR_OFF, _PIXELS_OFF = 0.1, 0.25
-"""What rounding an angle changes of its sine, and a coordinate of a place in an image, to be counted."""
 _RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
 
 
@@ -62,12 +47,9 @@ class ProbeTap:
     """The names of the outputs that answer one probe.
 
     Attributes:
-        kind: what is asked.
-        node: name of the node.
         key: the value that the answer is filed under.
         outputs: fact -> scalar output.
         vectors: fact -> output of rank 1.
-        precision: that operands are rounded to, where they are.
     """
 
     kind: ProbeKind
@@ -78,35 +60,21 @@ class ProbeTap:
     precision: Precision = Precision.FP16
 
 
-def add_probes(
-    graph: onnx.GraphProto, model: Model, suffix: str, precisions: Sequence[str] = DEFAULT_PRECISIONS
-) -> tuple[ProbeTap, ...]:
-    """Append the nodes that answer the model's probes, and their outputs, to the observing graph.
-
-    Args:
-        graph: of the model, which is added to.
-        model: the model.
-        suffix: ends every new name.
-        precisions: that groups may have; BF16 is asked about from the operator set on in which Cast has it.
-    """
-    build, rows = ProbeBuilder(graph, model.opset, suffix), softmax_rows(model)
+def add_probes(build: ProbeBuilder, model: Model, precisions: Sequence[str]) -> tuple[ProbeTap, ...]:
+    """Append the nodes that answer the model's probes, and their outputs, to the observing graph."""
+    rows = softmax_rows(model)
     if model.opset < _BF16_SINCE:
         precisions = [precision for precision in precisions if precision != Precision.BF16]
     taps = []
-    there: set[str] = set()  # two probes may have an answer in common
-
-    def put_out(names: Iterable[str], shape: Sequence[None]) -> None:
-        new = [name for name in dict.fromkeys(names) if name not in there]
-        graph.output.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, shape) for name in new)
-        there.update(new)
-
     for probe in find_probes(model, precisions):
         node = model.nodes[probe.node]
         build.start(f"{probe.kind}.{probe.node}.{probe.precision}", probe.precision)
         facts, vectors = _answer(build, probe, node, model, rows)
+        for name in facts.values():
+            build.give(name)
+        for name in vectors.values():
+            build.give(name, [None])
         if facts or vectors:
-            put_out(facts.values(), [])
-            put_out(vectors.values(), [None])
             taps.append(ProbeTap(probe.kind, node.name, probe.key, facts, vectors, probe.precision))
     return tuple(taps)
 
@@ -131,25 +99,12 @@ def _answer(
             return {}, {"mean": build.reduce("ReduceMean", probe.value, (0, *range(2, rank)))}
         case "comparison":
             return _comparison(build, node), {}
-        case "periodic":
-            return _periodic(build, node), {}
-        case "curve":
-            return _curve(build, node), {}
-        case "step":
-            return _step(build, node), {}
-        case "column":
-            return {}, _columns(build, node, len(model.info(node.outputs[0]).shape or ()))
-        case "grid":
-            return _grid(build, node), {}
         case "softmax":
             axes = rows.get(node.inputs[0], ())
             return (_softmax(build, node, axes) if axes else {}), {}
         case "largest":
             stated = attribute(node, "axis")
             return _largest(build, node, stated if isinstance(stated, int) else 0), {}
-        case "top":
-            stated = attribute(node, "axis")
-            return _top(build, node, stated if isinstance(stated, int) else -1), {}
 
 
 def _sum(build: ProbeBuilder, node: Node) -> dict[str, str]:
@@ -182,15 +137,11 @@ def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str
     rounded = _recomputed(build, value, model, _POLE_DEPTH)
     size = build.add("Abs", value)
     before, after, alone = value, rounded, build.rounded(value)
-    if node.op_type in DEFINED_FROM_ONE:
-        before, after, alone = (_from_one(build, node.op_type, each) for each in (value, rounded, alone))
-        size = before
     if node.op_type in ("Div", "Reciprocal"):
         before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
     stands = build.add("Greater", before, zero)
     # NaN is below neither limit: it was made before.
-    is_defined_at_zero = node.op_type == "Sqrt" or (node.op_type in DEFINED_FROM_ONE and node.op_type != "Atanh")
-    limit = zero if is_defined_at_zero else build.constant(_LEAST[build.precision])
+    limit = zero if node.op_type == "Sqrt" else build.constant(_LEAST[build.precision])
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {
@@ -201,18 +152,12 @@ def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str
     }
 
 
-def _from_one(build: ProbeBuilder, operator: str, value: str) -> str:
-    """How far a value is inside of where an operator is defined, which 1 bounds; negative outside."""
-    one = build.constant(1.0)
-    return build.add("Sub", value, one) if operator == "Acosh" else build.add("Sub", one, build.add("Abs", value))
-
-
 def _recomputed(build: ProbeBuilder, value: str, model: Model, depth: int) -> str:
     """A value as FP16 or BF16 computes it of what the last operators before it read, rounded; reductions as seen."""
     index = model.producer.get(value)
     node = None if index is None else model.nodes[index]
-    known = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
-    if node is None or not known or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
+    is_recomputed = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
+    if node is None or not is_recomputed or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
         return build.rounded(value)
     key = value, depth, build.precision
     if key not in build.recomputed:
@@ -240,73 +185,6 @@ def _comparison(build: ProbeBuilder, node: Node) -> dict[str, str]:
     }
 
 
-def _periodic(build: ProbeBuilder, node: Node) -> dict[str, str]:
-    angle, result = node.inputs[0], node.outputs[0]
-    apart = build.add("Abs", build.add("Sub", build.again(node, build.rounded(angle)), result))
-    return {
-        "rows": build.size(result),
-        "moved": build.count(build.add("Greater", apart, build.constant(_FAR_OFF))),
-        "magnitude": build.reduce("ReduceMax", build.add("Abs", angle)),
-    }
-
-
-def _curve(build: ProbeBuilder, node: Node) -> dict[str, str]:
-    first, result = node.inputs[0], node.outputs[0]
-    facts = _moments(build, result, _change(build, node))
-    return {**facts, "magnitude": build.reduce("ReduceMax", build.add("Abs", first))}
-
-
-def _change(build: ProbeBuilder, node: Node) -> str:
-    """What rounding its computed operands changes of a node's result."""
-    operands = [build.rounded(name) if at in rounded_slots(node) else name for at, name in enumerate(node.inputs)]
-    return build.add("Sub", build.again(node, *operands), node.outputs[0])
-
-
-def _moments(build: ProbeBuilder, result: str, change: str, axes: tuple[int, ...] = ()) -> dict[str, str]:
-    square = build.add("Mul", result, result)
-    return {
-        "error": build.reduce("ReduceMean", build.add("Mul", change, change), axes),
-        "mean": build.reduce("ReduceMean", result, axes),
-        "square": build.reduce("ReduceMean", square, axes),
-    }
-
-
-def _step(build: ProbeBuilder, node: Node) -> dict[str, str]:
-    value = node.inputs[0]
-    before, after = node.outputs[0], build.again(node, build.rounded(value))
-    if node.op_type == "Cast":
-        before, after = (build.add("Cast", each, to=_FLOAT) for each in (before, after))
-    change = build.add("Sub", after, before)
-    moved = build.add("Greater", build.add("Abs", change), build.constant(_HALF))
-    return {
-        **_moments(build, before, change),
-        "rows": build.size(before),
-        "moved": build.count(moved),
-        "magnitude": build.reduce("ReduceMax", build.add("Abs", value)),
-    }
-
-
-def _columns(build: ProbeBuilder, node: Node, rank: int) -> dict[str, str]:
-    own = column_axis(rank)
-    first, second, result = node.inputs[0], node.inputs[1], node.outputs[0]
-    change = build.add("Sub", build.add(node.op_type, build.rounded(first), build.rounded(second)), result)
-    return _moments(build, result, change, tuple(axis for axis in range(rank) if axis != own))
-
-
-def _grid(build: ProbeBuilder, node: Node) -> dict[str, str]:
-    """Coordinates from -1 to 1 lie along the axes of the image that they are of: the last of them is the first axis."""
-    image, grid = node.inputs[:2]
-    ends = (build.constant((axis,), np.int64) for axis in (-1, 1, 0, -1))
-    sizes = build.add("Cast", build.add("Slice", build.add("Shape", image), *ends), to=_FLOAT)
-    apart = build.add("Abs", build.add("Sub", build.rounded(grid), grid))
-    pixels = build.add("Mul", apart, build.add("Mul", sizes, build.constant(0.5)))
-    return {
-        "rows": build.size(grid),
-        "moved": build.count(build.add("Greater", pixels, build.constant(_PIXELS_OFF))),
-        "magnitude": build.reduce("ReduceMax", build.add("Abs", grid)),
-    }
-
-
 def _softmax(build: ProbeBuilder, node: Node, axes: tuple[int, ...]) -> dict[str, str]:
     value = node.inputs[0]
     weights = build.again(node, build.rounded(value))
@@ -321,19 +199,6 @@ def _largest(build: ProbeBuilder, node: Node, axis: int) -> dict[str, str]:
     same = build.add("Equal", chosen, node.outputs[0])
     facts = _extremes(build, value, (axis,), largest=node.op_type == "ArgMax")
     return {**facts, "moved": build.count(build.add("Not", same))}
-
-
-def _top(build: ProbeBuilder, node: Node, axis: int) -> dict[str, str]:
-    """What rounding puts among the top k although it does not belong there."""
-    value, k = node.inputs[:2]
-    largest = attribute(node, "largest") != 0
-    values = build.again(node, value, k)
-    places = build.again(node, build.rounded(value), k, output=1)
-    found = build.add("GatherElements", value, places, axis=axis)
-    limit = build.reduce("ReduceMin" if largest else "ReduceMax", values, (axis,), keepdims=1)
-    facts = _extremes(build, value, (axis,), largest=largest)
-    wrong = build.add("Less" if largest else "Greater", found, limit)
-    return {**facts, "rows": build.size(values), "moved": build.count(wrong)}
 
 
 def _extremes(build: ProbeBuilder, value: str, axes: tuple[int, ...], *, largest: bool) -> dict[str, str]:

@@ -1,26 +1,15 @@
 """A model written out in the steps after which ONNX Runtime's CUDA provider rounds to FP16, for its emulation.
 
-Measured on an H200 (ResNet-50, groups alone in FP16): a convolution's result is rounded before the bias is added and
-again after, a mean over the last axes before the division and again after. Emulated with one rounding each, the errors
-of these groups are 0.88 (median of 53 convolutions) and 0.71 of the measured ones; written out, 1.00 both. TensorRT
-adds the bias before it rounds, so its emulation takes the model as it is.
+- A convolution's result is rounded before the bias is added and again after; a mean over the last axes before the
+  division and again after. TensorRT adds the bias before it rounds, so its emulation takes the model as it is.
+- A matrix product and its scales, in front and behind, are one step (``matmul_scale_fusion.cc``).
+- A GELU that is written out multiplies by FP16's root of 0.5 where the model divides by the root of 2
+  (``gelu_fusion.cc``): dividing would make what goes into the Erf 2e-4 larger.
+- A sigmoid in BF16 is rounded after each step of ``1 / (1 + exp(-x))``, for negative values one minus that of ``-x``
+  (``OP_Sigmoid`` in ``cuda/activation``). In FP16 it is rounded once, unless it is multiplied by its own input (SiLU),
+  which becomes one kernel with the same steps (``quick_gelu_fusion.cc``).
 
-A matrix product and its scales are computed in one step, without a rounding in between: ``MatMul(q, k) * 0.125`` is one
-product with a factor, and so are scales in front of it, and several in a row
-(``onnxruntime/core/optimizer/matmul_scale_fusion.cc``). Measured on an H200 (a flow network, groups alone in FP16, 256
-rows): with roundings in between, the errors of two correlations were emulated 1.21 and 1.17 times too large, without
-them at 0.94 and 1.00 of the measured ones; those of four attention cores are within 1.2 %, and were within 2.2 %.
-
-A GELU that is written out with an Erf becomes one kernel, which multiplies by FP16's nearest value to the root of 0.5
-where the model divides by the root of 2 (``onnxruntime/core/optimizer/gelu_fusion.cc``; ``benchmarks.roundings`` on an
-H200: all values are those of the formula). FP16's 1.4141 is 1e-4 too small, its 0.7071 too, so with a division each
-value that goes into the Erf would be 2e-4 larger.
-
-A sigmoid in BF16 is rounded after each of its own steps: ``1 / (1 + exp(-x))``, for negative values one minus that of
-``-x`` (``OP_Sigmoid`` in ``onnxruntime/core/providers/cuda/activation``). In FP16 it is rounded once, unless it is
-multiplied by its own input (SiLU), which becomes one kernel with the same steps
-(``onnxruntime/core/optimizer/quick_gelu_fusion.cc``). ``benchmarks.roundings`` on an H200: 99.7 % of the values of a
-sigmoid in FP16 are those of one rounding, all others are those of the steps; with one rounding 40 to 46 %.
+``benchmarks.roundings`` on an H200 measures all of these.
 """
 
 from __future__ import annotations
@@ -42,10 +31,6 @@ def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ())
     """The model with biases of convolutions and divisions of means as nodes of their own, in the groups of their nodes.
 
     Nodes that are computed together with their readers get ``rounds=False``.
-
-    Args:
-        grouped: the model and its groups.
-        fused: nodes that the provider computes as one in FP16: they stay as they are.
 
     Returns:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
@@ -81,9 +66,9 @@ def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ())
 def _other_epsilons(look: Lookup, fused: Sequence[FusedNodes]) -> Mapping[str, tuple[int, float]]:
     """Node that adds a norm's epsilon -> at which input it stands, and what the provider adds in FP16."""
     named = {node.name: node for node in look.model.nodes}
-    found = {}
-    for one in fused:
-        step = None if one.epsilon is None else epsilon_step(look, [named[name] for name in one.nodes])
-        if step is not None and one.epsilon is not None:
-            found[step[0].name] = step[1], one.epsilon
-    return found
+    epsilons = {}
+    for operator in fused:
+        step = None if operator.epsilon is None else epsilon_step(look, [named[name] for name in operator.nodes])
+        if step is not None and operator.epsilon is not None:
+            epsilons[step[0].name] = step[1], operator.epsilon
+    return epsilons

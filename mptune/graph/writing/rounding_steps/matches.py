@@ -17,7 +17,7 @@ def divisions_of_gelus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
 
     All are of one group: a plan may put a Cast between groups.
     """
-    found: set[str] = set()
+    divisions: set[str] = set()
     for erf in grouped.model.nodes:
         if not erf.is_standard or erf.op_type != "Erf":
             continue
@@ -31,8 +31,8 @@ def divisions_of_gelus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
             continue
         is_gelu = _is(look, division.inputs[1], math.sqrt(2.0)) and _is(look, look.other(after, erf.outputs[0]), 1.0)
         if is_gelu and grouped.in_one_group(nodes):
-            found.add(division.name)
-    return frozenset(found)
+            divisions.add(division.name)
+    return frozenset(divisions)
 
 
 def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
@@ -40,7 +40,7 @@ def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
 
     All are of one group: a plan may put a Cast between groups.
     """
-    found: set[str] = set()
+    sigmoids: set[str] = set()
     for sigmoid in grouped.model.nodes:
         if not sigmoid.is_standard or sigmoid.op_type != "Sigmoid":
             continue
@@ -55,8 +55,8 @@ def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
                 continue
             nodes.append(scale)
         if grouped.in_one_group(nodes):
-            found.add(sigmoid.name)
-    return frozenset(found)
+            sigmoids.add(sigmoid.name)
+    return frozenset(sigmoids)
 
 
 def _is(look: Lookup, constant: str, value: float) -> bool:

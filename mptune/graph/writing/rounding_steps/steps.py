@@ -13,6 +13,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import new_suffix
+from mptune.graph.grouping.lookup import reduced_axes
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializer
 
@@ -62,14 +63,14 @@ class Steps:
 
     def constants(self, nodes: Sequence[Node]) -> dict[str, Initializer]:
         """The constants among ``nodes``, the new ones and those of the model where they stand now."""
-        found = {}
+        initializers = {}
         for node in nodes:
             name = node.outputs[0] if node.outputs else ""
             if name in self._values:
-                found[name] = make_initializer(name, self._values[name], self._model.path, node_index=node.index)
+                initializers[name] = make_initializer(name, self._values[name], self._model.path, node_index=node.index)
             elif node.op_type == "Constant" and name in self._model.initializers:
-                found[name] = replace(self._model.initializers[name], node_index=node.index)
-        return found
+                initializers[name] = replace(self._model.initializers[name], node_index=node.index)
+        return initializers
 
     def _convolution(self, node: Node) -> None:
         """``Conv(x, w, b)`` as ``Conv(x, w) + b``."""
@@ -91,12 +92,12 @@ class Steps:
     def _mean(self, node: Node) -> None:
         """``ReduceMean(x)`` over the last axes as ``ReduceSum(x) / count``."""
         x, (out,) = node.inputs[0], node.outputs
-        shape, axes = self._model.info(x).shape, self._axes(node)
+        shape = self._model.info(x).shape
+        axes = reduced_axes(self._model, node, len(shape or ()))
         if shape is None or not axes or not self._model.info(out).is_float32:
             return
-        axes = sorted(axis % len(shape) for axis in axes)
         sizes = [size for size in shape[axes[0] :] if isinstance(size, int)]
-        if not axes[0] > 0 or axes != list(range(axes[0], len(shape))) or len(sizes) < len(axes):
+        if not axes[0] > 0 or axes != tuple(range(axes[0], len(shape))) or len(sizes) < len(axes):
             return
         keep = next((a.i for a in node.proto.attribute if a.name == "keepdims"), 1)
         raw, count = out + self._suffix["unrounded"], out + self._suffix["count"]
@@ -114,9 +115,9 @@ class Steps:
         if self._model.opset < _WHERE_HAS_BF16 or not self._model.info(out).is_float32:
             return
         shape = self._model.info(out).shape
-        one, zero, mark, kept = (out + self._suffix[kind] for kind in ("one", "zero", "mark", "kept"))
+        unit, zero, mark, kept = (out + self._suffix[kind] for kind in ("one", "zero", "mark", "kept"))
         name = {step: out + self._suffix[step] for step in _SIGMOID_STEPS}
-        self._constant(one, np.array(1.0, np.float32))
+        self._constant(unit, np.array(1.0, np.float32))
         self._constant(zero, np.array(0.0, np.float32))
         rounded = _ROUNDED_BY_BOTH if node.name in self._silus else _ROUNDED_BY_BF16
         self._constant(mark, np.array(rounded, np.float32))
@@ -124,12 +125,12 @@ class Steps:
             ("Abs", (x,), "size"),
             ("Neg", (name["size"],), "exponent"),
             ("Exp", (name["exponent"],), "power"),
-            ("Add", (name["power"], one), "sum"),
-            ("Div", (one, name["sum"]), "large"),
-            ("Sub", (one, name["large"]), "small"),
+            ("Add", (name["power"], unit), "sum"),
+            ("Div", (unit, name["sum"]), "large"),
+            ("Sub", (unit, name["large"]), "small"),
             ("Greater", (x, zero), "positive"),
             ("Where", (name["positive"], name["large"], name["small"]), "stepwise"),
-            ("Greater", (mark, one), "whole"),
+            ("Greater", (mark, unit), "whole"),
         ):
             self.tensors[name[step]] = TensorInfo(
                 name[step],
@@ -156,14 +157,16 @@ class Steps:
             ("more", epsilon - in_fp16),
         ):
             self._constant(name[constant], np.array(value, np.float32))
+        name["own"] = own
         for op_type, inputs, step in (
             ("Mul", ("tiny", "large"), "partly"),
             ("Mul", ("partly", "large"), "wide"),
             ("Sub", ("whole_one", "wide"), "narrow"),
             ("Mul", ("more", "narrow"), "added"),
+            ("Add", ("own", "added"), "taken"),
         ):
-            self._step(op_type, [name[i] for i in inputs], name[step], (), rounds=False)
-        self._step("Add", (own, name["added"]), name["taken"], (), rounds=False)
+            self._tensor(name[step], ())
+            self._append(onnx.helper.make_node(op_type, [name[i] for i in inputs], [name[step]]), rounds=False)
         proto = onnx.NodeProto()
         proto.CopyFrom(node.proto)
         proto.input[slot] = name["taken"]
@@ -177,13 +180,6 @@ class Steps:
         self._constant(root, np.full(shape, math.sqrt(0.5), np.float32))
         self._append(onnx.helper.make_node("Mul", [node.inputs[0], root], node.outputs), node.name)
 
-    def _axes(self, node: Node) -> list[int]:
-        """The axes of a reduction; none where they are all, or not known."""
-        if len(node.inputs) < 2:
-            return next((list(a.ints) for a in node.proto.attribute if a.name == "axes"), [])
-        known = self._model.initializers.get(node.inputs[1])
-        return [] if known is None else [int(axis) for axis in known.numpy().ravel()]
-
     def _rank(self, tensor: str) -> int | None:
         shape = self._model.info(tensor).shape
         return None if shape is None else len(shape)
@@ -196,29 +192,13 @@ class Steps:
         self.tensors[name] = TensorInfo(name, "float" if value.dtype == np.float32 else "int64", value.shape)
         self._append(onnx.helper.make_node("Constant", [], [name], value=self._values[name]))
 
-    def _reshaping(
-        self, op_type: str, x: str, out: str, axes: Sequence[int], *, rounds: bool = True, **attributes: Any
-    ) -> None:
+    def _reshaping(self, op_type: str, x: str, out: str, axes: Sequence[int], **attributes: Any) -> None:
         """An operator with axes, which later operator sets read as an input."""
         if self._model.opset < _AXES_ARE_INPUTS[op_type]:
-            self._append(onnx.helper.make_node(op_type, [x], [out], axes=list(axes), **attributes), rounds=rounds)
+            self._append(onnx.helper.make_node(op_type, [x], [out], axes=list(axes), **attributes))
             return
         self._constant(out + self._suffix["axes"], np.array(axes, np.int64))
-        made = onnx.helper.make_node(op_type, [x, out + self._suffix["axes"]], [out], **attributes)
-        self._append(made, rounds=rounds)
-
-    def _step(
-        self,
-        op_type: str,
-        inputs: Sequence[str],
-        out: str,
-        shape: tuple[int | str | None, ...] | None,
-        *,
-        rounds: bool = True,
-    ) -> None:
-        """A node with one result of a new name."""
-        self._tensor(out, shape)
-        self._append(onnx.helper.make_node(op_type, inputs, [out]), rounds=rounds)
+        self._append(onnx.helper.make_node(op_type, [x, out + self._suffix["axes"]], [out], **attributes))
 
     def _append(self, proto: onnx.NodeProto, name: str = "", *, rounds: bool = True) -> None:
         proto.name = name or proto.output[0] + self._suffix["step"]
