@@ -7,12 +7,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 
+from mptune.api.reading import one_or_several
 from mptune.api.run_path import file_stem
 from mptune.choice import Choice
 from mptune.data.checks import shape_text
@@ -26,7 +27,7 @@ from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.rundir import RunDirectory
-from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
+from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
@@ -160,14 +161,12 @@ def recorded_metric(
     return recorded, given
 
 
-def shapes_argument(shapes: Shapes | None) -> tuple[ShapeRange, ...]:
+def shapes_argument(shapes: Shapes) -> tuple[ShapeRange, ...]:
     """The shape ranges of dynamic inputs.
 
     Raises:
         SettingsError: not understood.
     """
-    if shapes is None:
-        return ()
     if isinstance(shapes, str):
         return (ShapeRange.parse(shapes),)
     if isinstance(shapes, Mapping):
@@ -182,6 +181,42 @@ def _range(name: str, given: Any) -> ShapeRange:
     except (TypeError, ValueError):
         raise SettingsError(f"--shapes {name}: {given!r} is not understood", _SHAPES_HINT) from None
     return ShapeRange(name, smallest, usual, largest)
+
+
+_AS_SETTING: dict[str, Callable[[Any], Any]] = {
+    "out": Path,
+    "target": os.fspath,
+    "space": os.fspath,
+    "labels": Path,
+    "precisions": lambda given: tuple(given.split(",") if isinstance(given, str) else given),
+    "tolerance": Tolerance.parse_all,
+    "ignore": one_or_several,
+    "limits": one_or_several,
+    "feedback": one_or_several,
+    "gpus": tuple,
+    "shapes": shapes_argument,
+}
+"""Argument of ``mptune.search`` -> what makes the setting of it, where a caller may give it in other forms."""
+
+
+def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
+    """The settings that the arguments of ``mptune.search`` come to; None is the default.
+
+    Raises:
+        SettingsError: a value is out of range, or not understood.
+        DataError: the metric's script cannot be loaded.
+        RunError: it lies in the run directory.
+    """
+    (metric, function), reported = metric_arguments(arguments["metric"], run, fresh=arguments["fresh"])
+    data, more_data = data_arguments(arguments["data"])
+    names = {one.name for one in fields(SearchSettings)} & {
+        name for name, value in arguments.items() if value is not None
+    }
+    settings = {name: _AS_SETTING.get(name, lambda given: given)(arguments[name]) for name in names}
+    if arguments["batch"] != 1:
+        settings["data_settings"] = replace(settings.get("data_settings", DataSettings()), batch=arguments["batch"])
+    settings |= {"metric": metric, "data": data}
+    return SearchSettings(**settings, more_data=more_data, reported_metrics=reported, metric_function=function)
 
 
 def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:
@@ -320,12 +355,7 @@ def listening(
 ) -> Iterator[Listener]:
     """The listener of a run: the caller's, mptune's own on stderr, both, or one that does nothing.
 
-    Args:
-        progress: show progress on stderr; None does where stderr is a terminal or in a notebook, and no listener is
-            given.
-        listener: the caller's.
-        max_error: the limit asked for, so that the best plan so far can be shown.
-        max_latency_ms: likewise.
+    ``progress`` None shows it in a terminal or a notebook, where no listener is given.
     """
     if progress is None:
         progress = listener is None and (sys.stderr.isatty() or _in_notebook())

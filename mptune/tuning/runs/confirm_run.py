@@ -339,8 +339,8 @@ def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 
         seed=fixed.seed,
         confirm_rounds=file.search.confirm_rounds,
         shapes=fixed.shapes,
-        tensorrt=fixed.tensorrt.settings(),
-        latency=fixed.latency.settings(),
+        tensorrt=fixed.tensorrt,
+        latency=fixed.latency,
         data_settings=DataSettings(batch=fixed.batch),
     )
 

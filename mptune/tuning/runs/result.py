@@ -73,7 +73,7 @@ def front_of(
     fixed, search = file.fixed_settings, file.search
     settings = SearchSettings(
         confirm_rounds=search.confirm_rounds,
-        latency=fixed.latency.settings(),
+        latency=fixed.latency,
         tf32=fixed.tf32,
         reported_metrics=search.reported_metrics,
     )
