@@ -35,11 +35,7 @@ app = typer.Typer(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; the console script's entry point.
-
-    Args:
-        argv: arguments without the program's name; those of the process by default.
-    """
+    """Run the command line and return the exit code; the console script's entry point."""
     # A stream that was closed before the start (``2>&-``) is None in Python.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115

@@ -150,7 +150,6 @@ class Tolerance:
     """The largest error of an output, or of some of its columns, that a plan may have.
 
     Attributes:
-        output: its name.
         columns: 0-based; None means all of it.
         limit: in the metric's unit, or in the output's own.
         is_absolute: the limit is one of the largest absolute error.
@@ -166,9 +165,6 @@ class Tolerance:
         """Read ``OUTPUT=X``, ``OUTPUT[4]=X``, ``OUTPUT[0:4]=X`` or ``OUTPUT[0,2,5]=X``; X may begin with ``abs:``.
 
         The name ends at the last ``[`` or the last ``=``; ``0:4`` leaves column 4 out.
-
-        Raises:
-            SettingsError: the text is no tolerance.
         """
         where, equals, value = text.rpartition("=")
         name, columns = where, None
@@ -188,11 +184,7 @@ class Tolerance:
 
     @classmethod
     def parse_all(cls, given: Tolerances) -> tuple[Tolerance, ...]:
-        """Read several, in any form that a caller may give them in.
-
-        Raises:
-            SettingsError: one is not understood.
-        """
+        """Read several, in any form that a caller may give them in."""
         if isinstance(given, (str, Tolerance)):
             given = (given,)
         elif isinstance(given, Mapping):
@@ -279,11 +271,7 @@ class DataSettings:
 
 
 def check_limits(max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None = None) -> None:
-    """Refuse limits that no plan can be asked to meet.
-
-    Raises:
-        SettingsError: one is not above 0.
-    """
+    """Refuse limits that no plan can be asked to meet."""
     limits = (("--max-error", max_error), ("--max-latency-ms", max_latency_ms), ("--max-memory", max_memory_bytes))
     for name, value in limits:
         _check_positive(name, value, "give a number above 0")

@@ -60,17 +60,7 @@ def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]
 
 
 def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
-    """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on.
-
-    Args:
-        metric: the caller's.
-        run: the run directory, in which no script is run.
-
-    Raises:
-        SettingsError: no such metric, or neither a name nor a function.
-        DataError: the script that it names cannot be loaded.
-        RunError: the script lies in the run directory.
-    """
+    """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on."""
     if callable(metric):
         return callable_name(metric), metric
     if not isinstance(metric, str):
@@ -82,11 +72,7 @@ def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetri
 
 
 def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str, TaskMetric | None], tuple[str, ...]]:
-    """The objective, as ``metric_argument`` has it, and the names of the metrics that are reported beside it.
-
-    Raises:
-        SettingsError: none, one is given twice, or a function is not the first.
-    """
+    """The objective, as ``metric_argument`` has it, and the names of the metrics that are reported beside it."""
     is_one = metric is None or isinstance(metric, str) or not isinstance(metric, Sequence)
     several = [metric] if is_one else list(metric)
     if metric is None:
@@ -106,11 +92,7 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str,
 
 
 def check_reported(recorded: Sequence[str], run: Path, command: str = "confirm") -> None:
-    """Refuse reported metrics that are scripts which only a run directory names.
-
-    Raises:
-        RunError: naming the first of them.
-    """
+    """Refuse reported metrics that are scripts which only a run directory names."""
     for metric in recorded:
         check_recorded(metric, run, command)
 
@@ -142,11 +124,6 @@ def recorded_metric(
 
     Returns:
         The name, which differs from the recorded one where the caller's script lies elsewhere; and the function.
-
-    Raises:
-        SettingsError: the metric that is given is another one.
-        DataError: the script cannot be loaded.
-        RunError: the script is not trusted.
     """
     if given is not None and not callable(given):
         names = [undirected(one).rpartition(":")[2] for one in (given, recorded)]
@@ -162,11 +139,7 @@ def recorded_metric(
 
 
 def shapes_argument(shapes: Shapes) -> tuple[ShapeRange, ...]:
-    """The shape ranges of dynamic inputs.
-
-    Raises:
-        SettingsError: not understood.
-    """
+    """The shape ranges of dynamic inputs, from any form that a caller may give them in."""
     if isinstance(shapes, str):
         return (ShapeRange.parse(shapes),)
     if isinstance(shapes, Mapping):
@@ -200,13 +173,7 @@ _AS_SETTING: dict[str, Callable[[Any], Any]] = {
 
 
 def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
-    """The settings that the arguments of ``mptune.search`` come to; None is the default.
-
-    Raises:
-        SettingsError: a value is out of range, or not understood.
-        DataError: the metric's script cannot be loaded.
-        RunError: it lies in the run directory.
-    """
+    """The settings that the arguments of ``mptune.search`` come to; None is the default."""
     (metric, function), reported = metric_arguments(arguments["metric"], run, fresh=arguments["fresh"])
     data, more_data = data_arguments(arguments["data"])
     names = {one.name for one in fields(SearchSettings)} & {
@@ -220,11 +187,7 @@ def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
 
 
 def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:
-    """Refuse shapes of inputs that the model does not have, or has in another rank or with fixed sizes.
-
-    Raises:
-        SettingsError: naming the first of them.
-    """
+    """Refuse shapes of inputs that the model does not have, or has in another rank or with fixed sizes."""
     declared = {info.name: info for info in inputs}
     dynamic = ", ".join(f"{i.name} {shape_text(i.shape or ())}" for i in inputs if not _is_fixed(i)) or "none"
     for one in shapes:
@@ -250,11 +213,7 @@ def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> 
 
 
 def check_batch(batch: int, inputs: Sequence[TensorInfo]) -> None:
-    """Refuse a batch for a model whose batch is fixed at another size.
-
-    Raises:
-        SettingsError: no input's first dimension is dynamic, and none has this size.
-    """
+    """Refuse a batch for a model whose batch is fixed at another size."""
     first = [info.shape[0] if info.shape else None for info in inputs if info.shape is None or info.shape]
     if batch == 1 or not first or any(not isinstance(size, int) or size == batch for size in first):
         return
@@ -281,9 +240,6 @@ def choice_argument(
     """How a plan is chosen.
 
     ``metric_limits`` are those on the metrics' own values.
-
-    Raises:
-        SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
     """
     check_limits(max_error, max_latency_ms, max_memory_bytes)
     tolerances = Tolerance.parse_all(tolerance or ())
@@ -304,12 +260,7 @@ def choice_argument(
 
 @contextlib.contextmanager
 def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
-    """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends.
-
-    Raises:
-        ModelError: it cannot be read, typed or tuned; or it is in memory and larger than 2 GiB, or without the
-            external data that it refers to.
-    """
+    """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends."""
     if not isinstance(model, onnx.ModelProto):
         yield load_typed_model(Path(model), opset=opset)
         return
@@ -333,11 +284,7 @@ def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
 
 
 def placed_model(model: Model, given: ModelLike, run: RunDirectory) -> Model:
-    """The model at a path that lasts: one that was given in memory is written into the run directory.
-
-    Raises:
-        RunError: it cannot be written, or the disk is full.
-    """
+    """The model at a path that lasts: one that was given in memory is written into the run directory."""
     if not isinstance(given, onnx.ModelProto):
         return model
     known = run.load()

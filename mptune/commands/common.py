@@ -36,12 +36,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 @dataclass
 class Invocation:
-    """One run of the program, whatever the command.
-
-    Attributes:
-        arguments: the command line as given, without the program's name.
-        debug: show tracebacks.
-    """
+    """One run of the program, whatever the command."""
 
     arguments: list[str]
     debug: bool = False
@@ -199,11 +194,7 @@ def print_csv(records: Sequence[Mapping[str, object]]) -> None:
 
 
 def at_most_one(given: dict[str, Any]) -> int:
-    """Count the options given.
-
-    Raises:
-        SettingsError: more than one.
-    """
+    """Count the options given; more than one is a ``SettingsError``."""
     names = [name for name, value in given.items() if value is not None and value is not False]
     if len(names) > 1:
         raise SettingsError(f"{names[0]} and {names[1]} exclude each other", "give one of them")

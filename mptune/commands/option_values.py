@@ -15,9 +15,6 @@ def parse_duration(text: str, option: str = "--timeout") -> float:
 
     Returns:
         Seconds.
-
-    Raises:
-        SettingsError: the text is no duration.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):
@@ -27,11 +24,7 @@ def parse_duration(text: str, option: str = "--timeout") -> float:
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
-    """Read ``0,1``.
-
-    Raises:
-        SettingsError: the text is no list of numbers.
-    """
+    """Read GPU numbers such as ``0,1``."""
     numbers = [part.strip() for part in text.split(",")]
     if not all(number.isdecimal() for number in numbers):
         raise SettingsError(f"--gpus {text} is not understood", "write numbers with commas between them, such as 0,1")
@@ -43,9 +36,6 @@ def parse_size(text: str, option: str = "--max-disk") -> int:
 
     Returns:
         Bytes.
-
-    Raises:
-        SettingsError: the text is no size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
