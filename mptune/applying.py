@@ -44,9 +44,6 @@ class ResolvedPlan:
     """A plan with the groups that it gives precisions to.
 
     Attributes:
-        groups: of one model.
-        plan: a precision for each of them.
-        warnings: one line each.
         is_of_other_weights: the plan was made for a model with the same nodes and other weights.
         is_by_nodes: written by hand, with nodes.
     """
@@ -60,12 +57,7 @@ class ResolvedPlan:
 
 @dataclass(frozen=True)
 class CheckedData:
-    """Samples on which a plan is checked before it is carried out.
-
-    Attributes:
-        source: as of ``--data``.
-        batch: rows per sample where the batch is dynamic.
-    """
+    """Samples on which a plan is checked before it is carried out."""
 
     source: Path | InMemory
     batch: int = 1
@@ -89,11 +81,6 @@ def resolve_plan(
         data: samples on which the plan is checked; where there is no plan, what they show stays in FP32.
         reduced: what groups have where there is no plan.
         keep_bf16: as ``keep_fp32``, of groups that are BF16; what both mean is FP32.
-
-    Raises:
-        PlanError: the plan cannot be read or is another model's, or a pattern means nothing.
-        DataError: the data do not fit the model.
-        BaselineError: the model does not run on them.
     """
     if plan is None:
         return _all_reduced(model, data, reduced, keep_fp32, keep_bf16)
@@ -120,11 +107,7 @@ def apply_plan(
     keep_bf16: Sequence[str] = (),
     opset: int | None = None,
 ) -> tuple[Path, tuple[str, ...]]:
-    """Write the mixed-precision model of a plan. The arguments are those of ``mptune.apply``.
-
-    Returns:
-        The path written, and warnings, one line each.
-    """
+    """Write the mixed-precision model of a plan. The arguments are those of ``mptune.apply``."""
     if out.is_dir() or (out.exists() and not force):
         refuse(out)  # before a large model is read
     if isinstance(plan, Path) and out.exists() and plan.exists() and out.samefile(plan):
@@ -142,11 +125,6 @@ def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool 
     """Write the mixed model, self-contained; past 2 GiB its weights lie beside it. Whole or not at all.
 
     Returns the warnings of ``check_written``.
-
-    Raises:
-        ModelError: what was made does not load.
-        RunError: it exists already and ``force`` is not given, or it cannot be written.
-        PlanError: the output is what the model is made from, or the plan does not fit the model.
     """
     rewriter = Rewriter(GroupedModel(model, resolved.groups))
     files = rewriter.exported_files(resolved.plan, out)
@@ -181,11 +159,7 @@ def _kept(
 
 
 def _matched(option: str, patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model) -> list[str]:
-    """Ids of the groups that patterns mean.
-
-    Raises:
-        PlanError: a pattern means none.
-    """
+    """Ids of the groups that patterns mean."""
     found: list[str] = []
     for pattern in patterns:
         meant = match(pattern, groups)
@@ -306,11 +280,7 @@ def _from_file(model: Model, path: Path) -> ResolvedPlan:
 def _of_other_weights(
     model: Model, path: Path, document: Mapping[str, Any], nodes: Mapping[str, Precision]
 ) -> ResolvedPlan:
-    """A plan of a model that has the same nodes and other weights, such as one that was trained again.
-
-    Raises:
-        PlanError: the models' nodes or groups differ, or the plan does not name its nodes.
-    """
+    """A plan of a model that has the same nodes and other weights, such as one that was trained again."""
     made_for = str(document["model_sha256"])[:12]
     other = f"{path} was made for another model (sha256 {made_for}, {model.path} has {model.sha256[:12]})"
     if not nodes or not document.get("precision"):

@@ -22,7 +22,7 @@ from mptune.commands import comparing, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage
 from mptune.commands.panels import with_panels
-from mptune.commands.search_options import SEARCH_PANELS
+from mptune.commands.search_options import panels
 from mptune.errors import EXIT_NOT_MET, MptuneError, speak_of_options
 
 __all__ = ["app", "main"]
@@ -35,11 +35,7 @@ app = typer.Typer(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; the console script's entry point.
-
-    Args:
-        argv: arguments without the program's name; those of the process by default.
-    """
+    """Run the command line and return the exit code; the console script's entry point."""
     # A stream that was closed before the start (``2>&-``) is None in Python.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
@@ -102,7 +98,7 @@ def options(
     """
 
 
-_CLASSES: dict[object, type[TyperCommand]] = {searching.search: with_panels(SEARCH_PANELS)}
+_CLASSES: dict[object, type[TyperCommand]] = {searching.search: with_panels(panels())}
 
 for _command in (
     searching.search,

@@ -41,11 +41,7 @@ def disk_error(error: OSError, path: Path | None) -> RunError:
 
 @contextmanager
 def full_disk_as_error(path: Path) -> Iterator[None]:
-    """Raise a full disk, wherever in the block it shows, as a ``RunError``; other errors of the system pass.
-
-    Raises:
-        RunError: the disk is full.
-    """
+    """Raise a full disk, wherever in the block it shows, as a ``RunError``; other errors of the system pass."""
     try:
         yield
     except OSError as error:
@@ -56,11 +52,7 @@ def full_disk_as_error(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise an ``OSError`` inside the block as a ``RunError`` about ``path``.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
+    """Raise an ``OSError`` inside the block as a ``RunError`` about ``path``."""
     try:
         yield
     except OSError as error:
@@ -129,11 +121,7 @@ def _delete_leftovers(path: Path) -> None:
 
 
 def write_bytes(path: Path, chunks: Iterable[bytes]) -> Path:
-    """Write a file whole or not at all, and the directories above it where they are missing.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
+    """Write a file whole or not at all, and the directories above it where they are missing."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial, partial.open("wb") as file:
@@ -148,9 +136,6 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
         path: the file.
         text: its content.
         mode: its permissions, from its first byte on; None takes the system's default.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
     """
     with writing(path), whole_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         if mode is not None:
@@ -171,11 +156,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """As ``write_text``, of JSON, indented, with a newline at its end. Non-finite numbers are refused.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
+    """As ``write_text``, of JSON, indented, with a newline at its end. Non-finite numbers are refused."""
     write_text(path, json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
@@ -189,11 +170,7 @@ def link_or_copy(source: str, target: str) -> str:
 
 
 def refuse(path: Path) -> NoReturn:
-    """Say that an output is there already.
-
-    Raises:
-        RunError: always.
-    """
+    """Raise the ``RunError`` for an output that exists already."""
     if path.is_dir():
         raise RunError(f"{path} is a directory", "give the path of a file with -o, such as mixed.onnx")
     raise RunError(f"{path} exists already", "give --force to overwrite it, or another path with -o")

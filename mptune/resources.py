@@ -91,17 +91,7 @@ def read_toml(
     error: type[MptuneError],
     example: str,
 ) -> Schema:
-    """Read a TOML file that a person wrote, checked against a schema.
-
-    Args:
-        path: the file.
-        schema: the pydantic model of its content.
-        error: what is raised.
-        example: what a right file looks like, for the hints.
-
-    Raises:
-        MptuneError: of the type ``error``: unreadable, not TOML, or a key or value that the schema does not know.
-    """
+    """Read a TOML file that a person wrote, checked against a schema."""
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         return schema.model_validate(document)

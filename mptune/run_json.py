@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,32 +57,6 @@ class DataSection(_Section):
     is_random: bool
 
 
-class LatencySection(_Section):
-    """``LatencySettings``, as far as they change what is measured."""
-
-    warmup_ms: float = 200.0
-    duration_ms: float = 400.0
-    min_iterations: int = 10
-    max_cv: float = 0.025
-    cuda_graph: bool = True
-
-    def settings(self) -> LatencySettings:
-        """The settings that were written here."""
-        return LatencySettings(**self.model_dump())
-
-
-class TensorRtSection(_Section):
-    """``TensorRtSettings``."""
-
-    workspace_mb: int | None = None
-    optimization_level: int = 3
-    timing_cache: bool = True
-
-    def settings(self) -> TensorRtSettings:
-        """The settings that were written here."""
-        return TensorRtSettings(**self.model_dump())
-
-
 class FixedSettings(_Section):
     """The settings that change what is measured: they cannot change within a run.
 
@@ -106,9 +79,9 @@ class FixedSettings(_Section):
     max_search_samples: int | None = 64
     seed: int = 0
     tf32: bool = False
-    latency: LatencySection = LatencySection()
+    latency: LatencySettings = LatencySettings()
     shapes: tuple[ShapeRange, ...] = ()
-    tensorrt: TensorRtSection = TensorRtSection()
+    tensorrt: TensorRtSettings = TensorRtSettings()
     feedback: tuple[str, ...] = ()
     steps: int | None = None
     labels_sha256: str | None = None
@@ -126,27 +99,12 @@ class FixedSettings(_Section):
         shared_units: bool = False,
     ) -> FixedSettings:
         """Those of a search, with what its search space and its model came to."""
-        data = settings.data_settings
+        given = vars(settings.data_settings) | vars(settings)
         return cls(
-            target=settings.target,
-            engine=settings.engine,
-            space=settings.space,
+            **{name: given[name] for name in cls.model_fields if name in given},
             space_sha256=space_sha256,
             granularity=granularity,
             groups_sha256=groups_sha256,
-            precisions=settings.precisions,
-            opset=settings.opset,
-            batch=data.batch,
-            random_samples=data.random_samples,
-            held_out_fraction=data.held_out_fraction,
-            max_search_samples=data.max_search_samples,
-            seed=settings.seed,
-            tf32=settings.tf32,
-            latency=LatencySection(**asdict(settings.latency)),
-            shapes=settings.shapes,
-            tensorrt=TensorRtSection(**asdict(settings.tensorrt)),
-            feedback=settings.feedback,
-            steps=settings.steps,
             labels_sha256=labels_sha256,
             shared_units=shared_units,
         )

@@ -27,12 +27,6 @@ def delete_scratch(folders: Iterable[Path]) -> tuple[Path, ...]:
     """Delete what dead processes of this host left: their temporary models and half-written files.
 
     What belongs to a living process, or to one of another host, stays.
-
-    Args:
-        folders: that are looked through, without their subfolders; missing ones hold nothing.
-
-    Returns:
-        What was deleted.
     """
     found = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if _is_left(path.name)]
     for path in found:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hints
 
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
@@ -16,6 +16,32 @@ Granularity = Literal["op", "fusion", "block", "auto"]
 """How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
 
 EngineChoice = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """How the command line shows the setting whose type it annotates."""
+
+    name: str
+    panel: str
+    help: str
+    metavar: str | None = None
+
+
+MODEL, ERROR, CHOICE, BUDGET = "Model, data and target", "Error", "Choice among the plans", "Budget"
+RUN, ADVANCED = "Run directory", "Advanced"
+
+
+def options_of(settings: Any) -> dict[str, tuple[Option, Any, Any]]:
+    """The options of settings and of those nested in them: field -> its option, type and default, in their order."""
+    found: dict[str, tuple[Option, Any, Any]] = {}
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        if is_dataclass(value):
+            found |= options_of(value)
+        elif get_origin(hint) is Annotated and isinstance(hint.__metadata__[0], Option):
+            found[name] = hint.__metadata__[0], hint.__origin__, value
+    return found
 
 
 @dataclass(frozen=True)
@@ -124,7 +150,6 @@ class Tolerance:
     """The largest error of an output, or of some of its columns, that a plan may have.
 
     Attributes:
-        output: its name.
         columns: 0-based; None means all of it.
         limit: in the metric's unit, or in the output's own.
         is_absolute: the limit is one of the largest absolute error.
@@ -140,9 +165,6 @@ class Tolerance:
         """Read ``OUTPUT=X``, ``OUTPUT[4]=X``, ``OUTPUT[0:4]=X`` or ``OUTPUT[0,2,5]=X``; X may begin with ``abs:``.
 
         The name ends at the last ``[`` or the last ``=``; ``0:4`` leaves column 4 out.
-
-        Raises:
-            SettingsError: the text is no tolerance.
         """
         where, equals, value = text.rpartition("=")
         name, columns = where, None
@@ -162,11 +184,7 @@ class Tolerance:
 
     @classmethod
     def parse_all(cls, given: Tolerances) -> tuple[Tolerance, ...]:
-        """Read several, in any form that a caller may give them in.
-
-        Raises:
-            SettingsError: one is not understood.
-        """
+        """Read several, in any form that a caller may give them in."""
         if isinstance(given, (str, Tolerance)):
             given = (given,)
         elif isinstance(given, Mapping):
@@ -210,7 +228,16 @@ class TensorRtSettings:
             and more alike; TensorRT-RTX measures nothing at build time and has none.
     """
 
-    workspace_mb: int | None = None
+    workspace_mb: Annotated[
+        int | None,
+        Option(
+            "--workspace",
+            ADVANCED,
+            "Limit on the scratch memory of a TensorRT kernel, such as 2GiB. Default: all memory of a GPU, a"
+            " quarter of a Jetson's.",
+            "SIZE",
+        ),
+    ] = None
     optimization_level: int = 3
     timing_cache: bool = True
 
@@ -237,18 +264,14 @@ class DataSettings:
         max_search_samples: at most this many search samples are evaluated per plan; None takes all.
     """
 
-    batch: int = 1
+    batch: Annotated[int, Option("--batch", MODEL, "Rows per sample if the batch is dynamic.", "N")] = 1
     random_samples: int = 16
     held_out_fraction: float = 0.25
     max_search_samples: int | None = 64
 
 
 def check_limits(max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None = None) -> None:
-    """Refuse limits that no plan can be asked to meet.
-
-    Raises:
-        SettingsError: one is not above 0.
-    """
+    """Refuse limits that no plan can be asked to meet."""
     limits = (("--max-error", max_error), ("--max-latency-ms", max_latency_ms), ("--max-memory", max_memory_bytes))
     for name, value in limits:
         _check_positive(name, value, "give a number above 0")
@@ -282,92 +305,208 @@ class InMemory:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What one ``mptune search`` does. The same settings on the same run directory resume it.
+    """What one `mptune search` does. The same settings on the same run directory resume it.
+
+    A setting is declared here alone: its type, its default and its option. It is an argument of ``mptune.search``, too;
+    the sections of run.json (``mptune.run_json``) say which settings may change when a run is resumed.
 
     Attributes:
-        budget: evaluations, seeds and failures counted in; duplicates cost nothing.
-        data: calibration data, or None for random inputs (with a warning that stays).
         more_data: samples of further sizes, one data set for each: the chosen plan is looked at on these, too.
-        out: run directory; None means ``MODEL-stem.mptune`` in the working directory.
-        target: ``auto``, a profile's name, or the path of a TOML file.
-        space: a search-space file's name or path.
-        precisions: that groups may have: FP32, and FP16, BF16 or both.
-        opset: the operator set that the model is raised to first; None leaves it as it is.
-        engine: toolchain family, or ``auto``.
-        max_error: choose the fastest plan whose error is at most this.
-        max_latency_ms: choose the most exact plan that is at most this slow.
-        max_memory_bytes: choose among plans whose engine takes at most so much memory.
-        metric: name of the objective statistic (``mptune.data.metrics.accuracy.METRICS``), ``script.py:function``, or
-            ``callable:NAME`` with ``metric_function``.
         reported_metrics: further metrics that are taken of every plan and reported.
-        labels: ``.npz`` with labels for metrics over the whole set, rows in the order of the data; None without.
-        limits: on the metrics' own values, such as ``map>=0.41``.
-        feedback: ``OUTPUT:INPUT`` of each state that is fed back over the data, which then are recorded sequences.
-        steps: samples of one sequence; None takes all as one.
         rollout: what ``feedback`` and ``steps`` come to for the model.
-        tolerance: largest errors of outputs, or of columns of them, that the chosen plan may have.
-        ignore: outputs whose errors do not count.
-        timeout_s: no new evaluation starts, and nothing is re-measured, after this long; None is unlimited.
-        max_disk_bytes: no new evaluation starts that could make the run directory larger; None is unlimited.
-        storage: Optuna storage URL; None keeps a journal file in the run directory.
-        gpus: GPUs of this host that share the search, a worker process each; none: this process searches.
-        allow_mixed: GPUs that differ keep fronts of their own, in place of being refused.
-        seed: of the split, the sampler and random inputs.
-        fresh: start over: what the run directory holds is moved aside, never deleted.
-        tf32: let the FP32 groups of candidates use TF32 (the reference never does).
-        sampler: who proposes plans.
-        confirm_rounds: fresh processes in which the chosen plan, and points of the front whose place is in doubt, are
-            measured again; the other points are in one.
-        confirm_points: so many points of a longer front are; the baselines, both ends, the knee and the chosen plan
-            always.
-        shapes: of dynamic inputs, for engines that are built for a range of them; what is not named is taken from the
-            data.
-        tensorrt: how TensorRT builds.
-        data_settings: how calibration samples are cut, drawn and split.
-        skip_checks: search although a finding of severity ``error`` says that no plan repairs what is wrong.
-        latency: how latencies are taken.
-        worker: deadlines of the worker process.
-        metric_function: what computes a metric that the caller gave as a function; called in this process.
+        metric_function: computes a metric that the caller gave as a function; called in this process.
     """
 
-    budget: int = 50
-    data: Path | InMemory | None = None
-    more_data: tuple[Path, ...] = ()
-    out: Path | None = None
-    target: str = "auto"
-    space: str = "default"
-    precisions: tuple[str, ...] = ("fp32", "fp16")
-    opset: int | None = None
-    engine: EngineChoice = "auto"
-    max_error: float | None = None
-    max_latency_ms: float | None = None
-    max_memory_bytes: int | None = None
-    reported_metrics: tuple[str, ...] = ()
-    labels: Path | None = None
-    limits: tuple[str, ...] = ()
-    feedback: tuple[str, ...] = ()
-    steps: int | None = None
-    rollout: Any = field(default=None, repr=False)
+    data: Annotated[
+        Path | InMemory | None,
+        Option(
+            "--data",
+            MODEL,
+            "Calibration samples: .npz, .npy, or a folder. Default: random inputs. Repeatable, for samples of"
+            " other sizes: the search uses the first (or the usual size of --shapes), the plan is tried on the"
+            " others.",
+            "PATH",
+        ),
+    ] = None
+    data_settings: DataSettings = field(default_factory=DataSettings)
+    shapes: Annotated[
+        tuple[ShapeRange, ...],
+        Option(
+            "--shapes",
+            MODEL,
+            "Shapes that a TensorRT engine accepts, such as x:1x32,4x32,8x32; once for each dynamic input."
+            " Default: the shapes of the data.",
+            "NAME:MIN,OPT,MAX",
+        ),
+    ] = ()
+    target: Annotated[
+        str,
+        Option(
+            "--target",
+            MODEL,
+            "Device to tune for; auto is the GPU here. `mptune targets` lists the names.",
+            "auto|NAME|FILE",
+        ),
+    ] = "auto"
+    engine: Annotated[EngineChoice, Option("--engine", MODEL, "What builds and runs the engines.")] = "auto"
+    space: Annotated[
+        str,
+        Option(
+            "--space",
+            MODEL,
+            "Which groups may be FP16, and which plans to try first; `mptune spaces` lists the names.",
+            "NAME|FILE",
+        ),
+    ] = "default"
+    precisions: Annotated[
+        tuple[str, ...],
+        Option(
+            "--precisions",
+            MODEL,
+            "Precisions that groups may have: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups"
+            " whose values leave FP16's range may be BF16.",
+            "LIST",
+        ),
+    ] = ("fp32", "fp16")
+    opset: Annotated[
+        int | None,
+        Option("--opset", MODEL, "Raise the model to this opset first: most operators have BF16 from 22 on.", "N"),
+    ] = None
     metric: str = "worst_part"
-    tolerance: tuple[Tolerance, ...] = ()
-    ignore: tuple[str, ...] = ()
-    timeout_s: float | None = None
-    max_disk_bytes: int | None = None
-    storage: str | None = None
-    gpus: tuple[int, ...] = ()
-    allow_mixed: bool = False
-    seed: int = 0
-    fresh: bool = False
-    tf32: bool = False
-    sampler: str = "precision"
+    reported_metrics: tuple[str, ...] = ()
+    labels: Annotated[
+        Path | None,
+        Option("--labels", ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH"),
+    ] = None
+    tolerance: Annotated[
+        tuple[Tolerance, ...],
+        Option(
+            "--tolerance",
+            ERROR,
+            "Limit the error of an output, or of columns of it (4, 0:4 or 0,2,5), in the metric's unit; abs:X"
+            " limits the absolute error. Repeatable.",
+            "OUTPUT[COLUMNS]=X",
+        ),
+    ] = ()
+    ignore: Annotated[
+        tuple[str, ...], Option("--ignore", ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT")
+    ] = ()
+    feedback: Annotated[
+        tuple[str, ...],
+        Option(
+            "--feedback",
+            ERROR,
+            "Feed OUTPUT back as INPUT over recorded sequences; the error at the end of a sequence counts.",
+            "OUTPUT:INPUT",
+        ),
+    ] = ()
+    steps: Annotated[
+        int | None,
+        Option("--steps", ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K"),
+    ] = None
+    max_error: Annotated[
+        float | None, Option("--max-error", CHOICE, "Choose the fastest plan whose error is at most this.", "X")
+    ] = None
+    max_latency_ms: Annotated[
+        float | None,
+        Option(
+            "--max-latency-ms",
+            CHOICE,
+            "Choose the plan with the smallest error whose latency is at most this, in ms.",
+            "X",
+        ),
+    ] = None
+    max_memory_bytes: Annotated[
+        int | None,
+        Option(
+            "--max-memory",
+            CHOICE,
+            "Choose among plans whose engine and its context take at most this, such as 2GiB.",
+            "SIZE",
+        ),
+    ] = None
+    limits: Annotated[
+        tuple[str, ...],
+        Option(
+            "--limit",
+            CHOICE,
+            "Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
+            "NAME>=X",
+        ),
+    ] = ()
+    budget: Annotated[
+        int, Option("--budget", BUDGET, "Number of plans to evaluate, those of common rules included.", "N")
+    ] = 50
+    timeout_s: Annotated[
+        float | None,
+        Option(
+            "--timeout",
+            BUDGET,
+            "Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit.",
+            "8h",
+        ),
+    ] = None
+    max_disk_bytes: Annotated[
+        int | None,
+        Option(
+            "--max-disk",
+            BUDGET,
+            "Start no new evaluation once the run directory is this large. Default: no limit.",
+            "20GiB",
+        ),
+    ] = None
+    gpus: Annotated[
+        tuple[int, ...],
+        Option(
+            "--gpus", BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1"
+        ),
+    ] = ()
+    out: Annotated[
+        Path | None,
+        Option("--out", RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR"),
+    ] = None
+    fresh: Annotated[bool, Option("--fresh", RUN, "Start a new search; the old run directory is moved aside.")] = False
+    storage: Annotated[
+        str | None,
+        Option(
+            "--storage",
+            RUN,
+            "Optuna storage, to share the search. Default: $MPTUNE_STORAGE, else a file in the run directory.",
+            "URL",
+        ),
+    ] = None
+    sampler: Annotated[
+        str,
+        Option(
+            "--sampler",
+            ADVANCED,
+            "What proposes plans: precision models error and latency group by group, tpe is Optuna's TPESampler.",
+            "precision|tpe",
+        ),
+    ] = "precision"
+    seed: Annotated[int, Option("--seed", ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")] = 0
+    tf32: Annotated[
+        bool, Option("--tf32", ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
+    ] = False
+    tensorrt: TensorRtSettings = field(default_factory=TensorRtSettings)
+    allow_mixed: Annotated[
+        bool,
+        Option(
+            "--allow-mixed",
+            ADVANCED,
+            "Accept GPUs or hosts that differ; each gets a front of its own. Default: refuse them.",
+        ),
+    ] = False
+    skip_checks: Annotated[
+        bool,
+        Option("--skip-checks", ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong."),
+    ] = False
     confirm_rounds: int = 3
     confirm_points: int = 15
-    shapes: tuple[ShapeRange, ...] = ()
-    skip_checks: bool = False
-    tensorrt: TensorRtSettings = field(default_factory=TensorRtSettings)
-    data_settings: DataSettings = field(default_factory=DataSettings)
     latency: LatencySettings = field(default_factory=LatencySettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    more_data: tuple[Path, ...] = ()
+    rollout: Any = field(default=None, repr=False)
     metric_function: Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = field(
         default=None, repr=False, compare=False
     )

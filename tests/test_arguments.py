@@ -15,8 +15,8 @@ import pytest
 
 import mptune
 from mptune.api.arguments import data_argument, shapes_argument
+from mptune.commands.search_options import read_options
 from mptune.commands.searching import search as search_command
-from mptune.commands.searching import tensorrt_settings
 from mptune.data.calibration import load_calibration
 from mptune.errors import DataError, ModelError, MptuneError, RunError, SettingsError
 from mptune.graph.loading.tensors import TensorInfo
@@ -59,10 +59,7 @@ def test_every_setting_is_a_keyword_and_documented() -> None:
             assert parameter.default == field.default, name
 
 
-OTHERWISE = {
-    *("context", "json_", "timeout", "max_disk", "max_memory", "gpus", "engine", "shapes", "workspace"),
-    *("limit", "feedback", "precisions"),
-}
+OTHERWISE = {"context", "json_", "gpus", "engine", "shapes", "workspace_mb", "limits", "feedback", "precisions"}
 """Options whose name or form is another one in Python."""
 
 
@@ -73,12 +70,11 @@ def test_the_command_line_has_the_same_names_and_defaults() -> None:
             assert python[name].default == option.default, name
     precisions = inspect.signature(search_command).parameters["precisions"].default
     assert ",".join(python["precisions"].default) == precisions
-    assert python["timeout_s"].default is python["max_disk_bytes"].default is None
-    assert tensorrt_settings(None) == TensorRtSettings()  # --workspace is tensorrt=TensorRtSettings(workspace_mb=...)
-    assert tensorrt_settings("2GiB") == TensorRtSettings(workspace_mb=2048)
+    assert "tensorrt" not in read_options({"batch": 1})  # --workspace is tensorrt=TensorRtSettings(workspace_mb=...)
+    assert read_options({"batch": 1, "workspace_mb": "2GiB"})["tensorrt"] == TensorRtSettings(workspace_mb=2048)
     for text in ("1kB", "much"):
         with pytest.raises(SettingsError, match="workspace"):
-            tensorrt_settings(text)
+            read_options({"batch": 1, "workspace_mb": text})
 
 
 def test_a_misspelt_keyword_is_pythons_own_error() -> None:
@@ -376,7 +372,6 @@ def test_a_metric_is_a_name_or_a_function(place: Path) -> None:
 def test_shapes_have_several_forms(shapes: Any) -> None:
     assert shapes_argument(shapes) == (ShapeRange("x", (1, 32), (4, 32), (8, 32)),)
     assert shapes_argument({"x": (8, 32)}) == (ShapeRange("x", (8, 32), (8, 32), (8, 32)),)
-    assert shapes_argument(None) == ()
 
 
 @pytest.mark.parametrize("shapes", [{"x": 3}, {"x": ((1,), (2,))}, {"x": "8x32"}, {"x": ((1,), (2,), "a")}])

@@ -18,7 +18,7 @@ from mptune.cli import main
 from mptune.commands.error_text import explain
 from mptune.commands.metric_options import METRIC_NAMES
 from mptune.commands.option_values import parse_duration, parse_size
-from mptune.commands.search_options import SEARCH_PANELS
+from mptune.commands.search_options import panels as search_panels
 from mptune.data.metrics.accuracy import METRICS
 from mptune.data.metrics.sets.whole_set import BUILT_IN_SETS
 from mptune.errors import MptuneError, SettingsError
@@ -101,8 +101,8 @@ def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.Ca
         elif panels:
             panels[list(panels)[-1]].append(line)
     options = {name: [line.split()[0] for line in lines if line.startswith("  --")] for name, lines in panels.items()}
-    assert {name: tuple(found) for name, found in options.items() if name in SEARCH_PANELS} == SEARCH_PANELS
-    assert list(panels) == ["Arguments", *SEARCH_PANELS, "Options"]
+    assert {name: tuple(found) for name, found in options.items() if name in search_panels()} == search_panels()
+    assert list(panels) == ["Arguments", *search_panels(), "Options"]
     assert options["Options"] == [], "no option is left over"
     assert any("--help" in line for line in panels["Options"])
     said = " ".join(" ".join(panels["Error"]).split())

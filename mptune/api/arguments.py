@@ -7,12 +7,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 
+from mptune.api.reading import one_or_several
 from mptune.api.run_path import file_stem
 from mptune.choice import Choice
 from mptune.data.checks import shape_text
@@ -26,7 +27,7 @@ from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.rundir import RunDirectory
-from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
+from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
@@ -59,17 +60,7 @@ def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]
 
 
 def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
-    """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on.
-
-    Args:
-        metric: the caller's.
-        run: the run directory, in which no script is run.
-
-    Raises:
-        SettingsError: no such metric, or neither a name nor a function.
-        DataError: the script that it names cannot be loaded.
-        RunError: the script lies in the run directory.
-    """
+    """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on."""
     if callable(metric):
         return callable_name(metric), metric
     if not isinstance(metric, str):
@@ -81,11 +72,7 @@ def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetri
 
 
 def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str, TaskMetric | None], tuple[str, ...]]:
-    """The objective, as ``metric_argument`` has it, and the names of the metrics that are reported beside it.
-
-    Raises:
-        SettingsError: none, one is given twice, or a function is not the first.
-    """
+    """The objective, as ``metric_argument`` has it, and the names of the metrics that are reported beside it."""
     is_one = metric is None or isinstance(metric, str) or not isinstance(metric, Sequence)
     several = [metric] if is_one else list(metric)
     if metric is None:
@@ -105,11 +92,7 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str,
 
 
 def check_reported(recorded: Sequence[str], run: Path, command: str = "confirm") -> None:
-    """Refuse reported metrics that are scripts which only a run directory names.
-
-    Raises:
-        RunError: naming the first of them.
-    """
+    """Refuse reported metrics that are scripts which only a run directory names."""
     for metric in recorded:
         check_recorded(metric, run, command)
 
@@ -141,11 +124,6 @@ def recorded_metric(
 
     Returns:
         The name, which differs from the recorded one where the caller's script lies elsewhere; and the function.
-
-    Raises:
-        SettingsError: the metric that is given is another one.
-        DataError: the script cannot be loaded.
-        RunError: the script is not trusted.
     """
     if given is not None and not callable(given):
         names = [undirected(one).rpartition(":")[2] for one in (given, recorded)]
@@ -160,14 +138,8 @@ def recorded_metric(
     return recorded, given
 
 
-def shapes_argument(shapes: Shapes | None) -> tuple[ShapeRange, ...]:
-    """The shape ranges of dynamic inputs.
-
-    Raises:
-        SettingsError: not understood.
-    """
-    if shapes is None:
-        return ()
+def shapes_argument(shapes: Shapes) -> tuple[ShapeRange, ...]:
+    """The shape ranges of dynamic inputs, from any form that a caller may give them in."""
     if isinstance(shapes, str):
         return (ShapeRange.parse(shapes),)
     if isinstance(shapes, Mapping):
@@ -184,12 +156,38 @@ def _range(name: str, given: Any) -> ShapeRange:
     return ShapeRange(name, smallest, usual, largest)
 
 
-def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:
-    """Refuse shapes of inputs that the model does not have, or has in another rank or with fixed sizes.
+_AS_SETTING: dict[str, Callable[[Any], Any]] = {
+    "out": Path,
+    "target": os.fspath,
+    "space": os.fspath,
+    "labels": Path,
+    "precisions": lambda given: tuple(given.split(",") if isinstance(given, str) else given),
+    "tolerance": Tolerance.parse_all,
+    "ignore": one_or_several,
+    "limits": one_or_several,
+    "feedback": one_or_several,
+    "gpus": tuple,
+    "shapes": shapes_argument,
+}
+"""Argument of ``mptune.search`` -> what makes the setting of it, where a caller may give it in other forms."""
 
-    Raises:
-        SettingsError: naming the first of them.
-    """
+
+def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
+    """The settings that the arguments of ``mptune.search`` come to; None is the default."""
+    (metric, function), reported = metric_arguments(arguments["metric"], run, fresh=arguments["fresh"])
+    data, more_data = data_arguments(arguments["data"])
+    names = {one.name for one in fields(SearchSettings)} & {
+        name for name, value in arguments.items() if value is not None
+    }
+    settings = {name: _AS_SETTING.get(name, lambda given: given)(arguments[name]) for name in names}
+    if arguments["batch"] != 1:
+        settings["data_settings"] = replace(settings.get("data_settings", DataSettings()), batch=arguments["batch"])
+    settings |= {"metric": metric, "data": data}
+    return SearchSettings(**settings, more_data=more_data, reported_metrics=reported, metric_function=function)
+
+
+def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:
+    """Refuse shapes of inputs that the model does not have, or has in another rank or with fixed sizes."""
     declared = {info.name: info for info in inputs}
     dynamic = ", ".join(f"{i.name} {shape_text(i.shape or ())}" for i in inputs if not _is_fixed(i)) or "none"
     for one in shapes:
@@ -215,11 +213,7 @@ def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> 
 
 
 def check_batch(batch: int, inputs: Sequence[TensorInfo]) -> None:
-    """Refuse a batch for a model whose batch is fixed at another size.
-
-    Raises:
-        SettingsError: no input's first dimension is dynamic, and none has this size.
-    """
+    """Refuse a batch for a model whose batch is fixed at another size."""
     first = [info.shape[0] if info.shape else None for info in inputs if info.shape is None or info.shape]
     if batch == 1 or not first or any(not isinstance(size, int) or size == batch for size in first):
         return
@@ -246,9 +240,6 @@ def choice_argument(
     """How a plan is chosen.
 
     ``metric_limits`` are those on the metrics' own values.
-
-    Raises:
-        SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
     """
     check_limits(max_error, max_latency_ms, max_memory_bytes)
     tolerances = Tolerance.parse_all(tolerance or ())
@@ -269,12 +260,7 @@ def choice_argument(
 
 @contextlib.contextmanager
 def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
-    """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends.
-
-    Raises:
-        ModelError: it cannot be read, typed or tuned; or it is in memory and larger than 2 GiB, or without the
-            external data that it refers to.
-    """
+    """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends."""
     if not isinstance(model, onnx.ModelProto):
         yield load_typed_model(Path(model), opset=opset)
         return
@@ -298,11 +284,7 @@ def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
 
 
 def placed_model(model: Model, given: ModelLike, run: RunDirectory) -> Model:
-    """The model at a path that lasts: one that was given in memory is written into the run directory.
-
-    Raises:
-        RunError: it cannot be written, or the disk is full.
-    """
+    """The model at a path that lasts: one that was given in memory is written into the run directory."""
     if not isinstance(given, onnx.ModelProto):
         return model
     known = run.load()
@@ -320,12 +302,7 @@ def listening(
 ) -> Iterator[Listener]:
     """The listener of a run: the caller's, mptune's own on stderr, both, or one that does nothing.
 
-    Args:
-        progress: show progress on stderr; None does where stderr is a terminal or in a notebook, and no listener is
-            given.
-        listener: the caller's.
-        max_error: the limit asked for, so that the best plan so far can be shown.
-        max_latency_ms: likewise.
+    ``progress`` None shows it in a terminal or a notebook, where no listener is given.
     """
     if progress is None:
         progress = listener is None and (sys.stderr.isatty() or _in_notebook())

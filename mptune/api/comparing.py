@@ -199,11 +199,7 @@ def _samples(data: Any, model: Model, batch: int) -> CalibrationSet:
 
 
 def _output_names(model: Model, ignore: Collection[str]) -> list[str]:
-    """The names of all outputs, of which ``ignore`` leaves some to compare.
-
-    Raises:
-        SettingsError: it leaves none, or names one that is not there.
-    """
+    """The names of all outputs, of which ``ignore`` leaves some to compare."""
     names = [output.name for output in model.outputs]
     if unknown := [name for name in ignore if name not in names]:
         raise SettingsError(f"--ignore: there is no output {unknown[0]!r}", f"there are {', '.join(names)}")

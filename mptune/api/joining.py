@@ -102,14 +102,7 @@ def worker(
 
 
 def _search_apart(working: WorkerRun, difference: str, common: _Common, wait_s: float) -> Front | None:
-    """Search for the device here: its front, or None where another worker keeps that, whose search is joined then.
-
-    Args:
-        working: has joined; its toolchain is ended.
-        difference: between this host and the one that the search was prepared on.
-        common: what all runs are made with.
-        wait_s: as of ``worker``.
-    """
+    """Search for the device here: its front, or None where another worker keeps that, whose search is joined then."""
     _, listener, *_ = common
     with open_device_run(working) as (place, device, is_locked):
         listener.stage(f"{difference}; its front is kept in {place.path}")
@@ -131,9 +124,6 @@ def worker_starter(
     """What starts the workers of a search that holds the lock of a run directory; None where it has none.
 
     Called before the process that starts them limits itself to one GPU.
-
-    Raises:
-        TargetError: there are fewer GPUs.
     """
     if not settings.gpus:
         return None
@@ -170,11 +160,7 @@ def _check_gpus(option: str, wanted: Sequence[int], open_toolchain: OpenToolchai
 
 @contextlib.contextmanager
 def only_gpu(index: int | None) -> Iterator[None]:
-    """Let this process and its children see one GPU alone meanwhile; None changes nothing.
-
-    Raises:
-        TargetError: ``CUDA_VISIBLE_DEVICES`` names fewer.
-    """
+    """Let this process and its children see one GPU alone meanwhile; None changes nothing."""
     wanted = {} if index is None else gpu_variables(index)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

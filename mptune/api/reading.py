@@ -55,11 +55,7 @@ def report(
 
 
 def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: Sequence[str] | None) -> RunFile:
-    """A run.json whose plan is chosen under other tolerances, without other outputs; None keeps the run's.
-
-    Raises:
-        SettingsError: a tolerance is not understood.
-    """
+    """A run.json whose plan is chosen under other tolerances, without other outputs; None keeps the run's."""
     update: dict[str, Any] = {}
     if tolerance is not None:
         update |= {"tolerance": tuple(map(str, Tolerance.parse_all(tolerance))), "plan": None}

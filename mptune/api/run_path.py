@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def run_path(model: str | os.PathLike[str] | onnx.ModelProto, out: str | os.PathLike[str] | None) -> Path:
-    """Where a search keeps its run: ``out``, else the model's name + ``.mptune`` in the working directory.
-
-    Raises:
-        SettingsError: a model in memory has no name to call the run by.
-    """
+    """Where a search keeps its run: ``out``, else the model's name + ``.mptune`` in the working directory."""
     if out is not None:
         return Path(out)
     if isinstance(model, (str, os.PathLike)):

@@ -31,16 +31,7 @@ def run_search(
     progress: bool | None,
     open_toolchain: OpenToolchain | None,
 ) -> Front:
-    """Carry out a search, or read it where it is finished, and write what its run shows.
-
-    Args:
-        model: as of ``mptune.search``, where the errors stand, too.
-        path: of the run directory.
-        settings: of the search.
-        listener: is called at each step.
-        progress: show progress on stderr.
-        open_toolchain: opens what evaluates plans, in place of the target's toolchain.
-    """
+    """Carry out a search, or read it where it is finished, and write what its run shows."""
     check_sampler(settings.sampler)
     if settings.target != "auto":
         load_target(settings.target)

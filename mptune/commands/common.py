@@ -36,12 +36,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 @dataclass
 class Invocation:
-    """One run of the program, whatever the command.
-
-    Attributes:
-        arguments: the command line as given, without the program's name.
-        debug: show tracebacks.
-    """
+    """One run of the program, whatever the command."""
 
     arguments: list[str]
     debug: bool = False
@@ -199,11 +194,7 @@ def print_csv(records: Sequence[Mapping[str, object]]) -> None:
 
 
 def at_most_one(given: dict[str, Any]) -> int:
-    """Count the options given.
-
-    Raises:
-        SettingsError: more than one.
-    """
+    """Count the options given; more than one is a ``SettingsError``."""
     names = [name for name, value in given.items() if value is not None and value is not False]
     if len(names) > 1:
         raise SettingsError(f"{names[0]} and {names[1]} exclude each other", "give one of them")
@@ -212,10 +203,6 @@ def at_most_one(given: dict[str, Any]) -> int:
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model, FP32.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a search.")]
-OpsetOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Raise the model to this opset first: most operators have BF16 from 22 on."),
-]
 StorageOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Optuna storage, if the run is kept in a database. Default: $MPTUNE_STORAGE."),
@@ -228,28 +215,3 @@ RecordedMetricOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-ToleranceOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="OUTPUT[COLUMNS]=X",
-        help="Limit the error of an output, or of columns of it (4, 0:4 or 0,2,5), in"
-        " the metric's unit; abs:X limits"
-        " the absolute error. Repeatable.",
-    ),
-]
-IgnoreOption = Annotated[
-    list[str] | None, typer.Option(metavar="OUTPUT", help="Leave out the error of this output. Repeatable.")
-]
-MaxErrorOption = Annotated[
-    float | None, typer.Option(metavar="X", help="Choose the fastest plan whose error is at most this.")
-]
-MaxMemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE", help="Choose among plans whose engine and its context take at most this, such as 2GiB."
-    ),
-]
-MaxLatencyOption = Annotated[
-    float | None,
-    typer.Option(metavar="X", help="Choose the plan with the smallest error whose latency is at most this, in ms."),
-]

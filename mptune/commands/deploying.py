@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from mptune.commands.common import (
-    IgnoreOption,
     JsonOption,
     RecordedMetricOption,
     RunArgument,
     StorageOption,
-    ToleranceOption,
     complain,
     guarded,
     interrupted,
@@ -26,8 +24,10 @@ from mptune.commands.option_values import parse_duration, parse_size
 from mptune.commands.search_options import (
     Engine,
     EngineOption,
+    IgnoreOption,
     MaxDiskOption,
     TimeoutOption,
+    ToleranceOption,
 )
 from mptune.errors import EXIT_NOT_MET
 from mptune.settings import SearchSettings

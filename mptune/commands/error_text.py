@@ -17,13 +17,7 @@ EXIT_ERROR = 1
 
 @dataclass(frozen=True)
 class Complaint:
-    """The message for an exception.
-
-    Attributes:
-        message: what is wrong, one line.
-        hint: what to do about it, one line; empty where there is nothing to do.
-        exit_code: of the process.
-    """
+    """The message for an exception."""
 
     message: str
     hint: str

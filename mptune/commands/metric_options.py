@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,26 +21,4 @@ MetricOption = Annotated[
         " Repeatable: the first is optimised, the others are reported."
         "  [default: worst_part]",
     ),
-]
-LabelsOption = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="Labels for metrics that need them: .npz, rows in the order of the data."),
-]
-LimitOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME>=X",
-        help="Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
-    ),
-]
-FeedbackOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="OUTPUT:INPUT",
-        help="Feed OUTPUT back as INPUT over recorded sequences; the error at the end of a sequence counts.",
-    ),
-]
-StepsOption = Annotated[
-    int | None,
-    typer.Option(metavar="K", help="Number of samples in one recorded sequence, for --feedback. Default: all."),
 ]

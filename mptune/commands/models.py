@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mptune.commands.common import JsonOption, ModelArgument, OpsetOption, complain, guarded, print_json, say
+from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
+from mptune.commands.search_options import BatchOption, OpsetOption
 from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 
@@ -23,10 +24,8 @@ def inspect(
     ] = None,
     space: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="The search space whose groups and pins are shown.")
-    ] = SearchSettings().space,
-    batch: Annotated[
-        int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")
-    ] = DataSettings().batch,
+    ] = SearchSettings.space,
+    batch: BatchOption = DataSettings.batch,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 if a finding is an error.")] = False,
     json_: JsonOption = False,
 ) -> None:
@@ -87,9 +86,7 @@ def apply(
         Path | None,
         typer.Option(metavar="PATH", help="Samples; with them, the plan is checked on the values inside the model."),
     ] = None,
-    batch: Annotated[
-        int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")
-    ] = DataSettings().batch,
+    batch: BatchOption = DataSettings.batch,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
 ) -> None:
     """Write the mixed-precision model of a plan or of a rule.

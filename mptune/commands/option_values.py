@@ -1,11 +1,10 @@
-"""How the values of options are read: durations, sizes, GPUs, the workspace of TensorRT."""
+"""How the values of options are read: durations, sizes, GPUs."""
 
 from __future__ import annotations
 
 import re
 
 from mptune.errors import SettingsError
-from mptune.settings import TensorRtSettings
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i?)B?|B)?", re.IGNORECASE)
 _DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
@@ -16,9 +15,6 @@ def parse_duration(text: str, option: str = "--timeout") -> float:
 
     Returns:
         Seconds.
-
-    Raises:
-        SettingsError: the text is no duration.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):
@@ -27,56 +23,22 @@ def parse_duration(text: str, option: str = "--timeout") -> float:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def parse_gpus(text: str | None) -> tuple[int, ...]:
-    """Read ``0,1``.
-
-    Raises:
-        SettingsError: the text is no list of numbers.
-    """
-    numbers = [] if text is None else [part.strip() for part in text.split(",")]
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """Read GPU numbers such as ``0,1``."""
+    numbers = [part.strip() for part in text.split(",")]
     if not all(number.isdecimal() for number in numbers):
         raise SettingsError(f"--gpus {text} is not understood", "write numbers with commas between them, such as 0,1")
     return tuple(int(number) for number in numbers)
 
 
-def memory_limit(text: str | None) -> int | None:
-    """The bytes of ``--max-memory``; None where it is not given.
-
-    Raises:
-        SettingsError: it is no size.
-    """
-    return None if text is None else parse_size(text, "--max-memory")
-
-
 def parse_size(text: str, option: str = "--max-disk") -> int:
     """Read ``20GiB``, ``500MB`` or plain bytes.
 
-    Args:
-        text: of the command line.
-        option: that it was given to, for the message.
-
     Returns:
         Bytes.
-
-    Raises:
-        SettingsError: the text is no size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise SettingsError(f"{option} {text} is not a size", "write 20GiB, 500MB or plain bytes")
     power = 0 if match["unit"] is None else 1 + "KMGT".index(match["unit"].upper())
     return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
-
-
-def tensorrt_settings(workspace: str | None) -> TensorRtSettings:
-    """The settings of TensorRT's builder.
-
-    Args:
-        workspace: limit of its scratch memory, as ``parse_size`` reads it.
-
-    Raises:
-        SettingsError: the text is no size, or is less than 1 MiB.
-    """
-    if workspace is None:
-        return TensorRtSettings()
-    return TensorRtSettings(workspace_mb=parse_size(workspace, "--workspace") // 2**20)

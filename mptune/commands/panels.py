@@ -12,11 +12,7 @@ OTHER = "Options"
 
 
 def with_panels(panels: Mapping[str, tuple[str, ...]]) -> type[TyperCommand]:
-    """A command whose help shows its options in these panels.
-
-    Args:
-        panels: heading -> the names of its options, in their order.
-    """
+    """A command whose help shows its options in these panels."""
 
     class PanelCommand(TyperCommand):
         """Typer draws panels with rich alone; this is their plain form."""

@@ -1,12 +1,29 @@
-"""The options of ``mptune search``; some of them are those of ``confirm`` and ``worker``, too."""
+"""The options of ``mptune search``, made from the settings that declare them; other commands share some of them."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+from mptune.commands.option_values import parse_duration, parse_gpus, parse_size
+from mptune.settings import (
+    ERROR,
+    RUN,
+    DataSettings,
+    SearchSettings,
+    ShapeRange,
+    TensorRtSettings,
+    Tolerance,
+    options_of,
+)
+
+Command = TypeVar("Command", bound=Callable[..., None])
 
 
 class Engine(str, Enum):
@@ -18,121 +35,80 @@ class Engine(str, Enum):
     ONNXRUNTIME = "onnxruntime"
 
 
-BudgetOption = Annotated[
-    int, typer.Option(metavar="N", help="Number of plans to evaluate, those of common rules included.")
-]
-DataOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="PATH",
-        help="Calibration samples: .npz, .npy, or a folder. Default: random inputs. Repeatable, for samples"
-        " of other sizes: the search uses the first (or the usual size of --shapes), the plan is tried on the others.",
-    ),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Run directory. Default: the model's name + .mptune, in the working directory."),
-]
-TargetOption = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|NAME|FILE", help="Device to tune for; auto is the GPU here. `mptune targets` lists the names."
-    ),
-]
-SpaceOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Which groups may be FP16, and which plans to try first; `mptune spaces` lists the names.",
-    ),
-]
-PrecisionsOption = Annotated[
-    str,
-    typer.Option(
-        metavar="LIST",
-        help="Precisions that groups may have: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups"
-        " whose values leave FP16's range may be BF16.",
-    ),
-]
-EngineOption = Annotated[Engine, typer.Option(help="What builds and runs the engines.")]
-BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")]
-TimeoutOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="8h", help="Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit."
-    ),
-]
-MaxDiskOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="20GiB", help="Start no new evaluation once the run directory is this large. Default: no limit."
-    ),
-]
-SearchStorageOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="Optuna storage, to share the search. Default: $MPTUNE_STORAGE, else a file in the run directory.",
-    ),
-]
-GpusOption = Annotated[
-    str | None,
-    typer.Option(metavar="0,1", help="Share the search among these GPUs, one worker process each. Default: one GPU."),
-]
-AllowMixedOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-mixed", help="Accept GPUs or hosts that differ; each gets a front of its own. Default: refuse them."
-    ),
-]
-WaitOption = Annotated[
-    str,
-    typer.Option(
-        metavar="60s", help="How long to wait for a search that is not prepared yet, or whose budget is spent."
-    ),
-]
-SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of the data split, the sampler and random inputs.")]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Start a new search; the old run directory is moved aside.")]
-ShapesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME:MIN,OPT,MAX",
-        help="Shapes that a TensorRT engine accepts, such as x:1x32,4x32,8x32; once for"
-        " each dynamic input. Default:"
-        " the shapes of the data.",
-    ),
-]
-SamplerOption = Annotated[
-    str,
-    typer.Option(
-        metavar="precision|tpe",
-        help="What proposes plans: precision models error and latency group by group, tpe is Optuna's TPESampler.",
-    ),
-]
-WorkspaceOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Limit on the scratch memory of a TensorRT kernel, such as 2GiB. Default:"
-        " all memory of a GPU, a quarter"
-        " of a Jetson's.",
-    ),
-]
-SkipChecksOption = Annotated[
-    bool,
-    typer.Option("--skip-checks", help="Search even if a check finds the FP32 model, its data or its engine wrong."),
-]
-Tf32Option = Annotated[
-    bool, typer.Option("--tf32", help="Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
-]
+_DEFAULTS = SearchSettings()
+_OPTIONS = options_of(_DEFAULTS)
 
-_PRECISION_OPTIONS = ("--precisions", "--opset")
-SEARCH_PANELS = {
-    "Model, data and target": ("--data", "--batch", "--shapes", "--target", "--engine", "--space", *_PRECISION_OPTIONS),
-    "Error": ("--metric", "--labels", "--tolerance", "--ignore", "--feedback", "--steps"),
-    "Choice among the plans": ("--max-error", "--max-latency-ms", "--max-memory", "--limit"),
-    "Budget": ("--budget", "--timeout", "--max-disk", "--gpus"),
-    "Run directory": ("--out", "--fresh", "--storage", "--json"),
-    "Advanced": ("--sampler", "--seed", "--tf32", "--workspace", "--allow-mixed", "--skip-checks"),
+_FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
+    "data": (list[Path] | None, None, lambda paths: paths if len(paths) > 1 else paths[0]),
+    "shapes": (list[str] | None, None, lambda texts: tuple(map(ShapeRange.parse, texts))),
+    "engine": (Engine, Engine(_DEFAULTS.engine), lambda engine: engine.value),
+    "precisions": (str, ",".join(_DEFAULTS.precisions), lambda text: tuple(word.strip() for word in text.split(","))),
+    "tolerance": (list[str] | None, None, lambda texts: tuple(map(Tolerance.parse, texts))),
+    "ignore": (list[str] | None, None, tuple),
+    "feedback": (list[str] | None, None, tuple),
+    "limits": (list[str] | None, None, tuple),
+    "gpus": (str | None, None, parse_gpus),
+    "timeout_s": (str | None, None, parse_duration),
+    "max_disk_bytes": (str | None, None, parse_size),
+    "max_memory_bytes": (str | None, None, lambda text: parse_size(text, "--max-memory")),
+    "workspace_mb": (str | None, None, lambda text: parse_size(text, "--workspace") // 2**20),
 }
-"""Headings of `mptune search --help`, with their options."""
+"""Setting -> its type and default at the command line, and what makes the setting of it, where these differ."""
+
+
+def option_of(setting: str) -> Any:
+    """The option of a setting."""
+    option, _, _ = _OPTIONS[setting]
+    return typer.Option(option.name, metavar=option.metavar, help=option.help)
+
+
+def panels() -> dict[str, tuple[str, ...]]:
+    """Headings of ``mptune search --help``, with their options."""
+    found: dict[str, tuple[str, ...]] = {}
+    for option, _, _ in _OPTIONS.values():
+        found.setdefault(option.panel, ("--metric",) if option.panel == ERROR else ())
+        found[option.panel] += (option.name,)
+    return found | {RUN: (*found[RUN], "--json")}
+
+
+def with_settings(command: Command) -> Command:
+    """A command that takes an option for each setting, as keyword arguments by the settings' names."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters = {one.name: one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD}
+    for name, (_, kind, default) in _OPTIONS.items():
+        kind, default, _ = _FORMS.get(name, (kind, default, None))
+        parameters[name] = inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option_of(name)]
+        )
+    command.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+    return command
+
+
+def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that options come to, by their names; those that are not given are left out.
+
+    Raises:
+        SettingsError: a value is not understood, or is out of range: before anything that is slow is imported.
+    """
+    values = {name: value for name, value in given.items() if value is not None and value != []}
+    read = {name: _FORMS[name][2](value) if name in _FORMS else value for name, value in values.items()}
+    read["data_settings"] = DataSettings(batch=read.pop("batch"))
+    if "workspace_mb" in read:
+        read["tensorrt"] = TensorRtSettings(workspace_mb=read.pop("workspace_mb"))
+    replace(_DEFAULTS, **read)
+    return read
+
+
+OpsetOption = Annotated[int | None, option_of("opset")]
+BatchOption = Annotated[int, option_of("batch")]
+EngineOption = Annotated[Engine, option_of("engine")]
+ToleranceOption = Annotated[list[str] | None, option_of("tolerance")]
+IgnoreOption = Annotated[list[str] | None, option_of("ignore")]
+LimitOption = Annotated[list[str] | None, option_of("limits")]
+MaxErrorOption = Annotated[float | None, option_of("max_error")]
+MaxLatencyOption = Annotated[float | None, option_of("max_latency_ms")]
+MaxMemoryOption = Annotated[str | None, option_of("max_memory_bytes")]
+TimeoutOption = Annotated[str | None, option_of("timeout_s")]
+MaxDiskOption = Annotated[str | None, option_of("max_disk_bytes")]
+AllowMixedOption = Annotated[bool, option_of("allow_mixed")]

@@ -8,17 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from mptune.commands.common import (
-    IgnoreOption,
     JsonOption,
-    MaxErrorOption,
-    MaxLatencyOption,
-    MaxMemoryOption,
     ModelArgument,
-    OpsetOption,
     RecordedMetricOption,
     RunArgument,
     StorageOption,
-    ToleranceOption,
     at_most_one,
     complain,
     finish,
@@ -29,83 +23,27 @@ from mptune.commands.common import (
     resume_command,
     start_no_blas_threads,
 )
-from mptune.commands.metric_options import FeedbackOption, LabelsOption, LimitOption, MetricOption, StepsOption
-from mptune.commands.option_values import memory_limit, parse_duration, parse_gpus, parse_size, tensorrt_settings
+from mptune.commands.metric_options import MetricOption
+from mptune.commands.option_values import parse_duration, parse_size
 from mptune.commands.search_options import (
     AllowMixedOption,
-    BatchOption,
-    BudgetOption,
-    DataOption,
-    Engine,
-    EngineOption,
-    FreshOption,
-    GpusOption,
-    MaxDiskOption,
-    OutOption,
-    PrecisionsOption,
-    SamplerOption,
-    SearchStorageOption,
-    SeedOption,
-    ShapesOption,
-    SkipChecksOption,
-    SpaceOption,
-    TargetOption,
-    Tf32Option,
-    TimeoutOption,
-    WaitOption,
-    WorkspaceOption,
+    IgnoreOption,
+    LimitOption,
+    MaxErrorOption,
+    MaxLatencyOption,
+    MaxMemoryOption,
+    ToleranceOption,
+    read_options,
+    with_settings,
 )
 from mptune.errors import BaselineError, EndedEarlyError, SettingsError
-from mptune.settings import (
-    DataSettings,
-    SearchSettings,
-    ShapeRange,
-    Tolerance,
-    check_limits,
-)
-
-_SEARCH = SearchSettings()
-_DATA = DataSettings()
-_ENGINE = Engine(_SEARCH.engine)
-_PRECISIONS = ",".join(_SEARCH.precisions)
+from mptune.settings import Tolerance, check_limits
 
 
 @guarded
+@with_settings
 def search(
-    context: typer.Context,
-    model: ModelArgument,
-    budget: BudgetOption = _SEARCH.budget,
-    data: DataOption = None,
-    out: OutOption = None,
-    target: TargetOption = _SEARCH.target,
-    space: SpaceOption = _SEARCH.space,
-    precisions: PrecisionsOption = _PRECISIONS,
-    opset: OpsetOption = None,
-    engine: EngineOption = _ENGINE,
-    max_error: MaxErrorOption = None,
-    max_latency_ms: MaxLatencyOption = None,
-    max_memory: MaxMemoryOption = None,
-    tolerance: ToleranceOption = None,
-    ignore: IgnoreOption = None,
-    metric: MetricOption = None,
-    labels: LabelsOption = None,
-    limit: LimitOption = None,
-    feedback: FeedbackOption = None,
-    steps: StepsOption = None,
-    batch: BatchOption = _DATA.batch,
-    timeout: TimeoutOption = None,
-    max_disk: MaxDiskOption = None,
-    storage: SearchStorageOption = None,
-    gpus: GpusOption = None,
-    allow_mixed: AllowMixedOption = False,
-    seed: SeedOption = _SEARCH.seed,
-    json_: JsonOption = False,
-    fresh: FreshOption = False,
-    sampler: SamplerOption = _SEARCH.sampler,
-    tf32: Tf32Option = False,
-    shapes: ShapesOption = None,
-    workspace: WorkspaceOption = None,
-    skip_checks: SkipChecksOption = False,
+    context: typer.Context, model: ModelArgument, metric: MetricOption = None, json_: JsonOption = False, **given: Any
 ) -> None:
     """Evaluate plans, show the trade-off, and write the chosen model.
 
@@ -117,53 +55,18 @@ def search(
       mptune search model.onnx --data samples.npz --max-error 1e-2 --budget 100
       mptune search model.onnx --target jetson-orin-nano-8gb --out nano.mptune
     """
-    settings: dict[str, Any] = {
-        "budget": budget,
-        "out": out,
-        "target": target,
-        "space": space,
-        "engine": engine.value,
-        "max_error": max_error,
-        "max_latency_ms": max_latency_ms,
-        "max_memory_bytes": memory_limit(max_memory),
-        "tolerance": tuple(map(Tolerance.parse, tolerance or ())),
-        "ignore": tuple(ignore or ()),
-        **({"limits": tuple(limit)} if limit else {}),
-        "labels": labels,
-        "feedback": tuple(feedback or ()),
-        "steps": steps,
-        "timeout_s": None if timeout is None else parse_duration(timeout),
-        "max_disk_bytes": None if max_disk is None else parse_size(max_disk),
-        "storage": storage,
-        "gpus": parse_gpus(gpus),
-        "allow_mixed": allow_mixed,
-        "seed": seed,
-        "fresh": fresh,
-        "sampler": sampler,
-        "tf32": tf32,
-        "precisions": tuple(word.strip() for word in precisions.split(",")),
-        "opset": opset,
-        "skip_checks": skip_checks,
-        "shapes": tuple(ShapeRange.parse(text) for text in shapes or ()),
-        "tensorrt": tensorrt_settings(workspace),
-    }
-    # A value out of range is refused before heavy imports.
-    SearchSettings(**settings, data_settings=DataSettings(batch=batch))
-    if metric:
-        settings["metric"] = metric
-    if data:
-        settings["data"] = data if len(data) > 1 else data[0]
+    settings = read_options(given)
     try:
         from mptune.api import searching
         from mptune.reporting.terminal.progress import TerminalListener
 
-        with TerminalListener(max_error=max_error, max_latency_ms=max_latency_ms) as listener:
-            front = searching.search(model, batch=batch, listener=listener, **settings)
+        with TerminalListener(max_error=given["max_error"], max_latency_ms=given["max_latency_ms"]) as listener:
+            front = searching.search(model, metric=metric or None, listener=listener, **settings)
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
     except (BaselineError, EndedEarlyError) as error:
         if json_ and (isinstance(error, EndedEarlyError) or error.findings):
-            _print_stopped(model, out)
+            _print_stopped(model, given["out"])
         raise
     finish(front, json_, said=listener.warned)
 
@@ -184,7 +87,12 @@ def worker(
     gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
     metric: RecordedMetricOption = None,
     allow_mixed: AllowMixedOption = False,
-    wait: WaitOption = "60s",
+    wait: Annotated[
+        str,
+        typer.Option(
+            metavar="60s", help="How long to wait for a search that is not prepared yet, or whose budget is spent."
+        ),
+    ] = "60s",
 ) -> None:
     """Join a search, and evaluate its plans until it stops.
 
@@ -292,7 +200,7 @@ def pick(
       mptune pick model.mptune --max-error 1e-3
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
-    max_memory_bytes = memory_limit(max_memory)
+    max_memory_bytes = None if max_memory is None else parse_size(max_memory, "--max-memory")
     limits = (max_error, max_latency_ms, max_memory_bytes, tolerance or None, limit or None)
     asked = next((one for one in limits if one is not None), None)
     if at_most_one({"a limit": asked, "--knee": knee, "--plan": plan}) == 0:

@@ -22,10 +22,6 @@ class ModelFindings:
     """Findings about the whole model, by what they are about.
 
     Attributes:
-        training: operators that behave as in training.
-        data: the calibration samples.
-        reference: the model's outputs in FP32.
-        masked_rows: rows of attention masks that let nothing through.
         mixed: layers that are FP16 or BF16 already.
         quantised: layers that are INT8 or FP8 already.
         unreached: layers that no plan can change, as their types are not known.

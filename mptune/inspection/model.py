@@ -38,19 +38,7 @@ _WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE
 def inspect_model(
     model: Model, named: NamedSpace, data: Path | InMemory | None = None, batch: int = 1, budget: int | None = None
 ) -> Inspection:
-    """Find the groups, operators, costs, hazards and pins of a model, as a search with this space and data would.
-
-    Args:
-        model: the model.
-        named: the search space: its granularity and pins.
-        data: calibration samples; with them the model is run once over each, in a worker, and values are observed.
-        batch: rows per sample where the batch is dynamic.
-        budget: evaluations, for granularity ``auto``.
-
-    Raises:
-        DataError: the data do not fit the model.
-        BaselineError: the model does not run on them in FP32.
-    """
+    """Find the groups, operators, costs, hazards and pins of a model, as a search with this space and data would."""
     granularity: Granularity = named.file.granularity
     if granularity == "auto":
         granularity, groups = find_fitting_groups(model, budget or SearchSettings().budget)

@@ -33,7 +33,6 @@ class KnownValues:
         assumed: symbolic dimension -> the size that the shapes are taken for; empty where they were observed.
         samples: what the model was run on; None where it was not run.
         ranges: name -> what was observed of the value; empty where it was not run.
-        findings: about the model in FP32, of that run.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -49,12 +48,7 @@ class KnownValues:
 
 
 def known_values(grouped: GroupedModel, data: Path | InMemory | None, batch: int) -> KnownValues:
-    """By a run on the data where there are any, else from the graph alone.
-
-    Raises:
-        DataError: the data do not fit the model.
-        BaselineError: the model does not run on them in FP32.
-    """
+    """Observe the values by running the model on the data; without data, take the shapes from the graph alone."""
     if data is None:
         static = static_shapes(grouped.model, batch)
         return KnownValues(static.shapes, static.assumed)
@@ -69,16 +63,7 @@ def known_values(grouped: GroupedModel, data: Path | InMemory | None, batch: int
 def observe_values(
     grouped: GroupedModel, samples: CalibrationSet, precisions: Sequence[str] = DEFAULT_PRECISIONS
 ) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
-    """Run the model over the samples in a worker: the range and shape of every value, and findings about the model.
-
-    Args:
-        grouped: the model and its layer groups.
-        samples: what it is run on.
-        precisions: that probes of single nodes round to.
-
-    Raises:
-        BaselineError: it does not run on them.
-    """
+    """Run the model over the samples in a worker: the range and shape of every value, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
         for place in places:

@@ -23,8 +23,6 @@ class InspectedGroup:
     """One layer group.
 
     Attributes:
-        group: what it holds.
-        cost: what it computes and moves.
         pin: its precision and the reason, where it is not searched.
         repeats: how many groups of the model have its structure, itself included.
         no_bf16: why it cannot be BF16; None where it could be.
@@ -45,9 +43,7 @@ class OperatorSummary:
 
     Attributes:
         name: with the domain where that is not ONNX's own.
-        count: how many nodes.
         grouped: how many of them have a precision.
-        flops: of all of them.
         fixed: why the others have none; "" where nothing is FP32 about them.
     """
 

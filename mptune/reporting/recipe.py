@@ -119,7 +119,7 @@ class BuildRecipe:
 
 def _built_with(file: RunFile) -> TensorRtSettings:
     """The builder's settings; where TensorRT measured on a Jetson, with the limit that it had by default."""
-    settings = file.fixed_settings.tensorrt.settings()
+    settings = file.fixed_settings.tensorrt
     jetson = None if file.environment is None else file.environment.jetson
     if settings.workspace_mb is not None or jetson is None or file.target is None or file.target.engine != "tensorrt":
         return settings

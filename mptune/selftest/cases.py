@@ -36,9 +36,7 @@ class Case:
     """One tiny model.
 
     Attributes:
-        name: of the model.
         workload: it, its groups and its files; the samples are written.
-        plans: by name.
         reference: FP32 outputs of each sample.
     """
 

@@ -47,9 +47,6 @@ class Check:
     """One line of the self-test.
 
     Attributes:
-        engine: whose.
-        name: of the check.
-        status: whether it holds.
         figure: what was found; None where nothing was.
         limit: what it must be.
         text: one line: what the figure is, or why there is none.
@@ -73,15 +70,11 @@ class Seen:
     """One engine that was built and run.
 
     Attributes:
-        model: name of the tiny model.
-        plan: name of the plan.
         reference: FP32 outputs of both samples.
         emulated: outputs of the first sample by plan.
         quantised: whether part of the model is INT8.
         nodes: precision of each node that the plan decides.
-        run: what the worker saw, or why there is nothing.
         outputs: of the first sample, of the second, of the first again; empty where it failed.
-        build_s: seconds to build and open the engine.
         nbytes: size of the engine's file; None where there is none.
     """
 

@@ -34,7 +34,6 @@ class ClockReading:
     Attributes:
         span_ratio: duration of many executions by the engine's clock, over that by the host's.
         value_ratio: latencies as a search takes them, added up, over the host's duration of taking them.
-        latency_ms: median latency.
         executions: how many there were in a span.
     """
 
@@ -49,10 +48,8 @@ class EngineRun:
     """What ``RunEngineJob`` saw; the outputs are in its file.
 
     Attributes:
-        open_s: seconds to open the engine.
         clock: None where it was not timed.
         information: TensorRT's description of the layers; empty for ONNX Runtime.
-        warnings: of the session.
     """
 
     open_s: float
@@ -67,7 +64,6 @@ class RunEngineJob:
 
     Attributes:
         measure: whose candidate is opened, on whose samples.
-        outputs: file for the outputs of the three runs (``read_outputs``).
         timed: compare the clocks, too, between the second run and the third.
     """
 
@@ -76,7 +72,7 @@ class RunEngineJob:
     timed: bool
 
     def run(self, state: WorkerState) -> EngineRun:
-        """See the class."""
+        """Run the candidate three times on two samples; compare the clocks if ``timed``."""
         started = time.monotonic()
         session: EngineSession = state.transient(self.measure.open_candidate)
         open_s = time.monotonic() - started

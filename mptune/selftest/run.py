@@ -39,7 +39,6 @@ class Engine:
 
     Attributes:
         name: as ``mptune doctor`` lists it.
-        provider: of ONNX Runtime; for TensorRT ``cuda``.
         kind: TensorRT or TensorRT-RTX; None for ONNX Runtime.
         gpu: the device; None for the CPU.
         obstacle: why it cannot run here although it is installed; empty where it can.
@@ -57,9 +56,7 @@ class SelfTest:
     """What the self-test found.
 
     Attributes:
-        checks: in the order of the engines.
         engines: facts of every engine that was built, as JSON types: model, plan, seconds, bytes, latency, warnings.
-        seconds: how long it took.
     """
 
     checks: tuple[Check, ...]
@@ -99,13 +96,7 @@ def run_selftest(
     progress: Callable[[str], None] = lambda text: None,
     tester: type[EngineTest] | None = None,
 ) -> SelfTest:
-    """Run the self-test.
-
-    Args:
-        engines: which; by default those of this machine.
-        progress: receives what is being done, one line each.
-        tester: runs one engine; tests give another.
-    """
+    """Run the self-test."""
     started = time.monotonic()
     checks: list[Check] = []
     facts: list[dict[str, Any]] = []
@@ -153,7 +144,7 @@ class EngineTest:
         return judge(self.engine.name, self._seen, tf32, why_not or "with TF32 on it could not be run")
 
     def facts(self) -> list[dict[str, Any]]:
-        """See ``SelfTest.engines``."""
+        """Facts of every engine that was built, as JSON types."""
         return [self._fact(one) for one in self._seen]
 
     def _fact(self, one: Seen) -> dict[str, Any]:

@@ -43,7 +43,6 @@ class GroupCost:
 
     Attributes:
         matrix_flops: in convolutions and matrix products, which tensor cores take; a multiply-add counts 2.
-        vector_flops: in everything else.
         fp32_bytes: read and written with the group in FP32.
         fp16_bytes: the same with the group in FP16.
         matrix_elements: elements of the largest output of a convolution or matrix product.
@@ -93,11 +92,6 @@ def kernel_costs(
     its own, as its rounding shows too (``mptune.graph.writing.rounding_steps``). Tensor cores want channels last, ONNX
     has them first: in FP16 a convolution's operands are converted before it and its result after it (the kernels are
     listed in microsoft/onnxruntime pull request 17200).
-
-    Args:
-        grouped: the model and its layer groups.
-        shapes: as of ``group_costs``.
-        precision: that all groups have.
 
     Returns:
         Kernels in topological order by group id. What is computed from constants and shapes alone is folded, and takes
@@ -152,12 +146,7 @@ def is_convolution(node: Node) -> bool:
 
 
 def is_convolutional(model: Model, shapes: Mapping[str, Shape]) -> bool:
-    """Whether convolutions have a large share of a model's work, of the FLOPs that tensor cores can compute.
-
-    Args:
-        model: the model.
-        shapes: as of ``group_costs``.
-    """
+    """Whether convolutions have a large share of a model's work, of the FLOPs that tensor cores can compute."""
     table = ShapeTable(model, shapes)
     whole = of_convolutions = 0.0
     for node in model.nodes:

@@ -27,12 +27,9 @@ class Gpu:
     """A GPU of this machine.
 
     Attributes:
-        name: as the driver or the device tree has it.
-        compute_capability: None where the driver is too old to say.
         memory_gb: total, GB (10^9 bytes); on a Jetson what CPU and GPU share. None where it is unknown.
         driver: version of the driver, or of L4T on a Jetson.
         index: as CUDA counts the visible devices.
-        is_jetson: an integrated GPU of a Jetson module.
         part: number of the Jetson module; empty where it is unknown.
         max_mhz: highest clock that a Jetson's power mode allows; None where it is unknown.
     """
@@ -51,10 +48,6 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
     """List the GPUs that CUDA would see here; empty where there is none or nvidia-smi does not answer.
 
     ``CUDA_VISIBLE_DEVICES`` is respected where it holds indices or UUIDs of whole GPUs.
-
-    Args:
-        root: of the file system that is looked at for a Jetson's files.
-        timeout_s: a driver that hangs is given up after this long.
     """
     jetson = _detect_jetson(root)
     if jetson is not None:  # its nvidia-smi, where there is one, answers "[N/A]"
@@ -93,9 +86,6 @@ def gpu_variables(index: int) -> dict[str, str]:
 
     Args:
         index: as CUDA counts the visible devices now, in the order of their PCI addresses.
-
-    Raises:
-        TargetError: ``CUDA_VISIBLE_DEVICES`` names fewer.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entries = None if visible is None else [entry.strip() for entry in visible.split(",")]

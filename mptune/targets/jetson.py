@@ -52,12 +52,8 @@ class JetsonState:
         memory_gb: what CPU and GPU share, less what the firmware keeps, GB (10^9 bytes).
         l4t: release of Jetson Linux, such as ``36.4.3``.
         jetpack: such as ``6.2``, or ``6`` where only the series is known.
-        power_mode: name of the mode that nvpmodel has set.
-        power_modes: names of the modes that it could set.
-        gpu_mhz: clock of the GPU now.
         gpu_min_mhz: lowest clock that the governor may choose; equal to the highest where ``jetson_clocks`` ran.
         gpu_max_mhz: highest clock that the power mode allows.
-        memory_mhz: clock of the memory now; only root can read it.
     """
 
     model: str
@@ -98,12 +94,7 @@ class JetsonState:
 
 
 def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> JetsonState | None:
-    """Read the device's files; None where this is no Jetson.
-
-    Args:
-        root: of the file system that is looked at.
-        gpu_names: of nvidia-smi, which calls the GPU of an Orin ``Orin (nvgpu)``.
-    """
+    """Read the device's files; None where this is no Jetson."""
     model = _model(root) or _unnamed(root, gpu_names)
     if not model:
         return None

@@ -72,16 +72,7 @@ class MemoryNeed:
 
 
 def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Shape]) -> EngineMemory:
-    """Predict what a plan's engine takes: every value and constant in the type that the plan gives it.
-
-    Args:
-        types: of the model.
-        plan: the plan.
-        shapes: concrete shapes by tensor name; what is missing is taken from the model.
-
-    Raises:
-        PlanError: the plan does not fit the model.
-    """
+    """Predict what a plan's engine takes: every value and constant in the type that the plan gives it."""
     model, resolution = types.model, types.resolve(plan)
     table = ShapeTable(model, shapes)
 
@@ -100,12 +91,7 @@ def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Sha
 
 
 def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
-    """Sum up which values are alive at each node of a model.
-
-    Args:
-        model: the model.
-        shapes: concrete shapes by tensor name; what is missing is taken from the model (``ShapeTable``).
-    """
+    """Sum up which values are alive at each node of a model."""
     table = ShapeTable(model, shapes)
     fp32, fp32_peak = _peak(model, table, lambda tensor: 4)
     fp16, fp16_peak = _peak(model, table, lambda tensor: 2)

@@ -22,11 +22,7 @@ _CLOCK_TOLERANCE = 0.05
 
 
 def not_measured(device: str) -> Finding:
-    """The finding of a search whose latencies are predicted.
-
-    Args:
-        device: what they are predicted for.
-    """
+    """The finding of a search whose latencies are predicted."""
     return Finding(
         code=TARGET_CODE,
         severity=CODES[TARGET_CODE].severity,
@@ -46,15 +42,7 @@ def beside_tf32(
     *,
     tf32: bool = False,
 ) -> tuple[Finding, ...]:
-    """Those of ``not_measured`` among the findings, with what TF32, TensorRT's own default, would make of all-FP32.
-
-    Args:
-        findings: of the run.
-        grouped: the model and its layer groups.
-        target: the device; None where the caller brought a toolchain of its own.
-        shapes: as of ``roofline``.
-        tf32: it is allowed in the FP32 groups of mixed plans.
-    """
+    """The findings of ``not_measured``, with the latency that all-FP32 would have with TF32, TensorRT's default."""
     found = tuple(finding for finding in findings if finding.code == TARGET_CODE)
     if not found or target is None or target.tf32_tflops is None:
         return found

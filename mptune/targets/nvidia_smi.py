@@ -13,10 +13,6 @@ TIMEOUT_S = 10.0
 def ask_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
     """What nvidia-smi prints.
 
-    Args:
-        *arguments: of the command line.
-        timeout_s: the call is given up after this long.
-
     Returns:
         Its standard output; None where there is no nvidia-smi, or it fails or does not answer in time.
     """

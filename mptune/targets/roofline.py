@@ -112,7 +112,6 @@ class BoundaryCost:
     """A tensor that needs a Cast where its producer and a reader differ in precision.
 
     Attributes:
-        tensor: its name.
         producer_group: id of the group that computes it; None where it is FP32 under every plan (model inputs, nodes
             without a precision).
         consumer_groups: ids of the groups that read it, the producer's own group left out.

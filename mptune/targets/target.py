@@ -51,24 +51,19 @@ class Target:
 
     Attributes:
         name: what ``--target`` takes.
-        title: what people call it.
-        kind: Jetson module, discrete GPU, or the CPU here.
         fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s.
         fp32_tflops: FP32 peak without TF32, TFLOP/s.
         bandwidth_gbps: memory bandwidth, GB/s (10^9 bytes).
         memory_gb: memory that engines can use, GB; None where it depends on the machine.
         sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
         compute_capability: of an NVIDIA GPU.
-        sm_count: streaming multiprocessors.
         gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
         bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0).
         tf32_tflops: the same of TF32: what FP32 groups reach where TF32 is allowed; None as for BF16.
         l2_mb: second level cache, MB.
         launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
-        power_modes: names only; their caps are read on the device.
         gpu_names: what drivers and device trees call it; parts of the name, in any case.
         part_numbers: of the Jetson modules that the profile is for, such as ``p3767-0005``.
-        note: one line that `mptune targets` shows.
     """
 
     name: str
@@ -152,20 +147,12 @@ def _capability(text: str) -> tuple[int, int]:
 
 
 def load_target(name_or_path: str) -> Target:
-    """Read a profile by its name, or from a TOML file of the user's.
-
-    Raises:
-        TargetError: unknown name, no such file, or not a valid profile.
-    """
+    """Read a profile by its name, or from a TOML file of the user's."""
     return _read(resources.locate("targets", name_or_path, TargetError))
 
 
 def check_bf16(target: Target, precisions: Collection[str]) -> None:
-    """Refuse BF16 on a device that has none.
-
-    Raises:
-        TargetError: it is asked for, and the device lacks it.
-    """
+    """Refuse BF16 on a device that has none."""
     if "bf16" in precisions and target.bf16_tflops is None:
         raise TargetError(
             f"{target.title} has no BF16, which --precisions asks for",

@@ -24,7 +24,6 @@ class Throttling:
     """A Jetson's state at one moment, as far as its files show it.
 
     Attributes:
-        gpu_mhz: clock of the GPU now.
         gpu_min_mhz: lowest clock that the governor may choose.
         gpu_max_mhz: highest clock that the power mode allows.
         events: event counter, such as ``oc3`` -> events since the device was started.
@@ -39,11 +38,7 @@ class Throttling:
 
 
 def read_throttling(root: Path = Path("/")) -> Throttling | None:
-    """Read the files; None where this is no Jetson. Never raises.
-
-    Args:
-        root: of the file system that is looked at.
-    """
+    """Read the files; None where this is no Jetson. Never raises."""
     clocks = gpu_clocks(root)
     if not clocks:
         return None

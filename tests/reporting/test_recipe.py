@@ -16,8 +16,8 @@ from mptune.engines.environment import Environment
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.reporting.chosen import write_chosen
 from mptune.reporting.recipe import BuildRecipe, engine_name
-from mptune.run_json import FixedSettings, ModelSection, RunFile, TargetSection, TensorRtSection
-from mptune.settings import ShapeRange
+from mptune.run_json import FixedSettings, ModelSection, RunFile, TargetSection
+from mptune.settings import ShapeRange, TensorRtSettings
 from mptune.targets.jetson import JetsonState
 from tests.reporting.conftest import Bench
 
@@ -107,7 +107,7 @@ def test_shapes_are_those_of_the_search(bench: Bench, tmp_path: Path, arguments)
 
 
 def test_the_search_s_limits_of_the_builder(bench: Bench) -> None:
-    section = TensorRtSection(workspace_mb=512, optimization_level=5)
+    section = TensorRtSettings(workspace_mb=512, optimization_level=5)
     options = BuildRecipe.of(run_file(tensorrt=section), Path("none"), []).options(bench.plan(1))
     assert {"--memPoolSize=workspace:512", "--builderOptimizationLevel=5"} <= set(options)
     assert not any("memPool" in one or "Level" in one for one in BuildRecipe().options(bench.plan(1)))

@@ -30,15 +30,6 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
 
     A study that is kept in a database is copied into a journal, so that the device needs no database. A search may be
     writing meanwhile: the record is what it was at one moment, and each file is whole.
-
-    Args:
-        run: with a copy of its model; nobody moves it aside.
-        file: its run.json.
-        out: is replaced, whole or not at all.
-        storage: URL of the storage, as in ``read_record``.
-
-    Raises:
-        RunError: the run is not whole, its storage cannot be read, or the file cannot be written.
     """
     name = run.path.resolve().name
     with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:

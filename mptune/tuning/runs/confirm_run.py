@@ -139,11 +139,7 @@ class ConfirmRun(MeasuringRun):
             return None
 
     def _identify(self) -> tuple[TargetSection, Environment]:
-        """What measures here. Nothing is started to find that out.
-
-        Raises:
-            TargetError: nothing does.
-        """
+        """What measures here. Nothing is started to find that out."""
         places = self._run
         workspace = Workspace(
             self.grouped.model.path.resolve(), places.weights, places.data, places.engines, places.logs
@@ -277,11 +273,7 @@ def read_searched(
     storage: str | None = None,
     metric: tuple[str, TaskMetric | None] | None = None,
 ) -> tuple[Evaluation, ...]:
-    """The plans of a search that are confirmed, as the search saw them; first arguments as of ``read_record``.
-
-    Raises:
-        RunError: nothing has been evaluated yet, or the record cannot be read; or ``metric`` is not the search's.
-    """
+    """The plans of a search that are confirmed, as the search saw them; first arguments as of ``read_record``."""
     with contextlib.closing(read_record(run, file, storage)) as record:
         if metric is not None:
             compare_metric(record, file.search.metric, *metric)
@@ -297,16 +289,7 @@ def read_confirmation(
     *,
     asked: Choice | None = None,
 ) -> Confirmation:
-    """The comparison that a confirmation's record holds.
-
-    Args:
-        directory: the confirmation's.
-        file: its run.json.
-        record: its study.
-        search: the run that it confirms.
-        searched: the plans, as that search saw them.
-        asked: how a plan is chosen; None reads the choice that was made.
-    """
+    """The comparison that a confirmation's record holds."""
     target = search[1].target
     if target is None:
         raise RunError(f"{search[0].path} holds no evaluation yet", "let `mptune search` go on with it first")
@@ -339,8 +322,8 @@ def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 
         seed=fixed.seed,
         confirm_rounds=file.search.confirm_rounds,
         shapes=fixed.shapes,
-        tensorrt=fixed.tensorrt.settings(),
-        latency=fixed.latency.settings(),
+        tensorrt=fixed.tensorrt,
+        latency=fixed.latency,
         data_settings=DataSettings(batch=fixed.batch),
     )
 
@@ -357,9 +340,6 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
     """The paths of a confirmation's jobs; samples and references are the search's, for as long as they are needed.
 
     They lie in a folder of the confirmation, beside what the toolchain notes there of this device and power mode.
-
-    Raises:
-        RunError: the search has none, or the folder cannot be written.
     """
     own = [directory.path.resolve() / name for name in ("data", "engines", "logs")]
     workspace = Workspace((run.weights / "model.onnx").resolve(), run.weights, *own)

@@ -73,12 +73,7 @@ class Confirmation:
 
 
 def searched_plans(front: Front, evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
-    """What is confirmed of a search: all-FP32 first, all-FP16, the front, the chosen plan and every seed that is sound.
-
-    Args:
-        front: the search's.
-        evaluations: all of the search, for the seeds.
-    """
+    """What is confirmed of a search: all-FP32 first, all-FP16, the front, the chosen plan and every sound seed."""
     seeds = [e for e in evaluations if e.origin.kind == "seed" and e.is_finite]
     wanted = (front.fp32, front.fp16, *front.points, front.chosen, *seeds)
     unique: dict[str, Evaluation] = {}

@@ -30,15 +30,7 @@ class Crew:
         settings: SearchSettings,
         listener: Listener,
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            start: starts a worker.
-            gpus: one worker for each.
-            record: the study, which the workers write.
-            settings: of the search.
-            listener: receives what the workers do.
-        """
+        """Start nothing yet."""
         self._start = start
         self._gpus = gpus
         self._record = record

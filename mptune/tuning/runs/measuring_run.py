@@ -32,12 +32,6 @@ class MeasuringRun:
 
     ``close`` ends the worker and lets go of study, samples and lock. The attributes are there once ``run`` of the
     subclass has set them.
-
-    Attributes:
-        directory: that is written.
-        file: its run.json.
-        record: its study.
-        grouped: the model and its layer groups.
     """
 
     directory: RunDirectory
@@ -92,11 +86,7 @@ class MeasuringRun:
         return repaired
 
     def _check_engine(self, settings: SearchSettings, origin: FindingOrigin) -> None:
-        """Keep in run.json whether the all-FP32 engine agrees with the reference.
-
-        Raises:
-            BaselineError: it does not, and the checks are not skipped.
-        """
+        """Keep in run.json whether the all-FP32 engine agrees with the reference."""
         baseline = self.record.baseline()
         if baseline is None:
             return
@@ -105,11 +95,7 @@ class MeasuringRun:
         self._save(findings=with_suspects((*others, *found)))
 
     def _check_begun(self, limits: Limits) -> None:
-        """Whether there is anything to make a front of.
-
-        Raises:
-            EndedEarlyError: all-FP32 was not measured before a limit was reached.
-        """
+        """Whether there is anything to make a front of."""
         if self.record.baseline() is None:
             limit = limits.reached()
             raise EndedEarlyError(

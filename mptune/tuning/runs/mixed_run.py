@@ -42,11 +42,6 @@ class MixedRun(WorkerRun):
         Args:
             budget: plans to evaluate on this device: that of the search.
             start_s: when that began, in seconds since the epoch; None where it is not known.
-
-        Raises:
-            RunError: the machine failed again and again, or the directory cannot be written.
-            BaselineError: the all-FP32 engine disagrees with the reference.
-            KeyboardInterrupt: passed on; the plan in work has been given back.
         """
         self._budget, self._began_s = budget, start_s
         self.join()
@@ -88,9 +83,6 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
     Yields:
         The directory, its run.json, and whether it is locked; else another worker of the same device has it, and this
         one shares its search.
-
-    Raises:
-        RunError: it cannot be written.
     """
     home, name = search.directory, search.device_name
     path = home.devices / name

@@ -34,16 +34,7 @@ _FORMAT = 1
 
 
 def keep_model(run: RunDirectory, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
-    """Write the copy, unless it is there.
-
-    Args:
-        run: its directory.
-        grouped: the model.
-        bank: the run's weights; None writes them where they are not there.
-
-    Raises:
-        RunError: the directory cannot be written, or the disk is full.
-    """
+    """Write the copy, unless it is there."""
     model = grouped.model
     seal = _seal(run)
     path = run.weights / MODEL_FILE
@@ -57,11 +48,7 @@ def keep_model(run: RunDirectory, grouped: GroupedModel, bank: WeightBank | None
 
 @contextmanager
 def kept_meanwhile(run: RunDirectory, workload: Workload) -> Iterator[None]:
-    """Write the copy beside what the caller does, which waits for jobs and times nothing.
-
-    Raises:
-        RunError: see ``keep_model``.
-    """
+    """Write the copy beside what the caller does, which waits for jobs and times nothing."""
     with ThreadPoolExecutor(1, thread_name_prefix="mptune-copy") as pool:
         kept = pool.submit(keep_model, run, workload.grouped, workload.bank)
         yield
@@ -69,11 +56,7 @@ def kept_meanwhile(run: RunDirectory, workload: Workload) -> Iterator[None]:
 
 
 def ensure_copy(run: RunDirectory, file: RunFile) -> None:
-    """Write the copy for a run without one: it was interrupted, or made before runs had copies.
-
-    Raises:
-        RunError: the model is gone or has changed, or the directory cannot be written.
-    """
+    """Write the copy for a run without one: it was interrupted, or made before runs had copies."""
     if has_copy(run, file):
         return
     if not Path(file.model.path).is_file():
@@ -89,11 +72,7 @@ def has_copy(run: RunDirectory, file: RunFile) -> bool:
 
 
 def load_copy(run: RunDirectory, file: RunFile) -> Model:
-    """Load the copy; its hash is the original's, since plans refer to it.
-
-    Raises:
-        RunError: there is none, or it is not what was written.
-    """
+    """Load the copy; its hash is the original's, since plans refer to it."""
     seal = _seal(run)
     if seal is None or not has_copy(run, file):
         raise RunError(
@@ -111,12 +90,7 @@ def load_copy(run: RunDirectory, file: RunFile) -> Model:
 
 
 def load_original(file: RunFile) -> Model:
-    """Load the model that the search was made with from where it was.
-
-    Raises:
-        ModelError: it is not there, or cannot be read.
-        RunError: it is another one now.
-    """
+    """Load the model that the search was made with from where it was."""
     model = load_typed_model(file.model.path, opset=file.fixed_settings.opset)
     if model.sha256 != file.model.sha256:
         raise RunError(
@@ -126,12 +100,7 @@ def load_original(file: RunFile) -> Model:
 
 
 def load_either(run: RunDirectory, file: RunFile) -> Model:
-    """The original where it still is, else the copy.
-
-    Raises:
-        ModelError: the original cannot be read.
-        RunError: the original has changed; or it is gone, and there is no copy.
-    """
+    """The original where it still is, else the copy."""
     if Path(file.model.path).is_file():  # no device, no pipe
         return load_original(file)
     return load_copy(run, file)

@@ -63,17 +63,13 @@ def front_of(
         asked: a request; None reads the choice that was made.
         is_again: the request is an earlier one: where its plan is not feasible any more, or here, the knee is chosen.
         keep: keep the front for ``report`` (``mptune.tuning.fronts.kept``): the caller holds the run's lock.
-
-    Raises:
-        RunError: nothing has been evaluated yet, or what is to be kept cannot be written.
-        PlanError: the plan that is asked for was never evaluated, or is not feasible.
     """
     before = RunStamp.of(run, file) if keep else None
     facts = facts_of(run, file)
     fixed, search = file.fixed_settings, file.search
     settings = SearchSettings(
         confirm_rounds=search.confirm_rounds,
-        latency=fixed.latency.settings(),
+        latency=fixed.latency,
         tf32=fixed.tf32,
         reported_metrics=search.reported_metrics,
     )
@@ -106,16 +102,7 @@ def front_of(
 
 
 def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:
-    """Open the study of a run to read it.
-
-    Args:
-        run: the run directory.
-        file: its run.json.
-        storage: URL of the storage where the run is kept in one; None takes that of ``MPTUNE_STORAGE``.
-
-    Raises:
-        RunError: there is none, or the storage cannot be opened, or was not named by the caller.
-    """
+    """Open the study of a run to read it."""
     return read_study(
         model_sha256=file.model.sha256,
         name=file.study,
@@ -126,13 +113,7 @@ def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) ->
 
 
 def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None) -> bool:
-    """Whether the run holds an evaluation, or a plan that failed; True where its storage cannot be read.
-
-    Args:
-        run: the run directory.
-        file: its run.json.
-        storage: of the search that asks, which may be another one.
-    """
+    """Whether the run holds an evaluation, or a plan that failed; True where its storage cannot be read."""
     if file.storage is None and not run.journal.exists():
         return False
     try:
@@ -160,10 +141,6 @@ def build_front(
         settings: how many rounds of re-measuring there are, how latencies are summed up, and the reported metrics.
         every: a device confirmed every evaluation.
         is_made: make a choice of a request; else none is made yet, and the reason says which it would be.
-
-    Raises:
-        RunError: not even all-FP32 has been evaluated.
-        PlanError: the plan that is asked for was never evaluated, or is not feasible.
     """
     evaluations = tuple(replace(e.ignoring(choice.ignore), confirmed=every) for e in record.evaluations())
     baseline = record.baseline()
@@ -256,17 +233,7 @@ def build_front(
 def parsed_limits(
     choice: Choice, metrics: Sequence[str], outputs: Sequence[str], error: OutputError | None = None
 ) -> tuple[tuple[Tolerance, ...], tuple[MetricLimit, ...]]:
-    """The limits of a choice.
-
-    Args:
-        choice: a request, or one that was made.
-        metrics: that are taken, the objective first.
-        outputs: of the model.
-        error: of any plan, whose columns are known; None checks the names alone.
-
-    Raises:
-        SettingsError: they do not fit the metrics or the outputs.
-    """
+    """The limits of a choice."""
     tolerances = tuple(map(Tolerance.parse, choice.tolerance))
     check_tolerances(tolerances, choice.ignore, metrics[0], outputs, error)
     return tolerances, check_metric_limits(choice.limits, metrics)
@@ -365,11 +332,7 @@ def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | Non
 
 
 def find_plan(known: Sequence[Evaluation], fingerprint: str) -> Evaluation:
-    """The first evaluation whose plan's fingerprint begins with ``fingerprint``.
-
-    Raises:
-        PlanError: there is none, there are several, or it is not feasible.
-    """
+    """The first evaluation whose plan's fingerprint begins with ``fingerprint``."""
     found = {
         e.plan.fingerprint: e for e in reversed(known) if fingerprint and e.plan.fingerprint.startswith(fingerprint)
     }

@@ -92,16 +92,7 @@ class SearchRun(MeasuringRun):
         opener: OpenToolchain | None = None,
         start_worker: StartWorker | None = None,
     ) -> None:
-        """Nothing is read or run yet.
-
-        Args:
-            run: its directory.
-            model: the model.
-            settings: of the search.
-            listener: receives the progress.
-            opener: opens the toolchain in place of the target's.
-            start_worker: starts a worker on one of ``settings.gpus``; None where this process searches.
-        """
+        """Nothing is read or run yet."""
         super().__init__(listener, opener)
         self._start_worker = start_worker
         self.directory = run

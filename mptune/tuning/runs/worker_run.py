@@ -65,10 +65,6 @@ class WorkerRun(SearchRun):
             metric: name and function of the search's metric.
             wait_s: how long to wait for a search that is not prepared yet, or whose budget is spent.
             may_differ: measure on the GPU here where the search's target is another device.
-
-        Raises:
-            ModelError: the model cannot be read.
-            RunError: the model has changed, or is gone without a copy.
         """
         self.file = file
         name, function = metric or (file.search.metric, None)
@@ -96,10 +92,6 @@ class WorkerRun(SearchRun):
 
         Returns:
             What differs between this host and the one that the search was prepared on; empty where nothing does.
-
-        Raises:
-            RunError: the search is not prepared, or its directory is not whole.
-            TargetError: the target or engine is not available here.
         """
         self._wait(self._is_prepared)
         recorded, path = self.file, self.directory.path
@@ -123,13 +115,7 @@ class WorkerRun(SearchRun):
         return difference(recorded.target, recorded.environment, here, found)
 
     def work(self) -> None:
-        """Evaluate plans until the search stops; ``join`` has been called.
-
-        Raises:
-            RunError: the storage does not hold the search, or the machine failed again and again.
-            BaselineError: the all-FP32 engine disagrees with the reference.
-            KeyboardInterrupt: passed on; the plan in work has been given back.
-        """
+        """Evaluate plans until the search stops; ``join`` has been called."""
         observations = Observations.load(self.directory.observed_json)
         assert observations is not None
         named = self._named_space()
@@ -162,11 +148,7 @@ class WorkerRun(SearchRun):
         return self.file.model_copy(update={"study": study, "fixed_settings": fixed, "accompanies": HOME})
 
     def read_budget(self) -> tuple[int, float | None]:
-        """The budget of the search, and when it began, in seconds since the epoch; waits as ``work`` does.
-
-        Raises:
-            RunError: the storage does not hold the search.
-        """
+        """The budget of the search, and when it began, in seconds since the epoch; waits as ``work`` does."""
         record = read_study(
             model_sha256=self._model.sha256,
             name=self.file.study,
