@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mptune.diagnosis.causes.explained import finding, stale_finding
+from mptune.diagnosis.causes.explained import finding
+from mptune.diagnosis.causes.late import stale_finding
 from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.patterns.stale import find_stale
 from mptune.diagnosis.runner import Outputs, Runner
@@ -54,7 +55,7 @@ def _differing(
         again = replace(sides, reference=isolated, candidate=worst, candidate_name=f"{runner.name} {how}")
         for name in sides.layouts:
             side = again.output(name)
-            compared = side.compared()
+            compared = side.compared
             # Both ran in the same precision: what a row has of another run it has exactly.
             stale = None if compared is None else find_stale(compared.of_one_precision(), sides.batch)
             if stale is not None:

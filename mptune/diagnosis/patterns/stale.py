@@ -17,8 +17,6 @@ _MAX_ROWS = 3000
 _LAGS = 64
 _MOST_OFF = 0.8
 """Share of the rows that differ that has to be explained."""
-_MOST_LATE = 0.95
-"""Share of the rows that come late by one lag, where a queue is behind it."""
 _FEWEST_OF_ONE = 3
 """So many rows are equal to one row: a batch, or a buffer, that holds one row alone."""
 _FEW_VALUES = 16
@@ -51,31 +49,16 @@ class Stale:
         return tuple(sorted((*self.torn, *self.whole)))
 
     @property
-    def single(self) -> int | None:
-        """The row of the reference that all rows are which differ; None where they are not of one, or are few."""
-        sources = set(self.source.values())
-        is_one = not self.torn and len(sources) == 1 and len(self.whole) == self.off >= _FEWEST_OF_ONE
-        return sources.pop() if is_one else None
+    def is_one_row(self) -> bool:
+        """Whether all rows that differ are one row of the reference, and not few of them."""
+        is_one = not self.torn and len(set(self.source.values())) == 1
+        return is_one and len(self.whole) == self.off >= _FEWEST_OF_ONE
 
     @property
     def is_ahead(self) -> bool:
         """Whether rows are those of later samples, which no buffer held before: a sample was left out."""
         later = sum(other > row for row, other in self.source.items())
-        return not self.torn and self.single is None and later >= _MOST_OFF * len(self.source)
-
-    def delay(self, rows: int, batch: int) -> int | None:
-        """The lag by which all rows from it on are late, where it is more than a buffer or two; None else."""
-        late = [row for row, other in self.source.items() if row - other == self.lag]
-        is_buffer = self.lag in (1, 2, batch, 2 * batch)
-        is_all = rows > 2 * self.lag > 0 and len(late) >= _MOST_LATE * (rows - self.lag)
-        return self.lag if is_all and not is_buffer and not self.torn and self.single is None else None
-
-    @property
-    def repeated(self) -> int | None:
-        """The row that the rows right after it repeat, without a gap; None where they are not such rows."""
-        source, rows = self.single, self.rows
-        is_run = source is not None and rows == tuple(range(source + 1, source + 1 + len(rows)))
-        return source if is_run else None
+        return not self.torn and not self.is_one_row and later >= _MOST_OFF * len(self.source)
 
     @property
     def example(self) -> int:
@@ -127,7 +110,7 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
         if other is not None:
             source[row] = other
             torn.append(row)
-    # What lies in the first batch's buffer before it nobody knows.
+    # The first batch has no predecessor, so its stale content is unknown.
     expected = [row for row in map(int, off) if row >= batch or row in source]
     if not source or len(source) < _MOST_OFF * len(expected):
         return None
