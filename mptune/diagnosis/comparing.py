@@ -47,22 +47,7 @@ def make_sides(
     tolerances: Mapping[str, Sequence[Tolerance]],
     max_error: float | None,
 ) -> Sides:
-    """Run what has to run and read what was recorded.
-
-    Args:
-        runner: of the model.
-        other: of the candidate, where that is a model or an engine.
-        batch: rows per sample of a dynamic batch.
-        recorded: file of the candidate's outputs.
-        recorded_reference: file of the reference's.
-        ignore: outputs that are not compared.
-        tolerances: output -> those that name it or columns of it.
-        max_error: limit of the others.
-
-    Raises:
-        DataError: a recording does not fit the data.
-        BaselineError: a model does not run on them.
-    """
+    """Run what has to run and read what was recorded."""
     exact = runner.exact
     names = [output.name for output in runner.model.outputs if output.name not in ignore]
     layouts = {name: Layout.of([sample[name] for sample in exact], runner.samples) for name in names}
@@ -147,12 +132,8 @@ def compare_sides(
 ) -> Comparison:
     """Judge every output and name what makes its difference.
 
-    Args:
-        sides: both sides.
-        data: the samples.
-        structural: what two models differ in, where two are compared and their outputs differ.
-        more: findings of repetitions and of the trace.
-        drawn: of nodes that draw random numbers: where outputs differ, no rounding is made out behind them.
+    ``structural`` is what two models differ in, ``more`` is of repetitions and of the trace. Where outputs differ and
+    nodes are ``drawn``, which draw random numbers, no rounding is made out behind them.
     """
     outputs = [sides.output(name) for name in sides.layouts]
     if any(side.error > FP32_ROUNDING for side in outputs):

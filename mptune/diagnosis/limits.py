@@ -24,17 +24,13 @@ MOST_LIMIT = 0.1
 
 @dataclass(frozen=True)
 class Limit:
-    """How far a part of an output may lie from its reference.
-
-    Attributes:
-        value: largest error.
-        is_absolute: of the largest absolute difference, in the output's own unit.
-        columns: of the part; None means the whole output.
-    """
+    """How far a part of an output may lie from its reference."""
 
     value: float
     is_absolute: bool = False
+    """Of the largest absolute difference, in the output's own unit."""
     columns: tuple[int, ...] | None = None
+    """None: the whole output."""
 
     def to_json(self) -> dict[str, Any]:
         """The limit as ``compare --json`` prints it."""
@@ -53,15 +49,7 @@ class Limit:
 def parse_tolerances(
     given: Sequence[str] | Mapping[str, float | str], outputs: Sequence[str]
 ) -> dict[str, tuple[Tolerance, ...]]:
-    """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``).
-
-    Args:
-        given: texts, or output, with columns or without -> X.
-        outputs: names that there are.
-
-    Raises:
-        SettingsError: no such output, or X is no positive number.
-    """
+    """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``)."""
     found: dict[str, tuple[Tolerance, ...]] = {}
     for one in Tolerance.parse_all(given):
         if one.output not in outputs:
@@ -75,14 +63,7 @@ def limits_of(
 ) -> list[Limit | tuple[int, ...] | None]:
     """The limit of each part of an output; columns, or None for all of it, where the limit is that of FP16.
 
-    Args:
-        name: of the output.
-        tolerances: that name it.
-        parts: its columns; None where it has none.
-        rest: ``--max-error``, of what no tolerance is about; None for that of FP16.
-
-    Raises:
-        SettingsError: a tolerance names columns that there are not.
+    ``rest`` is ``--max-error``, of what no tolerance is about.
     """
     count = 0 if parts is None or parts.axis is None else len(parts.scales)
     for one in tolerances:
@@ -130,13 +111,8 @@ def error_of(
     """Root mean square difference of a sample by the standard deviation over all samples; the mean over the samples.
 
     Where the standard deviation is 0, by the root mean square; where that is 0, too, the absolute error. Values that
-    are not finite where the reference is finite make it infinite, as does another shape.
-
-    Args:
-        got: the candidate's, one array per sample.
-        wanted: the reference's.
-        about_zero: by the root mean square in any case, where a zero says that a row is not there.
-        least: by no less than this (``OutputParts.least_scale``).
+    are not finite where the reference is finite make it infinite, as does another shape. ``about_zero`` divides by the
+    root mean square in any case, where a zero says that a row is not there; nothing is divided by less than ``least``.
     """
     finite = [np.asarray(array, np.float64)[np.isfinite(array)] for array in wanted]
     values = np.concatenate(finite) if finite else np.zeros(0)

@@ -27,11 +27,7 @@ ROUNDING = 1e-5
 def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int, *, stress: bool) -> list[Finding]:
     """Findings of runs that differ from isolated ones; none where they agree within FP32 rounding.
 
-    Args:
-        sides: of the comparison.
-        runner: of what is run again: the candidate where that is a model or an engine, else the model.
-        repeat: how often one after another; 1 is not at all.
-        stress: also in several threads at the same time.
+    ``runner`` is of the candidate where that is a model or an engine, else of the model.
     """
     found = []
     if repeat > 1:

@@ -19,15 +19,12 @@ _MAX_TRANSPOSED = 5
 
 @dataclass(frozen=True)
 class Layout:
-    """How the arrays of one output, one for each sample, lie in one array.
-
-    Attributes:
-        shapes: of each sample.
-        stacked: samples have no axis of rows: one is added.
-    """
+    """How the arrays of one output, one for each sample, lie in one array."""
 
     shapes: tuple[tuple[int, ...], ...]
+    """Of each sample."""
     stacked: bool
+    """Samples have no axis of rows: one is added."""
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray], feeds: Sequence[Mapping[str, np.ndarray]]) -> Layout:
@@ -97,16 +94,9 @@ class Recording:
 
 
 def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, inputs: Collection[str] = ()) -> Recording:
-    """Read a file of recorded outputs.
+    """Read ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
 
-    Args:
-        path: ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
-        layouts: output -> how it lies.
-        option: of the command line, for messages.
-        inputs: names of the model's inputs.
-
-    Raises:
-        DataError: the file cannot be read, an output is missing, or has a shape that fits no output.
+    Raises DataError where an output is missing, or has a shape that fits no output; ``option`` is for its message.
     """
     if path.suffix.lower() == ".npy":
         if len(layouts) != 1:

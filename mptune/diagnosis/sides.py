@@ -60,20 +60,13 @@ class Sides:
         return self.worst(name, self.candidate, self.reference)
 
     def worst(self, name: str, candidate: Outputs, reference: Outputs) -> Side:
-        """The part of an output that is worst against its limit, of any two runs.
-
-        Raises:
-            SettingsError: a tolerance names columns that there are not.
-        """
+        """The part of an output that is worst against its limit, of any two runs."""
         return max(self.parts(name, candidate, reference), key=lambda side: side.judged / side.limit.value)
 
     def parts(self, name: str, candidate: Outputs, reference: Outputs) -> list[Side]:
         """Each part of an output that has a limit, of any two runs.
 
         Where the number of rows depends on values, rows are paired first (``mptune.data.metrics.row_sets``).
-
-        Raises:
-            SettingsError: a tolerance names columns that there are not.
         """
         exact = self.runner.exact
         whole = arrays_of(candidate, name), arrays_of(reference, name)

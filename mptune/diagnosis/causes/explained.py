@@ -64,12 +64,7 @@ def agreement(side: Side) -> Finding:
 
 
 def doubtful_agreement(side: Side, what: str) -> Finding:
-    """``agrees`` as a warning: the difference has the size of FP16's, and no rounding gives it.
-
-    Args:
-        side: the output.
-        what: what stands there, in words, where that is plain.
-    """
+    """``agrees`` as a warning: the difference has the size of FP16's, and no rounding gives it."""
     text = (
         f"output {str(side.where)!r} has {side.limit.sentence(side.judged)}: as large as FP16 rounding, but not FP16"
         f" rounding (FP16 throughout, emulated, gives {side.judged_fp16:.3g}, in other values){what and f'; {what}'}"

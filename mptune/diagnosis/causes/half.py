@@ -173,10 +173,7 @@ def _resembles_rounding(side: Side, *, of_groups: bool = False) -> bool:
     """Whether a difference correlates with what a rounding of its size makes; True where that cannot be told.
 
     An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
-
-    Args:
-        side: an output.
-        of_groups: look at what the groups that make most of the error make, each alone.
+    ``of_groups`` looks at what the groups that make most of the error make, each alone.
     """
     sides, runner = side.sides, side.sides.runner
     compared, exact = side.compared, side.rows(runner.exact)

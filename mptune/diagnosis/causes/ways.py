@@ -55,11 +55,7 @@ class Way:
 
 
 def ways(feeds: Sequence[Feed]) -> Iterator[Way]:
-    """All ways that the inputs allow.
-
-    Args:
-        feeds: the samples, in their order.
-    """
+    """All ways that the inputs allow."""
     for name in feeds[0]:
         for words, change in _changes([feed[name] for feed in feeds]):
             yield Way(f"for input {name!r} {words}", (name,), _changed(feeds, name, change), *_PREPARED)

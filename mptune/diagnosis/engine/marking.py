@@ -53,19 +53,7 @@ class Fault:
 
 
 def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None:
-    """Build the all-FP32 engine of a model, and find the first region of it that is wrong.
-
-    Args:
-        left: runs the model.
-        engine: builds and runs engines.
-        folder: of temporary files; exists not yet.
-
-    Returns:
-        None where the engine computes the model.
-
-    Raises:
-        BaselineError: the all-FP32 engine cannot be built, or does not run.
-    """
+    """Build the all-FP32 engine of a model, and find the first region of it that is wrong; None where none is."""
     folder.mkdir()
     bench = _Bench(left, engine, folder)
     whole = bench.outputs((), left.samples_path)
@@ -167,8 +155,7 @@ class _Search:
 
     def next(self) -> str | None:
         """The value that halves the suspects best; then those that suspects read and write; None where none is left."""
-        best = max(self._values, key=self._worth, default=None)
-        return None if best is None else best
+        return max(self._values, key=self._worth, default=None)
 
     def skip(self, value: str) -> None:
         self.tried.add(value)

@@ -66,27 +66,18 @@ class Difference:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Two models side by side.
-
-    Attributes:
-        values: value of the left model -> the same of the right one; computed values only.
-        differences: in the topological order of the left model.
-        reduced: name of each node of the left model that computes in FP16 or BF16 on the right -> which.
-    """
+    """Two models side by side."""
 
     values: Mapping[str, str]
+    """Value of the left model -> the same of the right one; computed values only."""
     differences: tuple[Difference, ...]
+    """In the topological order of the left model."""
     reduced: Mapping[str, Precision]
+    """Name of each node of the left model that computes in FP16 or BF16 on the right -> which."""
 
 
 def align(left: Model, right: Model, inputs: Mapping[str, str]) -> Alignment:
-    """Align two models.
-
-    Args:
-        left: one model.
-        right: the other.
-        inputs: input of the left model -> input of the right one.
-    """
+    """Align two models; ``inputs`` of the left one -> those of the right one."""
     return _Aligner(left, right, inputs).run()
 
 

@@ -43,10 +43,6 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
     """What differs between two constants; None where one is the other, or the other rounded to FP16 or BF16.
 
     What is beyond these may have become infinite, or the largest finite value (``round_values``).
-
-    Args:
-        a: values, of any shape and type.
-        b: values.
     """
     a, b = (each.astype(np.float32) if each.dtype.name == "bfloat16" else each for each in (a, b))  # of ml_dtypes
     if a.shape != b.shape:
@@ -113,13 +109,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | None:
-    """The magnitude that values are held at; None where they are not, or one value alone may have been changed.
-
-    Args:
-        held: values of one constant that differ, float64 (count,).
-        other: those of the other constant.
-        every: all values of the first constant.
-    """
+    """The magnitude that values are held at; None where they are not, or one value alone may have been changed."""
     limit = float(np.abs(held[0]))
     is_known = limit == CONVERTERS_LIMIT or len(np.unique(np.abs(other))) > 1
     is_held = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +26,8 @@ _LEAST_SHARE = 0.1
 """Of the whole difference, that a cause makes alone."""
 _NOT_FINITE = 1.0
 """What stands for the whole where it is not finite: the standard deviation of the output."""
-_MOST_SECONDS = 60.0
+_MOST_TRIALS = 64
+"""Runs of the model with constants and attributes of the candidate."""
 _MOST_NAMED = 4
 _MOST_BYTES = 1 << 30
 """Of constants that are changed together: protobuf ends at 2 GiB."""
@@ -53,9 +53,7 @@ def structure_finding(sides: Sides, alignment: Alignment) -> tuple[Finding | Non
 
     Constants and attributes are tried in the model in FP32: what they do is not seen from the outputs of a candidate in
     FP16, which differ anyway. Another structure is not tried; it makes what those and rounding leave.
-
-    Returns:
-        The finding; and the constants and attributes that were seen to make less than a tenth of the difference.
+    Second, the constants and attributes that were seen to make less than a tenth of the difference.
     """
     parts = [
         part
@@ -141,28 +139,18 @@ def _cure(difference: Difference) -> str:
 
 @dataclass(frozen=True)
 class _Effect:
-    """What differences make of the outputs of the model in FP32.
-
-    Attributes:
-        error: the largest of a part.
-        share: the largest of a part, by the whole difference there.
-    """
+    """What differences make of the outputs of the model in FP32: the largest error of a part."""
 
     error: float
     share: float
+    """Of the whole difference there."""
 
 
 class _Trials:
-    """Gives the model in FP32 the candidate's constants and attributes, many together and then fewer.
-
-    Attributes:
-        tried: one for each constant and attribute, the largest relative change first.
-        harmless: those of them that were seen to make less than a tenth of the difference.
-        together: what all of these make; None where there are none, or the model does not run so.
-    """
+    """Gives the model in FP32 the candidate's constants and attributes, many together and then fewer."""
 
     def __init__(self, sides: Sides, parts: Sequence[Side], differences: Sequence[Difference]) -> None:
-        self._sides, self._parts = sides, parts
+        self._sides, self._parts, self._count = sides, parts, 0
         self.harmless: list[Difference] = []
         ways: dict[str | tuple[str, str], Difference] = {}
         self._untried: list[Difference] = []
@@ -184,7 +172,6 @@ class _Trials:
 
     def _alone(self) -> list[tuple[Difference, _Effect]]:
         """Halves of what makes enough are tried again, those that make most first."""
-        deadline = time.monotonic() + _MOST_SECONDS
         waiting: list[tuple[float, _Effect | None, list[Difference]]] = []
 
         def add(effect: _Effect | None, part: list[Difference]) -> None:
@@ -196,7 +183,7 @@ class _Trials:
 
         add(self.together, self.tried)
         found: list[tuple[Difference, _Effect]] = []
-        while waiting and len(found) < _MOST_NAMED and time.monotonic() < deadline:
+        while waiting and len(found) < _MOST_NAMED and self._count < _MOST_TRIALS:
             waiting.sort(key=lambda each: each[0])
             _, effect, some = waiting.pop()
             half = len(some) // 2
@@ -210,6 +197,7 @@ class _Trials:
         return sorted(found, key=lambda each: -each[1].share)
 
     def _effect(self, differences: Sequence[Difference]) -> _Effect | None:
+        self._count += 1
         outputs, exact = self._outputs(differences), self._sides.runner.exact
         if outputs is None:
             return None

@@ -67,14 +67,9 @@ def first_divergence(
     harmless: Sequence[Difference] = (),
     limit: float | None = None,
 ) -> Divergence | None:
-    """Find the first value along the graph whose error is beyond a limit; None where there is none.
+    """Find the first value along the graph whose error is beyond a limit, by default that of FP32 rounding.
 
-    Args:
-        sides: of the comparison; its runner runs the left model.
-        right: runs the right model.
-        alignment: of the two.
-        harmless: constants and attributes that the left model is given as the right one has them.
-        limit: largest error; None takes what FP32 rounding gives.
+    The left model is given ``harmless`` constants and attributes as the right one has them.
     """
     left = sides.runner
     is_same = all(d.kind != "structure" for d in alignment.differences)

@@ -73,12 +73,7 @@ class Stale:
 
 
 def find_stale(compared: Compared, batch: int) -> Stale | None:
-    """Find stale and torn rows; None where these do not explain the difference.
-
-    Args:
-        compared: the output.
-        batch: rows that one run of the model computes.
-    """
+    """Find stale and torn rows; None where these do not explain the difference."""
     own = compared.distances
     if len(own) < 2:
         return None

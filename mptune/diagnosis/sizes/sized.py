@@ -54,14 +54,7 @@ def size_text(sizes: Sizes) -> str:
 def sized_samples(
     samples: Sequence[Feed], inputs: Sequence[TensorInfo], shapes: Sequence[ShapeRange], given: Sequence[Sequence[Feed]]
 ) -> list[SizedSamples]:
-    """The first samples of the search, then those of each other size.
-
-    Args:
-        samples: of the search.
-        inputs: of the model.
-        shapes: the declared sizes; one that is no range is none here.
-        given: samples of further sizes.
-    """
+    """The first samples of the search, then those of each other size."""
     few = tuple(samples[:_SAMPLES])
     found = [SizedSamples(sizes_of(few[0], inputs), few, "samples")]
     found += [SizedSamples(sizes_of(one[0], inputs), tuple(one[:_SAMPLES]), "given") for one in given]
@@ -135,13 +128,9 @@ def _possible_sizes(own: Sizes, inputs: Sequence[TensorInfo], shapes: Sequence[S
 
 
 def resized(samples: Sequence[Feed], number: int, sizes: Sizes, dims: Mapping[str, Sequence[object]]) -> Feed:
-    """One sample at other sizes.
+    """One sample at other sizes (input -> shape); rows of a larger batch come from the samples after it.
 
-    Args:
-        samples: rows of a larger batch come from the ones after this.
-        number: of the sample.
-        sizes: input -> shape.
-        dims: input -> its declared dimensions: inputs that share the name of one have its size, too.
+    Inputs that share the name of a dimension (``dims``) have its size, too.
     """
     named: dict[object, int] = {}
     for name, shape in sizes.items():

@@ -48,17 +48,9 @@ Swept = tuple[Sizes, str, float]
 def sweep(
     grouped: GroupedModel, plan: PrecisionPlan, sized: Sequence[SizedSamples], ignored: Sequence[str] = ()
 ) -> tuple[list[Swept], list[str]]:
-    """The emulated error of a plan on samples of each size.
+    """The emulated error of a plan at each size, those of the search first; ``inf`` where outputs are not finite.
 
-    Args:
-        grouped: the model and the groups of the plan.
-        plan: what is emulated.
-        sized: the samples; those of the search first.
-        ignored: outputs that do not count.
-
-    Returns:
-        Sizes with their errors, ``inf`` where the outputs are not finite; and a warning for each size that somebody
-        named, and that the model does not run at.
+    Second, a warning for each size that somebody named, and that the model does not run at.
     """
 
     def errors(some: Sequence[SizedSamples]) -> list[Swept]:
@@ -153,21 +145,7 @@ def kept_sweep(
     ignored: Sequence[str] = (),
     given: Sequence[Sequence[Feed]] = (),
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """What ``sweep`` shows of a plan, as findings and warnings; done once for a plan and its sizes, and kept in a file.
-
-    Args:
-        place: the file.
-        grouped: as of ``sweep``.
-        plan: as of ``sweep``.
-        samples: the file of search samples.
-        shapes: the declared sizes; one that is no range is none here.
-        ignored: as of ``sweep``.
-        given: samples of further sizes.
-
-    Raises:
-        RunError: the file cannot be written.
-        DataError: the samples cannot be read.
-    """
+    """Findings and warnings of ``sweep``; done once for a plan and its sizes, and kept in a file (``place``)."""
     inputs = grouped.model.inputs
     if not has_sizes(inputs, shapes, given):
         return (), ()
