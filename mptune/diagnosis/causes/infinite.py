@@ -16,19 +16,19 @@ from mptune.finding import Finding
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.plan import LARGEST, Precision, PrecisionPlan
 
-_NAMED = 3
+_NAMED_CONSTANTS = 3
 
 
 def infinite_constants(outputs: Sequence[Side]) -> list[Finding]:
     """``mask`` or ``overflow``, of all outputs that are not finite because constants are."""
-    found = [(side, *blamed) for side in outputs if (blamed := _blamed(side)) is not None]
+    found = [(side, *blamed) for side in outputs if (blamed := _constants_of(side)) is not None]
     if not found:
         return []
     hazards = tuple(dict.fromkeys(hazard for _, _, of_one in found for hazard in of_one))
-    return [_finding([side for side, _, _ in found], found[0][1], hazards)]
+    return [_infinite_finding([side for side, _, _ in found], found[0][1], hazards)]
 
 
-def _blamed(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
+def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
     """A precision and the constants that, rounded to infinity, make values NaN or Inf at mostly the candidate's places.
 
     None where the candidate is finite, or where these values are not finite with the constants limited, either.
@@ -55,18 +55,18 @@ def _blamed(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
     return None
 
 
-def _finding(sides: Sequence[Side], precision: Precision, hazards: tuple[Hazard, ...]) -> Finding:
+def _infinite_finding(sides: Sequence[Side], precision: Precision, hazards: tuple[Hazard, ...]) -> Finding:
     first = sides[0]
     is_mask = all(hazard.severity == "info" for hazard in hazards)
     largest = LARGEST[precision]
     lost = first.lost(first.sides.candidate)
     count = 0 if lost is None else int(lost.sum())
     places = list(dict.fromkeys(f"{h.tensor} ({h.value:.4g}) at {h.node} ({h.group})" for h in hazards))
-    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    more = f" and {len(places) - _NAMED_CONSTANTS} more" if len(places) > _NAMED_CONSTANTS else ""
     text = (
         f"output {str(first.where)!r} holds {count} NaN or Inf: emulated, {precision.name} gives them where "
         f"constants beyond its {largest:.6g} become infinite, and none where they are held as {largest:.6g}: "
-        f"{', '.join(places[:_NAMED])}{more}"
+        f"{', '.join(places[:_NAMED_CONSTANTS])}{more}"
     )
     cure = (
         f"let mptune write the model, which limits them: mptune apply {first.sides.runner.model.path}"

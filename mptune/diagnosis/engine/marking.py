@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -67,11 +67,11 @@ def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None
     if not wrong:
         return None
     save_samples(bench.sample_path, [left.samples[sample]])
-    search = _Search(Lineage(left.model), left.model, max(wrong, key=lambda name: wrong[name]))
+    search = _Search(left.model, max(wrong, key=lambda name: wrong[name]))
     while bench.builds < MOST_BUILDS and (value := search.next()) is not None:
         found = bench.marked(value)
         if found is None:
-            search.skip(value)
+            search.tried.add(value)
             continue
         error, of_outputs = found
         if of_outputs <= FP32_LIMIT:
@@ -120,17 +120,16 @@ def fault_finding(left: Runner, fault: Fault) -> Finding:
     )
 
 
-class Lineage:
-    """Which nodes a value is computed from, as bits of whole numbers."""
-
-    def __init__(self, model: Model) -> None:
-        self.of_node: list[int] = []
-        for index, node in enumerate(model.nodes):
-            bits = 1 << index
-            for name in (*node.inputs, *node.captures):
-                if name in model.producer:
-                    bits |= self.of_node[model.producer[name]]
-            self.of_node.append(bits)
+def _lineage(model: Model) -> list[int]:
+    """For each node the nodes that it is computed from, itself among them, as bits."""
+    of_node: list[int] = []
+    for index, node in enumerate(model.nodes):
+        bits = 1 << index
+        for name in (*node.inputs, *node.captures):
+            if name in model.producer:
+                bits |= of_node[model.producer[name]]
+        of_node.append(bits)
+    return of_node
 
 
 @dataclass
@@ -140,14 +139,13 @@ class _Search:
     A value that is wrong is computed from it; one that is right, while the outputs stay wrong, is not.
     """
 
-    lineage: Lineage
     model: Model
     output: str
-    tried: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.suspects = self.lineage.of_node[self.model.producer[self.output]]
-        self.tried |= {output.name for output in self.model.outputs}
+        self._lineage = _lineage(self.model)
+        self.suspects = self._lineage[self.model.producer[self.output]]
+        self.tried = {output.name for output in self.model.outputs}
 
     @property
     def region(self) -> tuple[str, ...]:
@@ -157,12 +155,9 @@ class _Search:
         """The value that halves the suspects best; then those that suspects read and write; None where none is left."""
         return max(self._values, key=self._worth, default=None)
 
-    def skip(self, value: str) -> None:
-        self.tried.add(value)
-
     def learn(self, value: str, *, is_wrong: bool) -> None:
         self.tried.add(value)
-        before = self.lineage.of_node[self.model.producer[value]]
+        before = self._lineage[self.model.producer[value]]
         left = self.suspects & (before if is_wrong else ~before)
         self.suspects = left or self.suspects  # A fault that moves with what is marked leaves what is known.
 
@@ -187,7 +182,7 @@ class _Search:
         return self.model.info(name).is_float32
 
     def _worth(self, value: str) -> int:
-        before = self.lineage.of_node[self.model.producer[value]] & self.suspects
+        before = self._lineage[self.model.producer[value]] & self.suspects
         count = before.bit_count()
         return min(count, self.suspects.bit_count() - count)
 

@@ -10,7 +10,7 @@ import numpy as np
 from mptune.diagnosis.patterns.orders import distances, spread_positions
 from mptune.diagnosis.patterns.scaled import CLEAR, Compared
 
-_SAMPLED = 4096
+_SAMPLED_OF_ROW = 4096
 """Values of a row that are compared first."""
 _MAX_ROWS = 3000
 """Above so many rows a row is compared only with those a few before and after it."""
@@ -25,7 +25,7 @@ _FEW_VALUES = 16
 
 @dataclass(frozen=True)
 class Stale:
-    """What was found.
+    """Rows of an output that are another row's result.
 
     Attributes:
         torn: rows that are part this and part another row; none where all are whole.
@@ -88,7 +88,7 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
     if not off.size:
         return None
     a, b = compared.got.reshape(rows, -1), compared.wanted.reshape(rows, -1)
-    chosen = spread_positions(a.shape[1], _SAMPLED)
+    chosen = spread_positions(a.shape[1], _SAMPLED_OF_ROW)
     lags = tuple(dict.fromkeys((1, batch, 2, 2 * batch, -1)))
     source: dict[int, int] = {}
     whole: list[int] = []
