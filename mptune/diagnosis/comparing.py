@@ -17,12 +17,12 @@ import numpy as np
 from mptune.data.calibration import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.diagnosis.causes.explained import agreement, doubtful_agreement, tf32
-from mptune.diagnosis.causes.half import has_size_of_fp16, is_no_rounding, precision
+from mptune.diagnosis.causes.agreeing import agreement, tf32
+from mptune.diagnosis.causes.half import has_size_of_fp16, precision
 from mptune.diagnosis.causes.infinite import infinite_constants
 from mptune.diagnosis.causes.late import stale_rows
 from mptune.diagnosis.causes.order import other_order
-from mptune.diagnosis.causes.preprocessing import is_doubtful, other_feed
+from mptune.diagnosis.causes.preprocessing import other_feed
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.patterns.places import what_is_there, where_it_lies, which_differ
@@ -115,7 +115,7 @@ def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
 Cause = Callable[[Sequence[Side]], Sequence[Finding]]
 """Outputs without a cause yet -> findings, whose ``where.outputs`` are the outputs that they explain."""
 
-CAUSES: tuple[Cause, ...] = (other_order, stale_rows, tf32, infinite_constants, other_feed, precision)
+CAUSES: tuple[Cause, ...] = (other_order, stale_rows, tf32, infinite_constants, other_feed, precision, agreement)
 
 STRUCTURAL = frozenset(
     {"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic", "data-do-not-fit"}
@@ -161,7 +161,7 @@ def compare_sides(
 
 
 def _causes(outputs: Sequence[Side]) -> tuple[list[Finding], list[Side]]:
-    """What each of ``CAUSES`` finds, then agreement; and the outputs beyond their limits that nothing explains."""
+    """What each of ``CAUSES`` finds; and the outputs beyond their limits that nothing explains."""
     findings: list[Finding] = []
     rest = list(outputs)
     for cause in CAUSES:
@@ -169,13 +169,6 @@ def _causes(outputs: Sequence[Side]) -> tuple[list[Finding], list[Side]]:
         explained = {output.name for each in found for output in each.where.outputs}
         findings += found
         rest = [side for side in rest if side.name not in explained]
-    is_alone = len(rest) == len(outputs) and all(side.is_within for side in rest)
-    for side in rest:
-        if not side.is_within or (side.sides.is_other_model and side.error > FP32_ROUNDING):
-            continue  # what the models differ in makes it, not a rounding
-        is_suspect = is_alone and is_doubtful(side) and is_no_rounding(side)
-        what = what_is_there(side.got, side.wanted) if is_suspect else ""
-        findings.append(doubtful_agreement(side, what) if is_suspect else agreement(side))
     return findings, [side for side in rest if not side.is_within and not side.sides.is_other_model]
 
 

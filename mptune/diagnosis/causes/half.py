@@ -13,6 +13,7 @@ from mptune.diagnosis.causes.explained import finding
 from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.patterns.places import what_is_there
 from mptune.diagnosis.patterns.roundings import Cause, Explanation
+from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding
 from mptune.graph.hazards.hazard import Hazard
@@ -32,6 +33,8 @@ _LEAST_CORRELATION = 0.3
 _FEWEST_VALUES = 100
 _MOST_ALONE = 3
 """Groups whose roundings alone are looked at."""
+_WORTH_TRYING = 0.1
+"""Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
 _AS_LARGE = 0.5
 """Share of FP16's error from which a difference has its size."""
 _LEFT_OF_ROWS = 0.5
@@ -159,6 +162,15 @@ def _precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) 
         groups=tuple(named[:40]),
         nodes=tuple(node for group in named[:_NAMED] for node in groups[group].nodes[:1]),
     )
+
+
+def is_doubtful(side: Side) -> bool:
+    """Whether an output within its limit differs by what no rounding reproduces."""
+    sides = side.sides
+    if sides.origin not in ("recorded", "engine") or sides.is_other_model or sides.has_row_set(side.name):
+        return False
+    is_large = side.error > max(FP32_ROUNDING, _WORTH_TRYING * side.emulated)
+    return side.is_within and is_large and side.rounding is None
 
 
 def is_no_rounding(side: Side) -> bool:

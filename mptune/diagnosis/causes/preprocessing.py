@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.causes.half import fp16_explanation
+from mptune.diagnosis.causes.half import fp16_explanation, is_doubtful
 from mptune.diagnosis.causes.ways import Feed, Way, ways
 from mptune.diagnosis.patterns.places import which_samples
-from mptune.diagnosis.patterns.scaled import CLEAR, FP32_ROUNDING, column_scale, rms
+from mptune.diagnosis.patterns.scaled import CLEAR, column_scale, rms
 from mptune.diagnosis.sides import Side
 from mptune.errors import BaselineError
 from mptune.finding import Finding, Where
@@ -24,8 +24,6 @@ _MOST_EXPLAINED = 0.9
 """Share of these that a way has to explain which leaves more than rounding does."""
 _FP32_LEAVES = 1e-3
 """Share that other FP32 roundings may leave of a small difference."""
-_WORTH_TRYING = 0.1
-"""Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,6 @@ def other_feed(outputs: Sequence[Side]) -> list[Finding]:
         return []
     found = _tried(doubtful)
     return [one for one in found if float(one.evidence["left_share"]) <= float(one.evidence["rounding_share"])]
-
-
-def is_doubtful(side: Side) -> bool:
-    """Whether an output within its limit differs by what no rounding reproduces."""
-    sides = side.sides
-    if sides.origin not in ("recorded", "engine") or sides.is_other_model or sides.has_row_set(side.name):
-        return False
-    is_large = side.error > max(FP32_ROUNDING, _WORTH_TRYING * side.emulated)
-    return side.is_within and is_large and side.rounding is None
 
 
 def _tried(unexplained: Sequence[Side]) -> list[Finding]:
