@@ -165,9 +165,9 @@ def _causes(outputs: Sequence[Side]) -> tuple[list[Finding], list[Side]]:
     findings: list[Finding] = []
     rest = list(outputs)
     for cause in CAUSES:
-        found = cause(rest)
-        explained = {output.name for each in found for output in each.where.outputs}
-        findings += found
+        named = cause(rest)
+        explained = {output.name for each in named for output in each.where.outputs}
+        findings += named
         rest = [side for side in rest if side.name not in explained]
     return findings, [side for side in rest if not side.is_within and not side.sides.is_other_model]
 

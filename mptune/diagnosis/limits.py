@@ -50,12 +50,14 @@ def parse_tolerances(
     given: Sequence[str] | Mapping[str, float | str], outputs: Sequence[str]
 ) -> dict[str, tuple[Tolerance, ...]]:
     """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``)."""
-    found: dict[str, tuple[Tolerance, ...]] = {}
-    for one in Tolerance.parse_all(given):
-        if one.output not in outputs:
-            raise SettingsError(f"--tolerance: there is no output {one.output!r}", f"there are {', '.join(outputs)}")
-        found[one.output] = (*found.get(one.output, ()), one)
-    return found
+    tolerances: dict[str, tuple[Tolerance, ...]] = {}
+    for tolerance in Tolerance.parse_all(given):
+        if tolerance.output not in outputs:
+            raise SettingsError(
+                f"--tolerance: there is no output {tolerance.output!r}", f"there are {', '.join(outputs)}"
+            )
+        tolerances[tolerance.output] = (*tolerances.get(tolerance.output, ()), tolerance)
+    return tolerances
 
 
 def limits_of(
@@ -66,14 +68,16 @@ def limits_of(
     ``rest`` is ``--max-error``, of what no tolerance is about.
     """
     count = 0 if parts is None or parts.axis is None else len(parts.scales)
-    for one in tolerances:
-        if one.columns is not None and max(one.columns) >= count:
-            known = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
-            raise SettingsError(f"--tolerance {one}: output {name!r} has no such column", known)
-    found: list[Limit | tuple[int, ...] | None] = [Limit(one.limit, one.is_absolute, one.columns) for one in tolerances]
-    if any(one.columns is None for one in tolerances):
-        return found
-    named = {column for one in tolerances for column in one.columns or ()}
+    for tolerance in tolerances:
+        if tolerance.columns is not None and max(tolerance.columns) >= count:
+            columns_text = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
+            raise SettingsError(f"--tolerance {tolerance}: output {name!r} has no such column", columns_text)
+    limits: list[Limit | tuple[int, ...] | None] = [
+        Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances
+    ]
+    if any(tolerance.columns is None for tolerance in tolerances):
+        return limits
+    named = {column for tolerance in tolerances for column in tolerance.columns or ()}
     left: list[tuple[int, ...] | None]
     if parts is not None and parts.is_split:
         every = (tuple(k for k in columns if k not in named) for columns in parts.ranges)
@@ -83,7 +87,7 @@ def limits_of(
         left = [columns] if columns else []
     else:
         left = [None]
-    return [*found, *(columns if rest is None else Limit(rest, columns=columns) for columns in left)]
+    return [*limits, *(columns if rest is None else Limit(rest, columns=columns) for columns in left)]
 
 
 def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: tuple[int, ...] | None) -> list[np.ndarray]:
@@ -99,8 +103,8 @@ def largest_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float
     for a, b in zip(got, wanted, strict=True):
         if a.shape != b.shape:
             return math.inf
-        known = np.isfinite(b)
-        gap = np.abs(np.asarray(a, np.float64)[known] - np.asarray(b, np.float64)[known])
+        is_finite = np.isfinite(b)
+        gap = np.abs(np.asarray(a, np.float64)[is_finite] - np.asarray(b, np.float64)[is_finite])
         worst = max(worst, float(gap.max(initial=0)) if np.isfinite(gap).all() else math.inf)
     return worst
 
@@ -123,8 +127,8 @@ def error_of(
     for a, b in zip(got, wanted, strict=True):
         if a.shape != b.shape:
             return math.inf
-        known = np.isfinite(b)
-        difference = np.asarray(a, np.float64)[known] - np.asarray(b, np.float64)[known]
+        is_finite = np.isfinite(b)
+        difference = np.asarray(a, np.float64)[is_finite] - np.asarray(b, np.float64)[is_finite]
         if not np.isfinite(difference).all():
             return math.inf
         errors.append(math.sqrt(float(np.mean(difference**2))) / scale if difference.size else 0.0)

@@ -29,17 +29,19 @@ def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int
 
     ``runner`` is of the candidate where that is a model or an engine, else of the model.
     """
-    found = []
+    findings = []
     if repeat > 1:
         error, worst = runner.repeated(repeat, 1)
         if error > ROUNDING and worst is not None:
-            found.append(_differing(sides, runner, error, worst, repeat, "one after another"))
-    if stress and not found:
+            findings.append(_differing(sides, runner, error, worst, repeat, "one after another"))
+    if stress and not findings:
         threads = max(2, min(_MOST_THREADS, os.cpu_count() or 2))
         error, worst = runner.repeated(max(repeat, _ROUNDS), threads)
         if error > ROUNDING and worst is not None:
-            found.append(_differing(sides, runner, error, worst, max(repeat, _ROUNDS), f"in {threads} threads at once"))
-    return found
+            findings.append(
+                _differing(sides, runner, error, worst, max(repeat, _ROUNDS), f"in {threads} threads at once")
+            )
+    return findings
 
 
 def _differing(
@@ -68,8 +70,8 @@ def _differing(
 
 
 def _differs(a: Outputs, b: Outputs, name: str) -> bool:
-    def same(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-        x, y = np.asarray(one[name]), np.asarray(other[name])
+    def same(sample: Mapping[str, object], other_sample: Mapping[str, object]) -> bool:
+        x, y = np.asarray(sample[name]), np.asarray(other_sample[name])
         return x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=x.dtype.kind == "f"))
 
     return not all(same(one, other) for one, other in zip(a, b, strict=True))

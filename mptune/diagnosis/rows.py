@@ -122,7 +122,7 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, input
             raise DataError(f"{option} {path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
         if arrays[name].dtype.kind == "f" and np.isnan(arrays[name]).any():  # signalling ones warn where they are cast
             arrays[name] = np.where(np.isnan(arrays[name]), np.array(np.nan, arrays[name].dtype), arrays[name])
-    found: dict[str, np.ndarray] = {}
+    fitted: dict[str, np.ndarray] = {}
     moved: dict[str, tuple[int, ...]] = {}
     taken: dict[str, str] = {}
     for name, layout in layouts.items():
@@ -133,8 +133,8 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, input
             fitting, moved[name] = arrays[name].transpose(axes), axes
         if fitting is None:
             raise DataError(_misfit(path, option, name, arrays[name], layout), _misfit_hint(arrays[name], layout))
-        found[name] = fitting
-    cut = {name: layouts[name].cut(array) for name, array in found.items()}
+        fitted[name] = fitting
+    cut = {name: layouts[name].cut(array) for name, array in fitted.items()}
     count = len(next(iter(layouts.values())).shapes)
     return Recording(tuple({name: parts[k] for name, parts in cut.items()} for k in range(count)), moved, taken)
 

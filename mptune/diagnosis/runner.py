@@ -87,10 +87,10 @@ class Runner:
 
     def call(self, job: Job[T]) -> T:
         """Run a job in the worker."""
-        found = self._answer(job)
-        if isinstance(found, Failure):
-            raise did_not_run(f"{self.name} does not run on these data", replace(found, log_path=None), self.model)
-        return found
+        result = self._answer(job)
+        if isinstance(result, Failure):
+            raise did_not_run(f"{self.name} does not run on these data", replace(result, log_path=None), self.model)
+        return result
 
     def _answer(self, job: Job[T], /) -> T | Failure:
         limits = self._settings.worker
@@ -194,10 +194,10 @@ class Runner:
         save_samples(self.workspace.reference("search"), self.exact)
         workload = self._workload_of(plans)
         emulation = Emulation(workload, self.grouped, "cpu", self._settings, self._answer, lambda: self.shapes)
-        found = emulation.errors(plans, part=range(emulation.samples.count))
-        if isinstance(found, Failure):
-            raise did_not_run(f"{self.name} cannot be emulated", replace(found, log_path=None))
-        return found
+        errors = emulation.errors(plans, part=range(emulation.samples.count))
+        if isinstance(errors, Failure):
+            raise did_not_run(f"{self.name} cannot be emulated", replace(errors, log_path=None))
+        return errors
 
     def changed(self, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]) -> Outputs:
         """Outputs in true FP32 with other constants and attributes of the main graph (``write_changed``)."""
@@ -229,7 +229,7 @@ class Runner:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Value -> its shape on the first sample; empty where the values cannot be observed."""
-        return {name: found.shape for name, found in self.ranges.items()}
+        return {name: seen.shape for name, seen in self.ranges.items()}
 
     @cached_property
     def ranges(self) -> Mapping[str, TensorRange]:

@@ -108,8 +108,8 @@ class Sides:
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         parts = self._parts.get(name)
         axis = None if parts is None else parts.axis
-        one, other = self._paired(name, got, wanted)
-        return columns_of(one, axis, columns), columns_of(other, axis, columns)
+        first, second = self._paired(name, got, wanted)
+        return columns_of(first, axis, columns), columns_of(second, axis, columns)
 
     @property
     def emulated(self) -> Outputs:
@@ -126,14 +126,14 @@ class Sides:
         row_sets = [rows for rows in self._row_sets if name in rows.names]
         if not row_sets:
             return whole
-        aligned = [aligned_rows(row_sets, one, other).get(name) for one, other in zip(got, wanted, strict=True)]
-        found = [rows for rows in aligned if rows is not None]
-        if len(found) < len(aligned):
+        aligned = [aligned_rows(row_sets, first, second).get(name) for first, second in zip(got, wanted, strict=True)]
+        pairs = [rows for rows in aligned if rows is not None]
+        if len(pairs) < len(aligned):
             return whole
         lead = (1,) * (whole[1][0].ndim - 2)
         return (
-            [rows.output.reshape(lead + rows.output.shape) for rows in found],
-            [rows.reference.reshape(lead + rows.reference.shape) for rows in found],
+            [rows.output.reshape(lead + rows.output.shape) for rows in pairs],
+            [rows.reference.reshape(lead + rows.reference.shape) for rows in pairs],
         )
 
     @cached_property

@@ -51,13 +51,13 @@ def agreement(outputs: Sequence[Side]) -> list[Finding]:
 
 
 def _agreeing(side: Side) -> Finding:
-    known = "equals the reference" if side.error == 0 else f"has {side.limit.sentence(side.judged)}"
+    size_text = "equals the reference" if side.error == 0 else f"has {side.limit.sentence(side.judged)}"
     exact = side.error <= FP32_ROUNDING
     what = "what FP32 rounding gives" if exact else "the size of FP16 rounding"
     if not exact and side.error > HEADROOM * side.emulated:
         what = "within the tolerance given, and more than FP16 rounding gives"
     beside = f"FP16 throughout, emulated, gives {side.judged_fp16:.3g}"
-    text = f"output {str(side.where)!r} {known}" + (f": {what}" if side.error else "") + f" ({beside})"
+    text = f"output {str(side.where)!r} {size_text}" + (f": {what}" if side.error else "") + f" ({beside})"
     return finding("agrees", (side.where,), side.evidence, text, "")
 
 

@@ -225,18 +225,19 @@ def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
         return ""
     groups = named[:_NAMED]
     hazards = sides.runner.hazards
-    found = [h for h in hazards if h.group in groups and h.severity != "info" and h.code in BREAKING_CODES]
+    breaking = [h for h in hazards if h.group in groups and h.severity != "info" and h.code in BREAKING_CODES]
 
     def rank(hazard: Hazard) -> tuple[bool, int]:
         # An epsilon that vanishes, a warning, is why a reciprocal overflows; else what is certain comes first.
         is_plain = hazard.severity == "error" or hazard.code == "vanishing-epsilon"
         return not is_plain, groups.index(hazard.group or "")
 
-    found.sort(key=rank)
-    if not found:
+    breaking.sort(key=rank)
+    if not breaking:
         return ""
-    same = [h for h in hazards if (h.code, h.tensor, h.reason) == (found[0].code, found[0].tensor, found[0].reason)]
-    first = next((h for h in same if h.node), found[0])  # of a group that computes its operand it names no node
+    worst = breaking[0]
+    same = [h for h in hazards if (h.code, h.tensor, h.reason) == (worst.code, worst.tensor, worst.reason)]
+    first = next((h for h in same if h.node), worst)  # of a group that computes its operand it names no node
     return f"; {first.code} at {first.node} ({first.group}): {first.reason}"
 
 

@@ -21,11 +21,11 @@ _NAMED_CONSTANTS = 3
 
 def infinite_constants(outputs: Sequence[Side]) -> list[Finding]:
     """``mask`` or ``overflow``, of all outputs that are not finite because constants are."""
-    found = [(side, *blamed) for side in outputs if (blamed := _constants_of(side)) is not None]
-    if not found:
+    blamed_sides = [(side, *blamed) for side in outputs if (blamed := _constants_of(side)) is not None]
+    if not blamed_sides:
         return []
-    hazards = tuple(dict.fromkeys(hazard for _, _, of_one in found for hazard in of_one))
-    return [_infinite_finding([side for side, _, _ in found], found[0][1], hazards)]
+    hazards = tuple(dict.fromkeys(hazard for _, _, of_one in blamed_sides for hazard in of_one))
+    return [_infinite_finding([side for side, _, _ in blamed_sides], blamed_sides[0][1], hazards)]
 
 
 def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
@@ -50,8 +50,8 @@ def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
             alone = side.lost(runner.unlimited(base.replace({group: plan.precision[group]})))
             if alone is not None and (lost & alone).any():
                 blamed.add(group)
-        found = tuple(hazard for hazard in hazards if hazard.group in blamed) or hazards
-        return plan.precision[found[0].group or ""], found
+        named = tuple(hazard for hazard in hazards if hazard.group in blamed) or hazards
+        return plan.precision[named[0].group or ""], named
     return None
 
 

@@ -19,7 +19,7 @@ _EXCHANGED = 0.1
 
 def other_order(outputs: Sequence[Side]) -> list[Finding]:
     """``outputs-permuted``."""
-    return [found for side in outputs if (found := _of_output(side)) is not None]
+    return [permuted for side in outputs if (permuted := _of_output(side)) is not None]
 
 
 def _of_output(side: Side) -> Finding | None:

@@ -57,8 +57,8 @@ def other_feed(outputs: Sequence[Side]) -> list[Finding]:
     doubtful = [side for side in outputs if is_doubtful(side)]
     if not doubtful or len(outputs) < len(outputs[0].sides.layouts):
         return []
-    found = _tried(doubtful)
-    return [one for one in found if float(one.evidence["left_share"]) <= float(one.evidence["rounding_share"])]
+    findings = _tried(doubtful)
+    return [each for each in findings if float(each.evidence["left_share"]) <= float(each.evidence["rounding_share"])]
 
 
 def _tried(unexplained: Sequence[Side]) -> list[Finding]:
@@ -68,7 +68,7 @@ def _tried(unexplained: Sequence[Side]) -> list[Finding]:
     first = [(way, k) for way in ways(feeds) if (k := _first_changed(way, feeds, differing)) is not None]
     checked = differing[:: math.ceil(len(differing) / _MOST_CHECKED)] if differing else []
     best: tuple[int, float] = (0, 0.0)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for (way, k), outputs in zip(first, _outputs(unexplained, first), strict=True):
         if outputs is None or not _left(unexplained, [k], [outputs]).is_explained:
             continue
@@ -80,8 +80,8 @@ def _tried(unexplained: Sequence[Side]) -> list[Finding]:
             continue
         if (len(explained), -left.share) > best:
             best = len(explained), -left.share
-            found = [_finding(unexplained, way, left, explained, len(covered), sorted(differing))]
-    return found
+            findings = [_finding(unexplained, way, left, explained, len(covered), sorted(differing))]
+    return findings
 
 
 def _finding(
@@ -139,8 +139,8 @@ def _most_different(unexplained: Sequence[Side]) -> list[int]:
     for side in unexplained:
         if any(g.shape != w.shape or g.dtype.kind not in "fiub" for g, w in zip(side.got, side.wanted, strict=True)):
             return []
-        known = np.concatenate([wanted.astype(np.float64).ravel() for wanted in side.wanted])
-        spread = float(np.nanvar(known)) or 1.0
+        values = np.concatenate([wanted.astype(np.float64).ravel() for wanted in side.wanted])
+        spread = float(np.nanvar(values)) or 1.0
         exact = (_FP32_LEAVES if side.compared is None else side.compared.exact) ** 2
         for k, (got, wanted) in enumerate(zip(side.got, side.wanted, strict=True)):
             squares[k] += float(((got.astype(np.float64) - wanted.astype(np.float64)) ** 2).sum()) / spread
@@ -163,10 +163,10 @@ def _left_of(side: Side, samples: Sequence[int], made: Sequence[np.ndarray]) -> 
         got, wanted = side.got[k], side.wanted[k]
         if not got.shape == wanted.shape == again.shape:
             return _Left(math.inf, 1.0)
-        one, two, three = (np.asarray(each, np.float64) for each in (got, wanted, again))
-        scale = column_scale(two) if two.ndim > 1 else 1.0
-        before += float((((one - two) / scale) ** 2).sum())
-        after += float((((one - three) / scale) ** 2).sum())
+        recorded, reference, made_again = (np.asarray(each, np.float64) for each in (got, wanted, again))
+        scale = column_scale(reference) if reference.ndim > 1 else 1.0
+        before += float((((recorded - reference) / scale) ** 2).sum())
+        after += float((((recorded - made_again) / scale) ** 2).sum())
         rounded += _rounding(side, k, scale)
     if not before > 0 or not math.isfinite(after):
         return _Left(math.inf, 1.0)

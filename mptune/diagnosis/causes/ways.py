@@ -59,12 +59,12 @@ def ways(feeds: Sequence[Feed]) -> Iterator[Way]:
     for name in feeds[0]:
         for words, change in _changes([feed[name] for feed in feeds]):
             yield Way(f"for input {name!r} {words}", (name,), _changed(feeds, name, change), *_PREPARED)
-    for one, other in itertools.combinations(feeds[0], 2) if len(feeds[0]) <= _MOST_INPUTS else ():
-        if all(feed[one].shape == feed[other].shape and feed[one].dtype == feed[other].dtype for feed in feeds):
+    for first, second in itertools.combinations(feeds[0], 2) if len(feeds[0]) <= _MOST_INPUTS else ():
+        if all(feed[first].shape == feed[second].shape and feed[first].dtype == feed[second].dtype for feed in feeds):
             yield Way(
-                f"with the inputs {one!r} and {other!r} exchanged",
-                (one, other),
-                _exchanged(feeds, one, other),
+                f"with the inputs {first!r} and {second!r} exchanged",
+                (first, second),
+                _exchanged(feeds, first, second),
                 *_MIXED_UP,
             )
     for name in feeds[0]:
@@ -78,8 +78,8 @@ def _changed(feeds: Sequence[Feed], name: str, change: Change) -> Callable[[int]
     return lambda k: {**feeds[k], name: change(feeds[k][name])}
 
 
-def _exchanged(feeds: Sequence[Feed], one: str, other: str) -> Callable[[int], Feed]:
-    return lambda k: {**feeds[k], one: feeds[k][other], other: feeds[k][one]}
+def _exchanged(feeds: Sequence[Feed], first: str, second: str) -> Callable[[int], Feed]:
+    return lambda k: {**feeds[k], first: feeds[k][second], second: feeds[k][first]}
 
 
 def _of_sample_before(feeds: Sequence[Feed], name: str) -> Callable[[int], Feed | None]:

@@ -59,7 +59,7 @@ def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None
     whole = bench.outputs((), left.samples_path)
     if isinstance(whole, Failure):
         raise engine.error(whole, "the all-FP32 engine that is built here")
-    errors = [bench.errors(found, exact) for found, exact in zip(whole, left.exact, strict=True)]
+    errors = [bench.errors(outputs, exact) for outputs, exact in zip(whole, left.exact, strict=True)]
     if not bench.judged:
         return None
     sample = max(range(len(errors)), key=lambda k: max(errors[k].values()))
@@ -69,11 +69,11 @@ def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None
     save_samples(bench.sample_path, [left.samples[sample]])
     search = _Search(left.model, max(wrong, key=lambda name: wrong[name]))
     while bench.builds < MOST_BUILDS and (value := search.next()) is not None:
-        found = bench.marked(value)
-        if found is None:
+        outcome = bench.marked(value)
+        if outcome is None:
             search.tried.add(value)
             continue
-        error, of_outputs = found
+        error, of_outputs = outcome
         if of_outputs <= FP32_LIMIT:
             return Fault(wrong, sample, search.around(value), value, of_outputs, bench.builds)
         search.learn(value, is_wrong=not error <= FP32_LIMIT)
@@ -170,11 +170,11 @@ class _Search:
 
     @property
     def _values(self) -> list[str]:
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for index, node in enumerate(self.model.nodes):
             if self.suspects >> index & 1:
-                found |= dict.fromkeys((*node.outputs, *node.inputs))
-        return [name for name in found if name not in self.tried and self._can_be_marked(name)]
+                names |= dict.fromkeys((*node.outputs, *node.inputs))
+        return [name for name in names if name not in self.tried and self._can_be_marked(name)]
 
     def _can_be_marked(self, name: str) -> bool:
         if not name or name not in self.model.producer or name in self.model.initializers:
@@ -203,24 +203,24 @@ class _Bench:
         path = self._write(marked)
         self.builds += 1
         into = self._folder / "outputs.npz"
-        found = self._engine.build_and_run(
+        count = self._engine.build_and_run(
             path, self._folder / "marked.engine", self._left.samples_path, samples, into, marked
         )
-        return found if isinstance(found, Failure) else read_outputs(into)
+        return count if isinstance(count, Failure) else read_outputs(into)
 
     def marked(self, value: str) -> tuple[float, float] | None:
         """Errors of a marked value, and of the worst output, on the worst sample; None where that engine has none."""
-        found = self.outputs((value,), self.sample_path)
-        if isinstance(found, Failure):
+        outputs = self.outputs((value,), self.sample_path)
+        if isinstance(outputs, Failure):
             return None
         into = self._folder / "exact.npz"
         self._left.call(OutputsJob(self._write((value,)), self.sample_path, into))
         exact = read_outputs(into)[0]
-        return value_error(found[0][value], exact[value]), max(self.errors(found[0], exact).values())
+        return value_error(outputs[0][value], exact[value]), max(self.errors(outputs[0], exact).values())
 
-    def errors(self, found: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def errors(self, outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Relative L2 of each output that is judged."""
-        return {name: value_error(found[name], exact[name]) for name in self.judged}
+        return {name: value_error(outputs[name], exact[name]) for name in self.judged}
 
     @cached_property
     def judged(self) -> tuple[str, ...]:

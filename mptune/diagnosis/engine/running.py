@@ -117,10 +117,10 @@ class EngineRunner:
         failures = []
         for kind in self._kinds:
             job = EngineOutputsJob(self._path, self._model.samples_path, into, kind, self._names)
-            found = self._call(job)
-            if not isinstance(found, Failure):
+            count = self._call(job)
+            if not isinstance(count, Failure):
                 return kind, read_outputs(into)
-            failures.append(found)
+            failures.append(count)
         raise self.error(failures[0])
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:

@@ -46,8 +46,8 @@ def what_is_there(got: Arrays, wanted: Arrays) -> str:
         axis, entries = best[:2]
         ours, theirs = ([np.take(each, entries, axis=axis) for each in side] for side in (got, wanted))
     a, b = (np.concatenate([each.astype(np.float64).ravel() for each in side]) for side in (ours, theirs))
-    known = np.isfinite(b)
-    return _relation(a[known], b[known])
+    is_finite = np.isfinite(b)
+    return _relation(a[is_finite], b[is_finite])
 
 
 def which_differ(got: Arrays, wanted: Arrays) -> str:

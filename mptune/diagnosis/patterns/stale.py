@@ -78,7 +78,7 @@ def find_stale(compared: Compared, batch: int) -> Stale | None:
     if len(own) < 2:
         return None
     levels = dict.fromkeys((compared.exact, compared.half))  # rows that FP16 alone explains need no other cause
-    return next((found for each in levels if (found := _find(compared, batch, own, each)) is not None), None)
+    return next((stale for each in levels if (stale := _find(compared, batch, own, each)) is not None), None)
 
 
 def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stale | None:
@@ -95,9 +95,9 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
     for start in range(0, len(off), 256):
         block = off[start : start + 256]
         for row, others in zip(block, _nearest(a, b, block, chosen, lags), strict=True):
-            found = next((j for j in others if _equals(compared, a[row], b[j], own[row])), None)
-            if found is not None:
-                source[int(row)] = int(found)
+            source_row = next((j for j in others if _equals(compared, a[row], b[j], own[row])), None)
+            if source_row is not None:
+                source[int(row)] = int(source_row)
                 whole.append(int(row))
     torn = []
     for row in sorted(set(map(int, off)) - set(whole)):
@@ -131,14 +131,14 @@ def _nearest(
         gaps = distances(a[block][:, chosen], b[:, chosen])
         gaps[np.arange(len(block)), block] = np.inf
         near = gaps.argmin(axis=1)
-    found = []
+    nearest = []
     for index, row in enumerate(block):
         before = [row - lag for lag in lags if 0 <= row - lag < rows]
         if near is not None:
-            found.append([*before, int(near[index])])
+            nearest.append([*before, int(near[index])])
         else:
-            found.append([*before, *(j for j in range(row - _LAGS, row + _LAGS) if 0 <= j < rows and j != row)])
-    return [list(map(int, dict.fromkeys(each))) for each in found]
+            nearest.append([*before, *(j for j in range(row - _LAGS, row + _LAGS) if 0 <= j < rows and j != row)])
+    return [list(map(int, dict.fromkeys(each))) for each in nearest]
 
 
 def _equals(compared: Compared, row: np.ndarray, other: np.ndarray, own: float) -> bool:
