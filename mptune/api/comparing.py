@@ -99,7 +99,7 @@ def compare(
         samples = _samples(data, loaded, batch)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
         left = stack.enter_context(Runner(loaded, samples.samples, folder / "model", batch, _name(model)))
-        right = None if other is None else other.runner(left, folder, batch, ignore)
+        right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore)
         if right is not None:
             stack.enter_context(right)
         loading = right.check_loads() if isinstance(right, Runner) else ()
@@ -173,8 +173,6 @@ def _check(
         raise SettingsError("--trace needs two models", "give a CANDIDATE; recorded outputs hold no inner values")
     if data is None:
         raise SettingsError("--data is missing", "give the samples that both sides compute")
-    if repeat < 1:
-        raise SettingsError(f"--repeat is {repeat}", "give at least 1")
     if batch < 1:
         raise SettingsError(f"--batch is {batch}", "give at least 1")
     if max_error is not None and not max_error > 0:
@@ -209,30 +207,14 @@ def _output_names(model: Model, ignore: Collection[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _CandidateModel:
-    model: Model
-    name: str
-
-    def runner(self, left: Runner, folder: Path, batch: int, _: Collection[str]) -> Runner:
-        """What runs it on the samples of the model, under its own names of the inputs."""
-        feeds = [_fed(feed, left.model, self.model) for feed in left.samples]
-        _check_outputs(left.model, self.model)
-        return Runner(self.model, feeds, folder / "candidate", batch, self.name)
-
-
-@dataclass(frozen=True)
 class _CandidateEngine:
     path: Path
     kinds: tuple[Kind, ...]
     """What can run it here."""
 
-    def runner(self, left: Runner, folder: Path, _: int, ignore: Collection[str]) -> EngineRunner:
-        """What runs it on the samples of the model."""
-        return EngineRunner(self.path, self.kinds, left, folder / "engine", ignore)
-
 
 @contextlib.contextmanager
-def _opened(candidate: ModelLike | None) -> Iterator[_CandidateModel | _CandidateEngine | None]:
+def _opened(candidate: ModelLike | None) -> Iterator[Model | _CandidateEngine | None]:
     """The candidate, read; None where there is none."""
     if candidate is None:
         yield None
@@ -240,11 +222,22 @@ def _opened(candidate: ModelLike | None) -> Iterator[_CandidateModel | _Candidat
         with tempfile.TemporaryDirectory(prefix="mptune-candidate-") as folder:
             path = Path(folder) / "candidate.onnx"
             path.write_bytes(candidate.SerializeToString(deterministic=True))
-            yield _CandidateModel(load_typed_model(path, any_precision=True), _name(candidate))
+            yield load_typed_model(path, any_precision=True)
     elif is_engine(Path(candidate)):
         yield _CandidateEngine(Path(candidate), engine_kinds(Path(candidate)))
     else:
-        yield _CandidateModel(load_typed_model(Path(candidate), any_precision=True), _name(candidate))
+        yield load_typed_model(Path(candidate), any_precision=True)
+
+
+def _runner(
+    other: Model | _CandidateEngine, name: str, left: Runner, folder: Path, batch: int, ignore: Collection[str]
+) -> Runner | EngineRunner:
+    """What runs the candidate on the samples of the model, under its own names of the inputs."""
+    if isinstance(other, _CandidateEngine):
+        return EngineRunner(other.path, other.kinds, left, folder / "engine", ignore)
+    feeds = [_fed(feed, left.model, other) for feed in left.samples]
+    _check_outputs(left.model, other)
+    return Runner(other, feeds, folder / "candidate", batch, name)
 
 
 def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides, list[Finding], list[Finding]]:

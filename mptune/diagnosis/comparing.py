@@ -1,8 +1,15 @@
-"""Compare two sides, output by output, and name the cause of each difference."""
+"""How a verdict comes about: both sides, each output's error and limit, then the causes in order (``CAUSES``).
+
+1. ``make_sides`` runs what has to run and reads what was recorded.
+2. ``Sides.output`` takes the part of each output that is worst against its limit (``limits``).
+3. Each of ``CAUSES`` is asked in turn about the outputs that no cause before it explains.
+4. ``compare_sides`` judges: ``differs`` where an output is beyond its limit, or has a cause that is no rounding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +17,15 @@ import numpy as np
 from mptune.data.calibration import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.diagnosis.causes.explained import STRUCTURAL
-from mptune.diagnosis.causes.sorting import Causes
+from mptune.diagnosis.causes.agreeing import agreement, tf32
+from mptune.diagnosis.causes.half import has_size_of_fp16, precision
+from mptune.diagnosis.causes.infinite import infinite_constants
+from mptune.diagnosis.causes.late import stale_rows
+from mptune.diagnosis.causes.order import other_order
+from mptune.diagnosis.causes.preprocessing import other_feed
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.running import EngineRunner
+from mptune.diagnosis.patterns.places import what_is_there, where_it_lies, which_differ
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
@@ -35,22 +47,7 @@ def make_sides(
     tolerances: Mapping[str, Sequence[Tolerance]],
     max_error: float | None,
 ) -> Sides:
-    """Run what has to run and read what was recorded.
-
-    Args:
-        runner: of the model.
-        other: of the candidate, where that is a model or an engine.
-        batch: rows per sample of a dynamic batch.
-        recorded: file of the candidate's outputs.
-        recorded_reference: file of the reference's.
-        ignore: outputs that are not compared.
-        tolerances: output -> those that name it or columns of it.
-        max_error: limit of the others.
-
-    Raises:
-        DataError: a recording does not fit the data.
-        BaselineError: a model does not run on them.
-    """
+    """Run what has to run and read what was recorded."""
     exact = runner.exact
     names = [output.name for output in runner.model.outputs if output.name not in ignore]
     layouts = {name: Layout.of([sample[name] for sample in exact], runner.samples) for name in names}
@@ -115,6 +112,17 @@ def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
     return tuple({name: sample[by_position[name]] for name in ours} for sample in outputs)
 
 
+Cause = Callable[[Sequence[Side]], Sequence[Finding]]
+"""Outputs without a cause yet -> findings, whose ``where.outputs`` are the outputs that they explain."""
+
+CAUSES: tuple[Cause, ...] = (other_order, stale_rows, tf32, infinite_constants, other_feed, precision, agreement)
+
+STRUCTURAL = frozenset(
+    {"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic", "data-do-not-fit"}
+)
+"""Causes that are no rounding: with one of them the verdict is always ``differs``."""
+
+
 def compare_sides(
     sides: Sides,
     data: CalibrationSet,
@@ -124,20 +132,17 @@ def compare_sides(
 ) -> Comparison:
     """Judge every output and name what makes its difference.
 
-    Args:
-        sides: both sides.
-        data: the samples.
-        structural: what two models differ in, where two are compared and their outputs differ.
-        more: findings of repetitions and of the trace.
-        drawn: of nodes that draw random numbers: where outputs differ, no rounding is made out behind them.
+    ``structural`` is what two models differ in, ``more`` is of repetitions and of the trace. Where outputs differ and
+    nodes are ``drawn``, which draw random numbers, no rounding is made out behind them.
     """
     outputs = [sides.output(name) for name in sides.layouts]
     if any(side.error > FP32_ROUNDING for side in outputs):
         structural = [*drawn, *structural]
-    causes = Causes(sides, are_other_models=bool(structural))
-    for side in outputs:
-        causes.take(side)
-    findings = [*structural, *more, *causes.findings()]
+    if structural:
+        sides = replace(sides, is_other_model=True)
+        outputs = [replace(side, sides=sides) for side in outputs]
+    causes, unexplained = _causes(outputs)
+    findings = [*structural, *more, *causes]
     findings.sort(key=lambda each: each.code == "first-difference")  # where it begins is no cause
     not_compared = [text for side in outputs if (text := _not_finite(side))]
     is_within = all(side.is_within for side in outputs)
@@ -150,9 +155,41 @@ def compare_sides(
         sides.reference_name,
         sides.candidate_name,
         len(sides.reference),
-        (*causes.places(), *not_compared, *warnings),
+        (*map(_without_cause, unexplained), *not_compared, *warnings),
         {side.name: side.limit for side in outputs},
     )
+
+
+def _causes(outputs: Sequence[Side]) -> tuple[list[Finding], list[Side]]:
+    """What each of ``CAUSES`` finds; and the outputs beyond their limits that nothing explains."""
+    findings: list[Finding] = []
+    rest = list(outputs)
+    for cause in CAUSES:
+        named = cause(rest)
+        explained = {output.name for each in named for output in each.where.outputs}
+        findings += named
+        rest = [side for side in rest if side.name not in explained]
+    return findings, [side for side in rest if not side.is_within and not side.sides.is_other_model]
+
+
+def _without_cause(side: Side) -> str:
+    """Where the difference of an output without a known cause lies, and what is there."""
+    looks = (where_it_lies, what_is_there, which_differ)
+    places = [place for look in looks if (place := look(side.got, side.wanted))]
+    if has_size_of_fp16(side):
+        places.append(
+            f"FP16 throughout, emulated, gives an error of that size, too ({side.judged_fp16:.3g}), in other values, so"
+            " whether FP16 makes the difference is not shown; `mptune inspect MODEL --data PATH` names what FP16 breaks"
+        )
+    if not places:
+        places = ["no known cause explains its difference: none of the roundings, stale rows and orders tried gives it"]
+        if side.sides.origin == "recorded":
+            places = [
+                "no known cause explains its difference: none of the roundings, stale rows, orders and inputs tried"
+                " gives it; with the model that the engine was built of as CANDIDATE, --trace names the first node"
+                " that differs"
+            ]
+    return f"output {side.name!r}: {'; '.join(places)}"
 
 
 def _not_finite(side: Side) -> str:
@@ -173,12 +210,11 @@ def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, fl
 
     dependent = [output for output in shape_facts(sides.runner.model).outputs if output.name in sides.layouts]
     wanted = only(sides.reference)
-    found = compare_outputs(
-        only(sides.candidate), wanted, None, find_row_sets(dependent, wanted), any_shape=True
-    ).summary()
+    row_sets = find_row_sets(dependent, wanted)
+    statistics = compare_outputs(only(sides.candidate), wanted, None, row_sets, any_shape=True).summary()
     return {
         side.name: {
-            **found[side.name],
+            **statistics[side.name],
             "error": side.error,
             "limit": side.limit.value,
             "emulated_fp16": side.emulated,

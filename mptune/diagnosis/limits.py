@@ -24,17 +24,13 @@ MOST_LIMIT = 0.1
 
 @dataclass(frozen=True)
 class Limit:
-    """How far a part of an output may lie from its reference.
-
-    Attributes:
-        value: largest error.
-        is_absolute: of the largest absolute difference, in the output's own unit.
-        columns: of the part; None means the whole output.
-    """
+    """How far a part of an output may lie from its reference."""
 
     value: float
     is_absolute: bool = False
+    """Of the largest absolute difference, in the output's own unit."""
     columns: tuple[int, ...] | None = None
+    """None: the whole output."""
 
     def to_json(self) -> dict[str, Any]:
         """The limit as ``compare --json`` prints it."""
@@ -53,21 +49,15 @@ class Limit:
 def parse_tolerances(
     given: Sequence[str] | Mapping[str, float | str], outputs: Sequence[str]
 ) -> dict[str, tuple[Tolerance, ...]]:
-    """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``).
-
-    Args:
-        given: texts, or output, with columns or without -> X.
-        outputs: names that there are.
-
-    Raises:
-        SettingsError: no such output, or X is no positive number.
-    """
-    found: dict[str, tuple[Tolerance, ...]] = {}
-    for one in Tolerance.parse_all(given):
-        if one.output not in outputs:
-            raise SettingsError(f"--tolerance: there is no output {one.output!r}", f"there are {', '.join(outputs)}")
-        found[one.output] = (*found.get(one.output, ()), one)
-    return found
+    """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``)."""
+    tolerances: dict[str, tuple[Tolerance, ...]] = {}
+    for tolerance in Tolerance.parse_all(given):
+        if tolerance.output not in outputs:
+            raise SettingsError(
+                f"--tolerance: there is no output {tolerance.output!r}", f"there are {', '.join(outputs)}"
+            )
+        tolerances[tolerance.output] = (*tolerances.get(tolerance.output, ()), tolerance)
+    return tolerances
 
 
 def limits_of(
@@ -75,24 +65,19 @@ def limits_of(
 ) -> list[Limit | tuple[int, ...] | None]:
     """The limit of each part of an output; columns, or None for all of it, where the limit is that of FP16.
 
-    Args:
-        name: of the output.
-        tolerances: that name it.
-        parts: its columns; None where it has none.
-        rest: ``--max-error``, of what no tolerance is about; None for that of FP16.
-
-    Raises:
-        SettingsError: a tolerance names columns that there are not.
+    ``rest`` is ``--max-error``, of what no tolerance is about.
     """
     count = 0 if parts is None or parts.axis is None else len(parts.scales)
-    for one in tolerances:
-        if one.columns is not None and max(one.columns) >= count:
-            known = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
-            raise SettingsError(f"--tolerance {one}: output {name!r} has no such column", known)
-    found: list[Limit | tuple[int, ...] | None] = [Limit(one.limit, one.is_absolute, one.columns) for one in tolerances]
-    if any(one.columns is None for one in tolerances):
-        return found
-    named = {column for one in tolerances for column in one.columns or ()}
+    for tolerance in tolerances:
+        if tolerance.columns is not None and max(tolerance.columns) >= count:
+            columns_text = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
+            raise SettingsError(f"--tolerance {tolerance}: output {name!r} has no such column", columns_text)
+    limits: list[Limit | tuple[int, ...] | None] = [
+        Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances
+    ]
+    if any(tolerance.columns is None for tolerance in tolerances):
+        return limits
+    named = {column for tolerance in tolerances for column in tolerance.columns or ()}
     left: list[tuple[int, ...] | None]
     if parts is not None and parts.is_split:
         every = (tuple(k for k in columns if k not in named) for columns in parts.ranges)
@@ -102,7 +87,7 @@ def limits_of(
         left = [columns] if columns else []
     else:
         left = [None]
-    return [*found, *(columns if rest is None else Limit(rest, columns=columns) for columns in left)]
+    return [*limits, *(columns if rest is None else Limit(rest, columns=columns) for columns in left)]
 
 
 def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: tuple[int, ...] | None) -> list[np.ndarray]:
@@ -118,8 +103,8 @@ def largest_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float
     for a, b in zip(got, wanted, strict=True):
         if a.shape != b.shape:
             return math.inf
-        known = np.isfinite(b)
-        gap = np.abs(np.asarray(a, np.float64)[known] - np.asarray(b, np.float64)[known])
+        is_finite = np.isfinite(b)
+        gap = np.abs(np.asarray(a, np.float64)[is_finite] - np.asarray(b, np.float64)[is_finite])
         worst = max(worst, float(gap.max(initial=0)) if np.isfinite(gap).all() else math.inf)
     return worst
 
@@ -130,13 +115,8 @@ def error_of(
     """Root mean square difference of a sample by the standard deviation over all samples; the mean over the samples.
 
     Where the standard deviation is 0, by the root mean square; where that is 0, too, the absolute error. Values that
-    are not finite where the reference is finite make it infinite, as does another shape.
-
-    Args:
-        got: the candidate's, one array per sample.
-        wanted: the reference's.
-        about_zero: by the root mean square in any case, where a zero says that a row is not there.
-        least: by no less than this (``OutputParts.least_scale``).
+    are not finite where the reference is finite make it infinite, as does another shape. ``about_zero`` divides by the
+    root mean square in any case, where a zero says that a row is not there; nothing is divided by less than ``least``.
     """
     finite = [np.asarray(array, np.float64)[np.isfinite(array)] for array in wanted]
     values = np.concatenate(finite) if finite else np.zeros(0)
@@ -147,8 +127,8 @@ def error_of(
     for a, b in zip(got, wanted, strict=True):
         if a.shape != b.shape:
             return math.inf
-        known = np.isfinite(b)
-        difference = np.asarray(a, np.float64)[known] - np.asarray(b, np.float64)[known]
+        is_finite = np.isfinite(b)
+        difference = np.asarray(a, np.float64)[is_finite] - np.asarray(b, np.float64)[is_finite]
         if not np.isfinite(difference).all():
             return math.inf
         errors.append(math.sqrt(float(np.mean(difference**2))) / scale if difference.size else 0.0)

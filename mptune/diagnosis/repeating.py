@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mptune.diagnosis.causes.explained import finding, stale_finding
+from mptune.diagnosis.causes.explained import finding
+from mptune.diagnosis.causes.late import stale_finding
 from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.patterns.stale import find_stale
 from mptune.diagnosis.runner import Outputs, Runner
@@ -26,23 +27,21 @@ ROUNDING = 1e-5
 def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int, *, stress: bool) -> list[Finding]:
     """Findings of runs that differ from isolated ones; none where they agree within FP32 rounding.
 
-    Args:
-        sides: of the comparison.
-        runner: of what is run again: the candidate where that is a model or an engine, else the model.
-        repeat: how often one after another; 1 is not at all.
-        stress: also in several threads at the same time.
+    ``runner`` is of the candidate where that is a model or an engine, else of the model.
     """
-    found = []
+    findings = []
     if repeat > 1:
         error, worst = runner.repeated(repeat, 1)
         if error > ROUNDING and worst is not None:
-            found.append(_differing(sides, runner, error, worst, repeat, "one after another"))
-    if stress and not found:
+            findings.append(_differing(sides, runner, error, worst, repeat, "one after another"))
+    if stress and not findings:
         threads = max(2, min(_MOST_THREADS, os.cpu_count() or 2))
         error, worst = runner.repeated(max(repeat, _ROUNDS), threads)
         if error > ROUNDING and worst is not None:
-            found.append(_differing(sides, runner, error, worst, max(repeat, _ROUNDS), f"in {threads} threads at once"))
-    return found
+            findings.append(
+                _differing(sides, runner, error, worst, max(repeat, _ROUNDS), f"in {threads} threads at once")
+            )
+    return findings
 
 
 def _differing(
@@ -54,7 +53,7 @@ def _differing(
         again = replace(sides, reference=isolated, candidate=worst, candidate_name=f"{runner.name} {how}")
         for name in sides.layouts:
             side = again.output(name)
-            compared = side.compared()
+            compared = side.compared
             # Both ran in the same precision: what a row has of another run it has exactly.
             stale = None if compared is None else find_stale(compared.of_one_precision(), sides.batch)
             if stale is not None:
@@ -71,8 +70,8 @@ def _differing(
 
 
 def _differs(a: Outputs, b: Outputs, name: str) -> bool:
-    def same(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-        x, y = np.asarray(one[name]), np.asarray(other[name])
+    def same(sample: Mapping[str, object], other_sample: Mapping[str, object]) -> bool:
+        x, y = np.asarray(sample[name]), np.asarray(other_sample[name])
         return x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=x.dtype.kind == "f"))
 
     return not all(same(one, other) for one, other in zip(a, b, strict=True))

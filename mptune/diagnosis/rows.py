@@ -19,15 +19,12 @@ _MAX_TRANSPOSED = 5
 
 @dataclass(frozen=True)
 class Layout:
-    """How the arrays of one output, one for each sample, lie in one array.
-
-    Attributes:
-        shapes: of each sample.
-        stacked: samples have no axis of rows: one is added.
-    """
+    """How the arrays of one output, one for each sample, lie in one array."""
 
     shapes: tuple[tuple[int, ...], ...]
+    """Of each sample."""
     stacked: bool
+    """Samples have no axis of rows: one is added."""
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray], feeds: Sequence[Mapping[str, np.ndarray]]) -> Layout:
@@ -97,16 +94,9 @@ class Recording:
 
 
 def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, inputs: Collection[str] = ()) -> Recording:
-    """Read a file of recorded outputs.
+    """Read ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
 
-    Args:
-        path: ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
-        layouts: output -> how it lies.
-        option: of the command line, for messages.
-        inputs: names of the model's inputs.
-
-    Raises:
-        DataError: the file cannot be read, an output is missing, or has a shape that fits no output.
+    Raises DataError where an output is missing, or has a shape that fits no output; ``option`` is for its message.
     """
     if path.suffix.lower() == ".npy":
         if len(layouts) != 1:
@@ -132,7 +122,7 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, input
             raise DataError(f"{option} {path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
         if arrays[name].dtype.kind == "f" and np.isnan(arrays[name]).any():  # signalling ones warn where they are cast
             arrays[name] = np.where(np.isnan(arrays[name]), np.array(np.nan, arrays[name].dtype), arrays[name])
-    found: dict[str, np.ndarray] = {}
+    fitted: dict[str, np.ndarray] = {}
     moved: dict[str, tuple[int, ...]] = {}
     taken: dict[str, str] = {}
     for name, layout in layouts.items():
@@ -143,8 +133,8 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, input
             fitting, moved[name] = arrays[name].transpose(axes), axes
         if fitting is None:
             raise DataError(_misfit(path, option, name, arrays[name], layout), _misfit_hint(arrays[name], layout))
-        found[name] = fitting
-    cut = {name: layouts[name].cut(array) for name, array in found.items()}
+        fitted[name] = fitting
+    cut = {name: layouts[name].cut(array) for name, array in fitted.items()}
     count = len(next(iter(layouts.values())).shapes)
     return Recording(tuple({name: parts[k] for name, parts in cut.items()} for k in range(count)), moved, taken)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -46,10 +46,9 @@ Outputs = tuple[Mapping[str, np.ndarray], ...]
 
 
 class Runner:
-    """One model on one set of samples. Nothing runs before it is asked for; every result is computed once.
+    """One model on one set of samples. Nothing runs before it is asked for; results are kept.
 
-    Raises, in all methods:
-        BaselineError: ONNX Runtime does not run the model on the samples.
+    Methods raise BaselineError where ONNX Runtime does not run the model on the samples.
     """
 
     def __init__(
@@ -61,16 +60,7 @@ class Runner:
         name: str = "",
         grouped: GroupedModel | None = None,
     ) -> None:
-        """Make the runner.
-
-        Args:
-            model: the model.
-            samples: one feed for each.
-            folder: of temporary files; exists.
-            batch: rows per sample where the batch is dynamic.
-            name: what messages call the model; its path by default.
-            grouped: the model with its groups; None finds those of the default granularity.
-        """
+        """Take one feed per sample, and a folder for temporary files that exists."""
         self.model = model
         self.name = name or str(model.path)
         places = [folder / each for each in ("weights", "data", "engines", "logs")]
@@ -85,6 +75,7 @@ class Runner:
         self.samples = samples
         save_samples(self.samples_path, samples)
         self._kept: dict[str, Outputs] = {}
+        self._emulators: dict[tuple[bool, bool], Emulator] = {}
 
     def __enter__(self) -> Runner:
         return self
@@ -96,22 +87,23 @@ class Runner:
 
     def call(self, job: Job[T]) -> T:
         """Run a job in the worker."""
+        result = self._answer(job)
+        if isinstance(result, Failure):
+            raise did_not_run(f"{self.name} does not run on these data", replace(result, log_path=None), self.model)
+        return result
+
+    def _answer(self, job: Job[T], /) -> T | Failure:
         limits = self._settings.worker
-        found = self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
-        if isinstance(found, Failure):
-            raise did_not_run(f"{self.name} does not run on these data", replace(found, log_path=None), self.model)
-        return found
+        return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
 
     def check_loads(self) -> tuple[str, ...]:
         """Open the model's own bytes as a user would; returns and raises as ``loading.check_loads``."""
-        limits = self._settings.worker
-        timeout_s = limits.build_timeout_s + limits.measure_timeout_s
-        return check_loads(self.model.path, self.name, lambda job: self._worker.call(job, timeout_s))
+        return check_loads(self.model.path, self.name, self._answer)
 
     @property
     def exact(self) -> Outputs:
         """Outputs in true FP32; FP16 values of the model itself are rounded as they stand."""
-        return self._outputs("exact", self.widened)
+        return self._outputs("exact", lambda: self.widened)
 
     @cached_property
     def widened(self) -> Path:
@@ -173,14 +165,12 @@ class Runner:
 
     def emulation(self, plan: PrecisionPlan) -> Path:
         """Write the model with the roundings of a plan."""
-        emulator = self._emulator_of_three if plan.bf16_groups else self._emulator
-        return emulator.write(plan, self.scratch(plan.fingerprint))
+        return self._emulator(plan).write(plan, self.scratch(plan.fingerprint))
 
     def unlimited(self, plan: PrecisionPlan) -> Outputs:
         """As ``emulated``, with constants beyond a precision rounded to infinity, as some tools write them."""
         name = f"unlimited-{plan.fingerprint}"
-        bank = (self._workload_of_three if plan.bf16_groups else self.workload).bank
-        return self._outputs(name, lambda: Emulator(self.grouped, bank, limits=False).write(plan, self.scratch(name)))
+        return self._outputs(name, lambda: self._emulator(plan, limits=False).write(plan, self.scratch(name)))
 
     def tf32(self, rounding: Rounding) -> Outputs | None:
         """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""
@@ -202,18 +192,15 @@ class Runner:
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
         """Emulated errors of plans on the first samples, against ``exact``."""
         save_samples(self.workspace.reference("search"), self.exact)
-        emulation = self._emulation_of_three if any(plan.bf16_groups for plan in plans) else self._emulation
-        found = emulation.errors(plans, part=range(emulation.samples.count))
-        if isinstance(found, Failure):
-            raise did_not_run(f"{self.name} cannot be emulated", replace(found, log_path=None))
-        return found
+        workload = self._workload_of(plans)
+        emulation = Emulation(workload, self.grouped, "cpu", self._settings, self._answer, lambda: self.shapes)
+        errors = emulation.errors(plans, part=range(emulation.samples.count))
+        if isinstance(errors, Failure):
+            raise did_not_run(f"{self.name} cannot be emulated", replace(errors, log_path=None))
+        return errors
 
     def changed(self, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]) -> Outputs:
-        """Outputs in true FP32 with other constants and attributes of the main graph (``write_changed``).
-
-        Raises:
-            KeyError: the model has no such constant or node.
-        """
+        """Outputs in true FP32 with other constants and attributes of the main graph (``write_changed``)."""
         path, into = self.scratch("changed"), self.workspace.data_dir / "changed.npz"
         write_changed(self.widened, path, constants, attributes)
         self.call(OutputsJob(path, self.samples_path, into))
@@ -225,59 +212,38 @@ class Runner:
         error = self.call(RepeatJob(self.widened, self.samples_path, self.exact_path, times, threads, worst))
         return error, read_outputs(worst) if error > 0 else None
 
+    def _workload_of(self, plans: Iterable[PrecisionPlan]) -> Workload:
+        """With BF16 weights where a plan needs them, which are written only then."""
+        return self._workload_of_three if any(plan.bf16_groups for plan in plans) else self.workload
+
     @cached_property
     def _workload_of_three(self) -> Workload:
-        """With BF16 weights, which are written only where a plan needs them."""
         return replace(self.workload, precisions=tuple(map(str, Precision)))
 
-    @cached_property
-    def _emulator(self) -> Emulator:
-        return Emulator(self.grouped, self.workload.bank)
-
-    @cached_property
-    def _emulator_of_three(self) -> Emulator:
-        return Emulator(self.grouped, self._workload_of_three.bank)
-
-    @cached_property
-    def _emulation(self) -> Emulation:
-        return self._emulation_of(self.workload)
-
-    @cached_property
-    def _emulation_of_three(self) -> Emulation:
-        return self._emulation_of(self._workload_of_three)
-
-    def _emulation_of(self, workload: Workload) -> Emulation:
-        def answer(job: Job[T], /) -> T | Failure:
-            limits = self._settings.worker
-            return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
-
-        return Emulation(workload, self.grouped, "cpu", self._settings, answer, lambda: self.shapes)
+    def _emulator(self, plan: PrecisionPlan, *, limits: bool = True) -> Emulator:
+        key = bool(plan.bf16_groups), limits
+        if key not in self._emulators:
+            self._emulators[key] = Emulator(self.grouped, self._workload_of([plan]).bank, limits=limits)
+        return self._emulators[key]
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Value -> its shape on the first sample; empty where the values cannot be observed."""
-        return {name: found.shape for name, found in self.ranges.items()}
+        return {name: seen.shape for name, seen in self.ranges.items()}
 
     @cached_property
     def ranges(self) -> Mapping[str, TensorRange]:
         """Value -> what was seen of it on the samples; empty where the values cannot be observed."""
-
-        def answer(job: Job[T], /) -> T | Failure:
-            limits = self._settings.worker
-            return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
-
-        ranges = ReferenceModel(self.workload, "cpu", answer).observe()
+        ranges = ReferenceModel(self.workload, "cpu", self._answer).observe()
         return {} if isinstance(ranges, Failure) else ranges
 
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank."""
         return self.workspace.scratch(f"compared-{name}")
 
-    def _outputs(self, name: str, write: object) -> Outputs:
+    def _outputs(self, name: str, write: Callable[[], Path]) -> Outputs:
         if name not in self._kept:
-            path = write() if callable(write) else write
-            assert isinstance(path, Path)
             into = self.workspace.data_dir / f"{name}.npz"
-            self.call(OutputsJob(path, self.samples_path, into))
+            self.call(OutputsJob(write(), self.samples_path, into))
             self._kept[name] = read_outputs(into)
         return self._kept[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -12,6 +12,7 @@ import numpy as np
 from mptune.data.metrics.parts import OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
 from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of, rounded_error
+from mptune.diagnosis.patterns.roundings import Explanation, explain, is_half_precise
 from mptune.diagnosis.patterns.scaled import Compared
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
@@ -20,6 +21,7 @@ from mptune.finding import OutputColumns
 from mptune.graph.loading.shared_units import shared_units
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import PrecisionPlan
+from mptune.graph.writing.tf32 import ROUNDINGS
 from mptune.settings import Tolerance
 
 Origin = Literal["recorded", "model", "engine", "same"]
@@ -27,97 +29,87 @@ Origin = Literal["recorded", "model", "engine", "same"]
 
 @dataclass(frozen=True)
 class Sides:
-    """What is compared.
-
-    Attributes:
-        runner: runs the model.
-        reference: left outputs, one dictionary per sample.
-        candidate: right ones; the same names and samples.
-        reference_name: what the left side is called.
-        candidate_name: what the right side is called.
-        layouts: output -> how it lies; only outputs that are compared.
-        batch: rows that one run computes.
-        plan: the candidate's precisions as far as they are known; else FP16 wherever FP16 can be right.
-        origin: of the right side: recorded, another model, an engine file, or the model itself.
-        moved: output -> order of axes in the candidate's file.
-        taken: output -> output whose recorded array has this one's shape.
-        tolerances: output -> those that name it or columns of it.
-        max_error: limit of outputs without one; None for that of FP16.
-    """
+    """What is compared."""
 
     runner: Runner
+    """Runs the model."""
     reference: Outputs
     candidate: Outputs
     reference_name: str
     candidate_name: str
     layouts: Mapping[str, Layout]
+    """Only of outputs that are compared."""
     batch: int
+    """Rows that one run computes."""
     plan: PrecisionPlan
+    """The candidate's precisions as far as they are known; else FP16 wherever FP16 can be right."""
     origin: Origin
+    """Of the candidate: recorded, another model, an engine file, or the model itself."""
     moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Output -> order of axes in the candidate's file."""
     taken: Mapping[str, str] = field(default_factory=dict)
+    """Output -> output whose recorded array has this one's shape."""
     tolerances: Mapping[str, Sequence[Tolerance]] = field(default_factory=dict)
     max_error: float | None = None
+    """Limit of outputs without one; None for that of FP16."""
+    is_other_model: bool = False
+    """Two models differ in more than precision, or one draws random numbers: no rounding is made out behind that."""
 
     def output(self, name: str) -> Side:
         """One output of both sides, judged by the part of it that is worst against its limit."""
         return self.worst(name, self.candidate, self.reference)
 
     def worst(self, name: str, candidate: Outputs, reference: Outputs) -> Side:
-        """The part of an output that is worst against its limit, of any two runs.
-
-        Raises:
-            SettingsError: a tolerance names columns that there are not.
-        """
+        """The part of an output that is worst against its limit, of any two runs."""
         return max(self.parts(name, candidate, reference), key=lambda side: side.judged / side.limit.value)
 
     def parts(self, name: str, candidate: Outputs, reference: Outputs) -> list[Side]:
         """Each part of an output that has a limit, of any two runs.
 
         Where the number of rows depends on values, rows are paired first (``mptune.data.metrics.row_sets``).
-
-        Raises:
-            SettingsError: a tolerance names columns that there are not.
         """
-        got, wanted = self._paired(name, candidate, reference)
-        emulated, exact = self._paired(name, self.emulated, self.runner.exact)
-        parts, is_set = self._parts.get(name), self.has_row_set(name)
-        axis = None if parts is None else parts.axis
+        exact = self.runner.exact
+        whole = arrays_of(candidate, name), arrays_of(reference, name)
+        largest = largest_of(*self._paired(name, candidate, reference))
         sides = []
-        for limit in limits_of(name, self.tolerances.get(name, ()), parts, self.max_error):
-            columns = limit.columns if isinstance(limit, Limit) else limit
-            a, b = columns_of(got, axis, columns), columns_of(wanted, axis, columns)
-            c, d = columns_of(emulated, axis, columns), columns_of(exact, axis, columns)
-            least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
-            of_fp16 = error_of(c, d, about_zero=is_set, least=least)
-            allowed = limit if isinstance(limit, Limit) else Limit(self._default_limit(name, columns), columns=columns)
-            error = error_of(a, b, about_zero=is_set, least=least)
-            judged, judged_fp16 = (largest_of(a, b), largest_of(c, d)) if allowed.is_absolute else (error, of_fp16)
-            whole = arrays_of(candidate, name), arrays_of(reference, name)
-            largest = largest_of(got, wanted)
-            sides.append(Side(self, name, *whole, error, of_fp16, allowed, judged, judged_fp16, largest))
+        for given in limits_of(name, self.tolerances.get(name, ()), self._parts.get(name), self.max_error):
+            columns = given.columns if isinstance(given, Limit) else given
+            limit = given if isinstance(given, Limit) else Limit(self._default_limit(name, columns), columns=columns)
+            error = judged = self.error(name, columns, candidate, reference)
+            of_fp16 = judged_fp16 = self.error(name, columns, self.emulated, exact)
+            if limit.is_absolute:
+                judged = largest_of(*self._part(name, columns, candidate, reference))
+                judged_fp16 = largest_of(*self._part(name, columns, self.emulated, exact))
+            sides.append(Side(self, name, *whole, error, of_fp16, limit, judged, judged_fp16, largest))
         return sides
-
-    def _default_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
-        parts, exact = self._parts.get(name), self.runner.exact
-        axis = None if parts is None else parts.axis
-        least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
-
-        def of(outputs: Outputs) -> float:
-            return self.error(name, columns, outputs, exact)
-
-        last = rounded_error(
-            columns_of(arrays_of(exact, name), axis, columns), about_zero=self.has_row_set(name), least=least
-        )
-        return default_limit(of(self.emulated), lambda: of(self.runner.emulated(self.runner.sound_fp16)), last)
 
     def error(self, name: str, columns: tuple[int, ...] | None, got: Outputs, wanted: Outputs) -> float:
         """The error of an output, or of columns of it, between any two runs."""
+        pair = self._part(name, columns, got, wanted)
+        return error_of(*pair, about_zero=self.has_row_set(name), least=self._least_scale(name, columns))
+
+    def _default_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
+        exact = self.runner.exact
+        wanted, _ = self._part(name, columns, exact, exact)
+        least = self._least_scale(name, columns)
+        last = rounded_error(wanted, about_zero=self.has_row_set(name), least=least)
+
+        def sound() -> float:
+            return self.error(name, columns, self.runner.emulated(self.runner.sound_fp16), exact)
+
+        return default_limit(self.error(name, columns, self.emulated, exact), sound, last)
+
+    def _least_scale(self, name: str, columns: tuple[int, ...] | None) -> float:
+        parts = self._parts.get(name)
+        return 0.0 if parts is None or columns is None else parts.least_scale(columns)
+
+    def _part(
+        self, name: str, columns: tuple[int, ...] | None, got: Outputs, wanted: Outputs
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         parts = self._parts.get(name)
         axis = None if parts is None else parts.axis
-        least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
-        pair = (columns_of(each, axis, columns) for each in self._paired(name, got, wanted))
-        return error_of(*pair, about_zero=self.has_row_set(name), least=least)
+        first, second = self._paired(name, got, wanted)
+        return columns_of(first, axis, columns), columns_of(second, axis, columns)
 
     @property
     def emulated(self) -> Outputs:
@@ -134,14 +126,14 @@ class Sides:
         row_sets = [rows for rows in self._row_sets if name in rows.names]
         if not row_sets:
             return whole
-        aligned = [aligned_rows(row_sets, one, other).get(name) for one, other in zip(got, wanted, strict=True)]
-        found = [rows for rows in aligned if rows is not None]
-        if len(found) < len(aligned):
+        aligned = [aligned_rows(row_sets, first, second).get(name) for first, second in zip(got, wanted, strict=True)]
+        pairs = [rows for rows in aligned if rows is not None]
+        if len(pairs) < len(aligned):
             return whole
         lead = (1,) * (whole[1][0].ndim - 2)
         return (
-            [rows.output.reshape(lead + rows.output.shape) for rows in found],
-            [rows.reference.reshape(lead + rows.reference.shape) for rows in found],
+            [rows.output.reshape(lead + rows.output.shape) for rows in pairs],
+            [rows.reference.reshape(lead + rows.reference.shape) for rows in pairs],
         )
 
     @cached_property
@@ -156,33 +148,25 @@ class Sides:
         return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)), units)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
-    """One output of both sides.
-
-    Attributes:
-        sides: all outputs.
-        name: of the output.
-        got: of the candidate, one array per sample.
-        wanted: of the reference.
-        error: of the candidate.
-        emulated: error of all-FP16 (``Sides.emulated``).
-        limit: of the part that is worst against its own; errors are of that part.
-        judged: the figure that it limits.
-        judged_fp16: the same figure of all-FP16.
-        largest: largest absolute difference of the output, on any sample.
-    """
+    """One output of both sides, judged by the part of it that is worst against its own limit."""
 
     sides: Sides
     name: str
     got: Sequence[np.ndarray]
+    """Of the candidate, one array per sample."""
     wanted: Sequence[np.ndarray]
     error: float
+    """Of that part, as all figures but ``largest``."""
     emulated: float
+    """Error of all-FP16 (``Sides.emulated``)."""
     limit: Limit
     judged: float
+    """The figure that the limit is about."""
     judged_fp16: float
     largest: float
+    """Largest absolute difference of the whole output, on any sample."""
 
     @property
     def where(self) -> OutputColumns:
@@ -219,20 +203,59 @@ class Side:
         """Rows of this output of any run on the same samples."""
         return self.sides.layouts[self.name].rows(arrays_of(outputs, self.name))
 
-    def compared(self, candidate: Sequence[np.ndarray] | None = None) -> Compared | None:
-        """Both sides as rows; None where rows differ in shape.
+    def lost(self, outputs: Outputs) -> np.ndarray | None:
+        """Where a run's output is NaN or Inf and the reference is finite, flat; None where they differ in shape."""
+        arrays = arrays_of(outputs, self.name)
+        if any(a.shape != b.shape or b.dtype.kind not in "fiub" for a, b in zip(arrays, self.wanted, strict=True)):
+            return None
+        pairs = zip(arrays, self.wanted, strict=True)
+        return np.concatenate([(np.isfinite(b) & ~np.isfinite(a)).ravel() for a, b in pairs])
 
-        Args:
-            candidate: in place of the candidate's arrays.
-        """
+    @cached_property
+    def compared(self) -> Compared | None:
+        """Both sides as rows; None where rows differ in shape."""
+        return self.compared_with(self.got)
+
+    def compared_with(self, got: Sequence[np.ndarray]) -> Compared | None:
+        """As ``compared``, of other arrays in the candidate's place."""
         layout = self.sides.layouts[self.name]
-        got = self.got if candidate is None else candidate
         alike = all(a.shape == b.shape for a, b in zip(got, self.wanted, strict=True))
         if not layout.is_regular or not alike or any(array.dtype.kind not in "fiub" for array in self.wanted):
             return None
         emulated = arrays_of(self.sides.emulated, self.name)
         same = all(a.shape == b.shape for a, b in zip(emulated, self.wanted, strict=True))
         return Compared.of(layout.rows(got), layout.rows(self.wanted), layout.rows(emulated) if same else None)
+
+    @property
+    def difference(self) -> Compared | None:
+        """``compared``, where there is a difference to explain."""
+        compared = self.compared
+        is_set = self.is_within and self.sides.has_row_set(self.name)
+        return None if compared is None or compared.distance <= compared.exact or is_set else compared
+
+    @cached_property
+    def rounding(self) -> Explanation | None:
+        """The rounding whose pattern the difference has; None where it has none, or none is made out."""
+        sides, runner, compared = self.sides, self.sides.runner, self.difference
+        if compared is None:
+            return None
+        exact = np.asarray(self.rows(runner.exact), np.float64)
+
+        def changes(runs: Iterable[Outputs | None]) -> list[np.ndarray]:
+            every = [np.asarray(self.rows(run), np.float64) for run in runs if run is not None]
+            with np.errstate(invalid="ignore", over="ignore"):
+                return [(rows - exact) / compared.scale for rows in every if rows.shape == exact.shape]
+
+        plans = [plan for plan in dict.fromkeys((sides.plan, runner.all_fp16)) if plan.reduced_groups]
+        tf32 = changes(runner.tf32(way) for way in (ROUNDINGS if sides.origin != "model" else ()))
+        fp16 = changes(runner.emulated(plan) for plan in plans if not plan.bf16_groups)
+        bf16 = changes(runner.emulated(plan) for plan in plans if plan.bf16_groups)
+        is_half = is_half_precise(np.concatenate([array.ravel() for array in self.got]))
+        cause = explain(compared.got - compared.wanted, tf32, fp16, is_half=is_half, bf16=bf16)
+        if cause is None and sides.origin != "model":  # an engine may be BF16 throughout, which nothing says
+            bf16 = changes([runner.emulated(runner.all_bf16)])
+            cause = explain(compared.got - compared.wanted, tf32, (), is_half=is_half, bf16=bf16)
+        return cause
 
 
 def arrays_of(outputs: Outputs, name: str) -> list[np.ndarray]:

@@ -39,10 +39,8 @@ def test_what_is_no_rounding_is_named_or_warned_of(name: str, tmp_path: Path) ->
     assert ("as large as FP16 rounding, but not FP16 rounding" in finding.text) == found.agrees
 
 
-@pytest.mark.parametrize(("name", "code"), [("inputs times 15/16", 3), ("noise", 0)])
-def test_exit_codes(name: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compared(name, tmp_path)
+def test_exit_code_of_a_doubtful_agreement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compared("noise", tmp_path)
     files = [str(tmp_path / each) for each in ("model.onnx", "data.npz", "recorded.npz")]
-    assert main(["compare", files[0], "--data", files[1], "--outputs", files[2]]) == code
-    shown = " ".join(capsys.readouterr().out.split())
-    assert ("as large as FP16 rounding, but not FP16 rounding" in shown) == (code == 0)
+    assert main(["compare", files[0], "--data", files[1], "--outputs", files[2]]) == 0
+    assert "as large as FP16 rounding, but not FP16 rounding" in " ".join(capsys.readouterr().out.split())

@@ -7,6 +7,10 @@ import numpy as np
 from mptune.diagnosis.patterns.scaled import Compared
 from mptune.diagnosis.patterns.stale import find_stale
 
+RNG = np.random.default_rng(5)
+SCORES = RNG.standard_normal((12, 6))
+BOXES = np.concatenate([RNG.uniform(10, 50, (6, 20, 4)), RNG.uniform(0, 1, (6, 20, 3))], axis=2)
+
 
 def test_random_rows_of_two_runs_are_no_torn_ones() -> None:
     """The emulation in FP16 of a model that draws random numbers differs by these: FP16 explains nothing there."""
@@ -25,3 +29,26 @@ def test_rows_of_an_earlier_run_are_stale() -> None:
     assert stale is not None
     assert stale.whole == (1, 2, 3)
     assert not stale.torn
+
+
+def test_rows_of_later_samples_are_not_stale() -> None:
+    found = find_stale(Compared.of(np.concatenate([BOXES[:2], BOXES[3:], BOXES[-1:]]), BOXES, BOXES), 1)
+    assert found is not None
+    assert (found.is_ahead, found.rows) == (True, (2, 3, 4))
+    before = find_stale(Compared.of(np.concatenate([BOXES[:3], BOXES[2:-1]]), BOXES, BOXES), 1)
+    assert before is not None
+    assert not before.is_ahead
+    stuck = find_stale(Compared.of(np.concatenate([BOXES[:3], BOXES[[2, 2, 2]]]), BOXES, BOXES), 1)
+    assert stuck is not None
+    assert not stuck.is_ahead
+
+
+def test_a_batch_that_holds_its_first_row_alone() -> None:
+    found = find_stale(Compared.of(np.repeat(SCORES[:1], 12, 0), SCORES, SCORES), 1)
+    assert found is not None
+    assert found.is_one_row
+    before = find_stale(Compared.of(np.roll(BOXES, 1, 0), BOXES, BOXES), 1)
+    assert before is not None
+    assert not before.is_one_row
+    labels = np.array([0, 3, 2, 0, 3, 2, 1, 0, 2, 3, 0, 1])[:, None]
+    assert find_stale(Compared.of(np.where(labels == 2, 1, labels), labels, labels), 1) is None

@@ -10,7 +10,10 @@ import numpy as np
 
 from mptune.data.metrics.parts import WORST_PART, belongs_to
 from mptune.diagnosis.causes.explained import finding
+from mptune.diagnosis.limits import HEADROOM
+from mptune.diagnosis.patterns.places import what_is_there
 from mptune.diagnosis.patterns.roundings import Cause, Explanation
+from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding
 from mptune.graph.hazards.hazard import Hazard
@@ -30,17 +33,90 @@ _LEAST_CORRELATION = 0.3
 _FEWEST_VALUES = 100
 _MOST_ALONE = 3
 """Groups whose roundings alone are looked at."""
+_WORTH_TRYING = 0.1
+"""Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
+_AS_LARGE = 0.5
+"""Share of FP16's error from which a difference has its size."""
+_LEFT_OF_ROWS = 0.5
+"""Share of the difference between two sets of rows, up to which another set explains one of them."""
+_SAME_PLACES = 0.9
+_OFF = 0.01
+"""A value is off by more of its output's standard deviation than this."""
+_FEW_OFF = 0.5
+"""Share of the values that changed decisions make wrong at most."""
 _FEW, _MOST = 0.02, 0.5
 """Values that have so much of the squared difference are decisions that fall otherwise, as they do in each engine."""
 
 
-def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -> Finding:
-    """The finding for outputs that are beyond tolerance through FP16 or BF16.
+def precision(outputs: Sequence[Side]) -> list[Finding]:
+    """``precision``, of all outputs that are beyond their limits through FP16 or BF16.
 
-    Args:
-        side: those outputs, at least one.
-        causes: output -> what shows that the precision makes its difference.
+    What could be FP16 by its size alone is, where nothing plain is seen in its place.
     """
+    causes: dict[str, Explanation] = {}
+    for side in outputs:
+        if side.is_within:
+            continue
+        cause = fp16_explanation(side)
+        is_alike = not side.sides.is_other_model and _is_as_far_off_as_fp16(side)
+        if cause is None and is_alike and not what_is_there(side.got, side.wanted):
+            cause = Explanation("fp16", 1.0, side.judged_fp16 / side.judged)
+        if cause is not None:
+            causes[side.name] = cause
+    blamed = [side for side in outputs if side.name in causes]
+    return [_precision_finding(blamed, causes)] if blamed else []
+
+
+def fp16_explanation(side: Side) -> Explanation | None:
+    """What shows that FP16 or BF16 makes a difference: its pattern, its rows, or its overflow; None where none does."""
+    sides = side.sides
+    if not sides.is_other_model and side.rounding is not None:
+        return side.rounding
+    if not sides.is_other_model and sides.has_row_set(side.name) and 0 < side.error < math.inf:
+        left = sides.worst(side.name, sides.candidate, sides.runner.emulated(sides.plan)).error / side.error
+        if left <= _LEFT_OF_ROWS:
+            return Explanation("fp16", left, 1.0)
+    lost = side.lost(sides.candidate)
+    if lost is not None and are_mostly_same(lost, side.lost(sides.runner.emulated(sides.plan))):
+        return Explanation("fp16", 0.0, 1.0)
+    return None
+
+
+def are_mostly_same(places: np.ndarray, others: np.ndarray | None) -> bool:
+    """Whether nine in ten of either places are in both; not where there are none."""
+    if others is None or not places.any():
+        return False
+    return bool((places & others).sum() >= _SAME_PLACES * max(places.sum(), others.sum()))
+
+
+def has_size_of_fp16(side: Side) -> bool:
+    """Whether FP16 throughout gives as large an error beyond the limit, in other values."""
+    return 0 < side.judged <= HEADROOM * side.judged_fp16 and math.isfinite(side.judged_fp16)
+
+
+def _is_as_far_off_as_fp16(side: Side) -> bool:
+    """Whether the error has the size that it has in FP16 throughout, and as few values are off: decisions do that.
+
+    Where decisions change, most values stay right, in the candidate as in FP16. What a deployment does otherwise, such
+    as to its inputs, moves all of them.
+    """
+    if not has_size_of_fp16(side):
+        return False
+    try:
+        got = side.rows(side.sides.candidate)
+        emulated = side.rows(side.sides.runner.emulated(side.sides.runner.all_fp16))
+        wanted = side.rows(side.sides.reference)
+    except ValueError:
+        return False
+    if not got.shape == emulated.shape == wanted.shape or not wanted.size:
+        return False
+    exact = wanted.astype(np.float64)
+    most = _OFF * float(np.std(exact[np.isfinite(exact)])) if np.isfinite(exact).any() else 0.0
+    ours, fp16 = (float(np.mean(~(np.abs(each - exact) <= most))) for each in (got, emulated))
+    return 0 < fp16 <= _FEW_OFF and ours <= HEADROOM * fp16
+
+
+def _precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -> Finding:
     sides = side[0].sides
     runner = sides.runner
     groups = {group.id: group for group in runner.grouped.groups}
@@ -88,17 +164,31 @@ def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -
     )
 
 
-def resembles_rounding(side: Side, *, of_groups: bool = False) -> bool:
+def is_doubtful(side: Side) -> bool:
+    """Whether an output within its limit differs by what no rounding reproduces."""
+    sides = side.sides
+    if sides.origin not in ("recorded", "engine") or sides.is_other_model or sides.has_row_set(side.name):
+        return False
+    is_large = side.error > max(FP32_ROUNDING, _WORTH_TRYING * side.emulated)
+    return side.is_within and is_large and side.rounding is None
+
+
+def is_no_rounding(side: Side) -> bool:
+    """Whether a difference of the size of FP16's has nothing of a rounding. Decisions fall otherwise in each engine."""
+    has_size = _AS_LARGE * side.emulated <= side.error <= HEADROOM * side.emulated
+    if not has_size or any(array.dtype.kind != "f" for array in side.wanted):
+        return False
+    return not _resembles_rounding(side) and not _resembles_rounding(side, of_groups=True)
+
+
+def _resembles_rounding(side: Side, *, of_groups: bool = False) -> bool:
     """Whether a difference correlates with what a rounding of its size makes; True where that cannot be told.
 
     An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
-
-    Args:
-        side: an output.
-        of_groups: look at what each of the groups that make most of the error makes alone, too.
+    ``of_groups`` looks at what the groups that make most of the error make, each alone.
     """
     sides, runner = side.sides, side.sides.runner
-    compared, exact = side.compared(), side.rows(runner.exact)
+    compared, exact = side.compared, side.rows(runner.exact)
     if compared is None or compared.got.size < _FEWEST_VALUES:
         return True
     plans = [sides.plan, runner.all_fp16, runner.sound_fp16, runner.all_bf16]
@@ -135,18 +225,19 @@ def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
         return ""
     groups = named[:_NAMED]
     hazards = sides.runner.hazards
-    found = [h for h in hazards if h.group in groups and h.severity != "info" and h.code in BREAKING_CODES]
+    breaking = [h for h in hazards if h.group in groups and h.severity != "info" and h.code in BREAKING_CODES]
 
     def rank(hazard: Hazard) -> tuple[bool, int]:
         # An epsilon that vanishes, a warning, is why a reciprocal overflows; else what is certain comes first.
         is_plain = hazard.severity == "error" or hazard.code == "vanishing-epsilon"
         return not is_plain, groups.index(hazard.group or "")
 
-    found.sort(key=rank)
-    if not found:
+    breaking.sort(key=rank)
+    if not breaking:
         return ""
-    same = [h for h in hazards if (h.code, h.tensor, h.reason) == (found[0].code, found[0].tensor, found[0].reason)]
-    first = next((h for h in same if h.node), found[0])  # of a group that computes its operand it names no node
+    worst = breaking[0]
+    same = [h for h in hazards if (h.code, h.tensor, h.reason) == (worst.code, worst.tensor, worst.reason)]
+    first = next((h for h in same if h.node), worst)  # of a group that computes its operand it names no node
     return f"; {first.code} at {first.node} ({first.group}): {first.reason}"
 
 

@@ -6,100 +6,67 @@ conversion, such as torch's ``half()``, rounds a mask of -1e9 to -inf, and 0 tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Sequence
 
 from mptune.diagnosis.causes.explained import finding
-from mptune.diagnosis.runner import Outputs, Runner
-from mptune.diagnosis.sides import Side, arrays_of
+from mptune.diagnosis.causes.half import are_mostly_same, fp16_explanation
+from mptune.diagnosis.runner import Runner
+from mptune.diagnosis.sides import Side
 from mptune.finding import Finding
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.plan import LARGEST, Precision, PrecisionPlan
 
-_SAME_PLACES = 0.9
-_NAMED = 3
+_NAMED_CONSTANTS = 3
 
 
-@dataclass(frozen=True)
-class InfiniteConstants:
-    """Constants that are infinite in the candidate.
-
-    Attributes:
-        precision: that they are beyond.
-        hazards: one for each place of theirs, at least one.
-    """
-
-    precision: Precision
-    hazards: tuple[Hazard, ...]
+def infinite_constants(outputs: Sequence[Side]) -> list[Finding]:
+    """``mask`` or ``overflow``, of all outputs that are not finite because constants are."""
+    blamed_sides = [(side, *blamed) for side in outputs if (blamed := _constants_of(side)) is not None]
+    if not blamed_sides:
+        return []
+    hazards = tuple(dict.fromkeys(hazard for _, _, of_one in blamed_sides for hazard in of_one))
+    return [_infinite_finding([side for side, _, _ in blamed_sides], blamed_sides[0][1], hazards)]
 
 
-def lost_places(side: Side, outputs: Outputs) -> np.ndarray | None:
-    """Where outputs are NaN or Inf and the reference is finite, flat; None where they differ in shape."""
-    arrays = arrays_of(outputs, side.name)
-    if any(a.shape != b.shape or b.dtype.kind not in "fiub" for a, b in zip(arrays, side.wanted, strict=True)):
-        return None
-    lost: np.ndarray = np.concatenate(
-        [(np.isfinite(b) & ~np.isfinite(a)).ravel() for a, b in zip(arrays, side.wanted, strict=True)]
-    )
-    return lost
-
-
-def are_mostly_same(places: np.ndarray, others: np.ndarray | None) -> bool:
-    """Whether nine in ten of either places are in both; not where there are none."""
-    if others is None or not places.any():
-        return False
-    return bool((places & others).sum() >= _SAME_PLACES * max(places.sum(), others.sum()))
-
-
-def infinite_constants(side: Side) -> InfiniteConstants | None:
-    """The constants that, rounded to infinity, make values of an output NaN or Inf at mostly the candidate's places.
+def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
+    """A precision and the constants that, rounded to infinity, make values NaN or Inf at mostly the candidate's places.
 
     None where the candidate is finite, or where these values are not finite with the constants limited, either.
     """
     runner = side.sides.runner
-    lost = lost_places(side, side.sides.candidate)
-    if lost is None or not lost.any():
+    lost = side.lost(side.sides.candidate)
+    if lost is None or not lost.any() or fp16_explanation(side) is not None:
         return None
     for plan in dict.fromkeys((side.sides.plan, runner.all_fp16, runner.whole_fp16, runner.all_bf16)):
         hazards = _beyond(runner, plan)
-        if not hazards or not are_mostly_same(lost, lost_places(side, runner.unlimited(plan))):
+        if not hazards or not are_mostly_same(lost, side.lost(runner.unlimited(plan))):
             continue
-        limited = lost_places(side, runner.emulated(plan))
+        limited = side.lost(runner.emulated(plan))
         if limited is None or (lost & limited).any():
             continue
         base = runner.grouped.uniform(Precision.FP32)
         blamed = set()
         for group in {hazard.group or "" for hazard in hazards}:
-            alone = lost_places(side, runner.unlimited(base.replace({group: plan.precision[group]})))
+            alone = side.lost(runner.unlimited(base.replace({group: plan.precision[group]})))
             if alone is not None and (lost & alone).any():
                 blamed.add(group)
-        found = tuple(hazard for hazard in hazards if hazard.group in blamed) or hazards
-        return InfiniteConstants(plan.precision[found[0].group or ""], found)
+        named = tuple(hazard for hazard in hazards if hazard.group in blamed) or hazards
+        return plan.precision[named[0].group or ""], named
     return None
 
 
-def infinite_finding(found: Mapping[str, InfiniteConstants], sides: Sequence[Side]) -> Finding:
-    """The finding for outputs that are not finite because constants are.
-
-    Args:
-        found: output -> its constants.
-        sides: those outputs, at least one.
-    """
+def _infinite_finding(sides: Sequence[Side], precision: Precision, hazards: tuple[Hazard, ...]) -> Finding:
     first = sides[0]
-    precision = found[first.name].precision
-    hazards = tuple(dict.fromkeys(hazard for one in found.values() for hazard in one.hazards))
     is_mask = all(hazard.severity == "info" for hazard in hazards)
     largest = LARGEST[precision]
-    lost = lost_places(first, first.sides.candidate)
+    lost = first.lost(first.sides.candidate)
     count = 0 if lost is None else int(lost.sum())
     places = list(dict.fromkeys(f"{h.tensor} ({h.value:.4g}) at {h.node} ({h.group})" for h in hazards))
-    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    more = f" and {len(places) - _NAMED_CONSTANTS} more" if len(places) > _NAMED_CONSTANTS else ""
     text = (
         f"output {str(first.where)!r} holds {count} NaN or Inf: emulated, {precision.name} gives them where "
         f"constants beyond its {largest:.6g} become infinite, and none where they are held as {largest:.6g}: "
-        f"{', '.join(places[:_NAMED])}{more}"
+        f"{', '.join(places[:_NAMED_CONSTANTS])}{more}"
     )
     cure = (
         f"let mptune write the model, which limits them: mptune apply {first.sides.runner.model.path}"

@@ -1,114 +1,182 @@
-"""Whether recorded outputs are those of the same samples fed in another way (``feeds``)."""
+"""Whether recorded outputs are those of samples fed in another way: each row of ``ways`` is tried and judged."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.causes.feeds.change import FeedChange
-from mptune.diagnosis.causes.feeds.fed_back import fed_back
-from mptune.diagnosis.causes.left import Left, left_text, most_different
-from mptune.diagnosis.causes.trials import MOST_CHECKED, Trials
-from mptune.diagnosis.patterns.in_time import which_samples
-from mptune.diagnosis.sides import Side, Sides
+from mptune.diagnosis.causes.half import fp16_explanation, is_doubtful
+from mptune.diagnosis.causes.ways import Feed, Way, ways
+from mptune.diagnosis.patterns.places import which_samples
+from mptune.diagnosis.patterns.scaled import CLEAR, column_scale, rms
+from mptune.diagnosis.sides import Side
+from mptune.errors import BaselineError
 from mptune.finding import Finding, Where
 
+_MOST_BYTES = 256 * 2**20
+"""Of samples that are fed in one process."""
+_MOST_CHECKED = 64
+"""Samples that differ, on which a way is tried that explains the one that differs most."""
 _MOST_EXPLAINED = 0.9
-"""Of the samples, by a way that leaves more than rounding does."""
-_MOST_WAYS = 2
-"""Ways of some samples each that are named."""
+"""Share of these that a way has to explain which leaves more than rounding does."""
+_FP32_LEAVES = 1e-3
+"""Share that other FP32 roundings may leave of a small difference."""
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """What was found.
+class _Left:
+    """What a way leaves of the difference of some samples, in the worst output."""
 
-    Attributes:
-        findings: one for each way.
-        is_exact: the ways leave no more than rounding does.
-        is_whole: they explain every sample that was tried.
-    """
-
-    findings: tuple[Finding, ...] = ()
-    is_exact: bool = False
-    is_whole: bool = False
+    share: float
+    rounding: float
+    """Share that rounding to FP16 would leave at most."""
 
     @property
-    def explains_all(self) -> bool:
-        """Whether nothing is left to be explained."""
-        return self.is_exact and self.is_whole
+    def is_exact(self) -> bool:
+        return self.share <= self.rounding
+
+    @property
+    def is_explained(self) -> bool:
+        return self.share <= max(CLEAR, self.rounding)
 
 
-def other_preparation(sides: Sides, unexplained: Sequence[Side], *, is_quick: bool = False) -> Preparation:
-    """How the inputs have to be changed for the model to give what was recorded; no findings where no way is known.
+def other_feed(outputs: Sequence[Side]) -> list[Finding]:
+    """``data-do-not-fit``, where the model gives what was recorded on samples that are fed in another way.
 
-    Args:
-        sides: of the comparison; the right one is recorded.
-        unexplained: the outputs that no other cause explains.
-        is_quick: try the most frequent ways only.
+    Outputs within their limits are looked at where no other differs: there a way has to explain all that is left.
     """
-    feeds = [dict(feed) for feed in sides.runner.samples]
-    found = _preparation(Trials(sides, unexplained, feeds, is_quick=is_quick))
-    if found.findings or is_quick or (own := fed_back(sides, feeds)) is None:
-        return found
-    return _preparation(Trials(sides, unexplained, own.feeds, is_quick=False), own.words)
+    if not outputs or outputs[0].sides.origin not in ("recorded", "engine"):
+        return []
+    beyond = [side for side in outputs if not side.is_within]
+    if beyond:
+        unexplained = [side for side in beyond if fp16_explanation(side) is None]
+        return _tried(unexplained) if unexplained else []
+    doubtful = [side for side in outputs if is_doubtful(side)]
+    if not doubtful or len(outputs) < len(outputs[0].sides.layouts):
+        return []
+    findings = _tried(doubtful)
+    return [each for each in findings if float(each.evidence["left_share"]) <= float(each.evidence["rounding_share"])]
 
 
-def _preparation(trials: Trials, base: str = "") -> Preparation:
-    """What is found, where all that is fed has something changed to begin with, in words."""
-    differing = worst = most_different(trials.unexplained)
+def _tried(unexplained: Sequence[Side]) -> list[Finding]:
+    """The way that explains most samples, and leaves least of them."""
+    feeds = [dict(feed) for feed in unexplained[0].sides.runner.samples]
+    differing = _most_different(unexplained)
+    first = [(way, k) for way in ways(feeds) if (k := _first_changed(way, feeds, differing)) is not None]
+    checked = differing[:: math.ceil(len(differing) / _MOST_CHECKED)] if differing else []
+    best: tuple[int, float] = (0, 0.0)
     findings: list[Finding] = []
-    is_exact = True
-    while worst and len(findings) < _MOST_WAYS:
-        found = trials.best(worst)
-        if found is None:
-            break
-        way, left = found
-        checked = sorted(worst[i] for i in np.linspace(0, len(worst) - 1, min(len(worst), MOST_CHECKED)).astype(int))
-        explained = trials.explained(way, checked)
-        if not explained or (not left.is_exact and len(explained) < _MOST_EXPLAINED * len(checked)):
-            break
-        others = [k for k in checked if k not in explained and way.feed(k) is not None]
-        findings.append(_finding(trials, way, base, left, explained, checked, differing, is_whole=not others))
-        is_exact = is_exact and left.is_exact
-        worst = [k for k in worst if k in others]
-    return Preparation(tuple(findings), bool(findings) and is_exact, not worst)
+    for (way, k), outputs in zip(first, _outputs(unexplained, first), strict=True):
+        if outputs is None or not _left(unexplained, [k], [outputs]).is_explained:
+            continue
+        covered = [(way, j) for j in dict.fromkeys((k, *checked)) if way.feed(j) is not None]
+        made = {j: outputs for (_, j), outputs in zip(covered, _outputs(unexplained, covered), strict=True) if outputs}
+        explained = sorted(j for j in made if _left(unexplained, [j], [made[j]]).is_explained)
+        left = _left(unexplained, explained, [made[j] for j in explained])
+        if not explained or (not left.is_exact and len(explained) < _MOST_EXPLAINED * len(covered)):
+            continue
+        if (len(explained), -left.share) > best:
+            best = len(explained), -left.share
+            findings = [_finding(unexplained, way, left, explained, len(covered), sorted(differing))]
+    return findings
 
 
 def _finding(
-    trials: Trials,
-    way: FeedChange,
-    base: str,
-    left: Left,
-    explained: Sequence[int],
-    checked: Sequence[int],
-    differing: Sequence[int],
-    *,
-    is_whole: bool,
+    unexplained: Sequence[Side], way: Way, left: _Left, explained: Sequence[int], tried: int, differing: Sequence[int]
 ) -> Finding:
-    count = len(trials.sides.runner.samples)
+    count = len(unexplained[0].wanted)
     samples: tuple[int, ...] = ()
-    on = left_text(left.share, left.count)
-    if not is_whole:
+    on = f"{100 * left.share:.2g} % of the difference is left, on {which_samples(explained)}"
+    if len(explained) < tried:
         samples = tuple(explained)
-        on += f"; so it is for {which_samples(samples)}, and not for all {len(checked)} that differ"
-    elif len(checked) < len(differing) <= MOST_CHECKED:
-        samples = tuple(explained)
-        on += "; so it is for the others that differ"
+        on += f"; not on the other {tried - len(explained)} of {tried} that were tried"
     elif len(differing) < count:
-        samples = tuple(sorted(differing))
-        on += f"; {which_samples(samples)} of {count} {'differs' if len(samples) == 1 else 'differ'}"
-    evidence = {"left_share": left.share, "rounding_share": left.rounding, "samples": left.count}
-    outputs = tuple(side.where for side in trials.unexplained)
-    where = Where(inputs=way.inputs, outputs=outputs, samples=samples)
-    if left.is_exact:
-        given = f"the model gives what was recorded {way.words}{base} ({on})"
-        text = f"{given}: {way.meaning}; precision is not the problem"
-    else:
+        samples = tuple(differing)
+        on += f"; {which_samples(samples)} of {count} differ{'s' * (len(samples) == 1)}"
+    text = f"the model gives what was recorded {way.words} ({on}): {way.meaning}; precision is not the problem"
+    if not left.is_exact:
         text = (
-            f"the model comes near to what was recorded {way.words}{base} ({on}; rounding would leave"
+            f"the model comes near to what was recorded {way.words} ({on}; rounding would leave"
             f" {100 * left.rounding:.2g} %): perhaps {way.meaning}, in this way or a similar one"
         )
+    where = Where(inputs=way.inputs, outputs=tuple(side.where for side in unexplained), samples=samples)
+    evidence = {"left_share": left.share, "rounding_share": left.rounding, "samples": len(explained)}
     return Finding("data-do-not-fit", "warning", "compare", where, evidence, text, way.cure)
+
+
+def _first_changed(way: Way, feeds: Sequence[Feed], samples: Sequence[int]) -> int | None:
+    """The first of these samples that a way changes."""
+    for k in samples:
+        fed = way.feed(k)
+        if fed is not None and any(not np.array_equal(fed[name], feeds[k][name]) for name in way.inputs):
+            return k
+    return None
+
+
+def _outputs(unexplained: Sequence[Side], tries: Sequence[tuple[Way, int]]) -> list[Feed | None]:
+    """What the model gives for each sample fed in a way; None where it does not run on it."""
+    runner = unexplained[0].sides.runner
+    feeds = [way.feed(k) or {} for way, k in tries]
+    if not feeds:
+        return []
+    half = len(tries) // 2
+    if not half or sum(array.nbytes for feed in feeds for array in feed.values()) <= _MOST_BYTES:
+        try:
+            return list(runner.on("prepared", feeds))
+        except BaselineError:
+            if not half:
+                return [None]
+    return [*_outputs(unexplained, tries[:half]), *_outputs(unexplained, tries[half:])]
+
+
+def _most_different(unexplained: Sequence[Side]) -> list[int]:
+    """Indices of the samples that differ, those that differ most first."""
+    count = len(unexplained[0].wanted)
+    squares, least = np.zeros(count), np.zeros(count)
+    for side in unexplained:
+        if any(g.shape != w.shape or g.dtype.kind not in "fiub" for g, w in zip(side.got, side.wanted, strict=True)):
+            return []
+        values = np.concatenate([wanted.astype(np.float64).ravel() for wanted in side.wanted])
+        spread = float(np.nanvar(values)) or 1.0
+        exact = (_FP32_LEAVES if side.compared is None else side.compared.exact) ** 2
+        for k, (got, wanted) in enumerate(zip(side.got, side.wanted, strict=True)):
+            squares[k] += float(((got.astype(np.float64) - wanted.astype(np.float64)) ** 2).sum()) / spread
+            least[k] += exact * got.size
+    return [int(k) for k in np.argsort(-squares, kind="stable") if least[k] < squares[k] < math.inf]
+
+
+def _left(unexplained: Sequence[Side], samples: Sequence[int], made: Sequence[Feed]) -> _Left:
+    worst = _Left(0.0 if samples else math.inf, 1.0)
+    for side in unexplained if samples else ():
+        left = _left_of(side, samples, [np.asarray(outputs[side.name]) for outputs in made])
+        if left.share / left.rounding > worst.share / worst.rounding or worst.share == 0:
+            worst = left
+    return worst
+
+
+def _left_of(side: Side, samples: Sequence[int], made: Sequence[np.ndarray]) -> _Left:
+    before = after = rounded = 0.0
+    for k, again in zip(samples, made, strict=True):
+        got, wanted = side.got[k], side.wanted[k]
+        if not got.shape == wanted.shape == again.shape:
+            return _Left(math.inf, 1.0)
+        recorded, reference, made_again = (np.asarray(each, np.float64) for each in (got, wanted, again))
+        scale = column_scale(reference) if reference.ndim > 1 else 1.0
+        before += float((((recorded - reference) / scale) ** 2).sum())
+        after += float((((recorded - made_again) / scale) ** 2).sum())
+        rounded += _rounding(side, k, scale)
+    if not before > 0 or not math.isfinite(after):
+        return _Left(math.inf, 1.0)
+    return _Left(math.sqrt(after / before), max(min(2 * math.sqrt(rounded / before), CLEAR), _FP32_LEAVES))
+
+
+def _rounding(side: Side, k: int, scale: np.ndarray | float) -> float:
+    """Squared difference that FP16 throughout makes in a sample, emulated; 0 where that is not known."""
+    exact = np.asarray(side.sides.runner.exact[k][side.name], np.float64)
+    emulated = np.asarray(side.sides.emulated[k][side.name], np.float64)
+    if not exact.shape == emulated.shape == side.wanted[k].shape or not np.isfinite(emulated).all():
+        return 0.0
+    return rms((emulated - exact) / scale) ** 2 * exact.size

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -53,25 +53,13 @@ class Fault:
 
 
 def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None:
-    """Build the all-FP32 engine of a model, and find the first region of it that is wrong.
-
-    Args:
-        left: runs the model.
-        engine: builds and runs engines.
-        folder: of temporary files; exists not yet.
-
-    Returns:
-        None where the engine computes the model.
-
-    Raises:
-        BaselineError: the all-FP32 engine cannot be built, or does not run.
-    """
+    """Build the all-FP32 engine of a model, and find the first region of it that is wrong; None where none is."""
     folder.mkdir()
     bench = _Bench(left, engine, folder)
     whole = bench.outputs((), left.samples_path)
     if isinstance(whole, Failure):
         raise engine.error(whole, "the all-FP32 engine that is built here")
-    errors = [bench.errors(found, exact) for found, exact in zip(whole, left.exact, strict=True)]
+    errors = [bench.errors(outputs, exact) for outputs, exact in zip(whole, left.exact, strict=True)]
     if not bench.judged:
         return None
     sample = max(range(len(errors)), key=lambda k: max(errors[k].values()))
@@ -79,13 +67,13 @@ def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None
     if not wrong:
         return None
     save_samples(bench.sample_path, [left.samples[sample]])
-    search = _Search(Lineage(left.model), left.model, max(wrong, key=lambda name: wrong[name]))
+    search = _Search(left.model, max(wrong, key=lambda name: wrong[name]))
     while bench.builds < MOST_BUILDS and (value := search.next()) is not None:
-        found = bench.marked(value)
-        if found is None:
-            search.skip(value)
+        outcome = bench.marked(value)
+        if outcome is None:
+            search.tried.add(value)
             continue
-        error, of_outputs = found
+        error, of_outputs = outcome
         if of_outputs <= FP32_LIMIT:
             return Fault(wrong, sample, search.around(value), value, of_outputs, bench.builds)
         search.learn(value, is_wrong=not error <= FP32_LIMIT)
@@ -132,17 +120,16 @@ def fault_finding(left: Runner, fault: Fault) -> Finding:
     )
 
 
-class Lineage:
-    """Which nodes a value is computed from, as bits of whole numbers."""
-
-    def __init__(self, model: Model) -> None:
-        self.of_node: list[int] = []
-        for index, node in enumerate(model.nodes):
-            bits = 1 << index
-            for name in (*node.inputs, *node.captures):
-                if name in model.producer:
-                    bits |= self.of_node[model.producer[name]]
-            self.of_node.append(bits)
+def _lineage(model: Model) -> list[int]:
+    """For each node the nodes that it is computed from, itself among them, as bits."""
+    of_node: list[int] = []
+    for index, node in enumerate(model.nodes):
+        bits = 1 << index
+        for name in (*node.inputs, *node.captures):
+            if name in model.producer:
+                bits |= of_node[model.producer[name]]
+        of_node.append(bits)
+    return of_node
 
 
 @dataclass
@@ -152,14 +139,13 @@ class _Search:
     A value that is wrong is computed from it; one that is right, while the outputs stay wrong, is not.
     """
 
-    lineage: Lineage
     model: Model
     output: str
-    tried: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.suspects = self.lineage.of_node[self.model.producer[self.output]]
-        self.tried |= {output.name for output in self.model.outputs}
+        self._lineage = _lineage(self.model)
+        self.suspects = self._lineage[self.model.producer[self.output]]
+        self.tried = {output.name for output in self.model.outputs}
 
     @property
     def region(self) -> tuple[str, ...]:
@@ -167,15 +153,11 @@ class _Search:
 
     def next(self) -> str | None:
         """The value that halves the suspects best; then those that suspects read and write; None where none is left."""
-        best = max(self._values, key=self._worth, default=None)
-        return None if best is None else best
-
-    def skip(self, value: str) -> None:
-        self.tried.add(value)
+        return max(self._values, key=self._worth, default=None)
 
     def learn(self, value: str, *, is_wrong: bool) -> None:
         self.tried.add(value)
-        before = self.lineage.of_node[self.model.producer[value]]
+        before = self._lineage[self.model.producer[value]]
         left = self.suspects & (before if is_wrong else ~before)
         self.suspects = left or self.suspects  # A fault that moves with what is marked leaves what is known.
 
@@ -188,11 +170,11 @@ class _Search:
 
     @property
     def _values(self) -> list[str]:
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for index, node in enumerate(self.model.nodes):
             if self.suspects >> index & 1:
-                found |= dict.fromkeys((*node.outputs, *node.inputs))
-        return [name for name in found if name not in self.tried and self._can_be_marked(name)]
+                names |= dict.fromkeys((*node.outputs, *node.inputs))
+        return [name for name in names if name not in self.tried and self._can_be_marked(name)]
 
     def _can_be_marked(self, name: str) -> bool:
         if not name or name not in self.model.producer or name in self.model.initializers:
@@ -200,7 +182,7 @@ class _Search:
         return self.model.info(name).is_float32
 
     def _worth(self, value: str) -> int:
-        before = self.lineage.of_node[self.model.producer[value]] & self.suspects
+        before = self._lineage[self.model.producer[value]] & self.suspects
         count = before.bit_count()
         return min(count, self.suspects.bit_count() - count)
 
@@ -221,24 +203,24 @@ class _Bench:
         path = self._write(marked)
         self.builds += 1
         into = self._folder / "outputs.npz"
-        found = self._engine.build_and_run(
+        count = self._engine.build_and_run(
             path, self._folder / "marked.engine", self._left.samples_path, samples, into, marked
         )
-        return found if isinstance(found, Failure) else read_outputs(into)
+        return count if isinstance(count, Failure) else read_outputs(into)
 
     def marked(self, value: str) -> tuple[float, float] | None:
         """Errors of a marked value, and of the worst output, on the worst sample; None where that engine has none."""
-        found = self.outputs((value,), self.sample_path)
-        if isinstance(found, Failure):
+        outputs = self.outputs((value,), self.sample_path)
+        if isinstance(outputs, Failure):
             return None
         into = self._folder / "exact.npz"
         self._left.call(OutputsJob(self._write((value,)), self.sample_path, into))
         exact = read_outputs(into)[0]
-        return value_error(found[0][value], exact[value]), max(self.errors(found[0], exact).values())
+        return value_error(outputs[0][value], exact[value]), max(self.errors(outputs[0], exact).values())
 
-    def errors(self, found: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def errors(self, outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Relative L2 of each output that is judged."""
-        return {name: value_error(found[name], exact[name]) for name in self.judged}
+        return {name: value_error(outputs[name], exact[name]) for name in self.judged}
 
     @cached_property
     def judged(self) -> tuple[str, ...]:

@@ -47,12 +47,7 @@ def is_engine(path: Path) -> bool:
 
 
 def engine_kinds(path: Path) -> tuple[Kind, ...]:
-    """What can run an engine file here: TensorRT, TensorRT-RTX, or either, where no suffix tells them apart.
-
-    Raises:
-        ModelError: there is no such file.
-        TargetError: no GPU is here, or nothing that runs engines on it.
-    """
+    """What can run an engine file here: TensorRT, TensorRT-RTX, or either, where no suffix tells them apart."""
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file", "give the path of an engine or of an ONNX model")
     gpus = detect_gpus()
@@ -73,10 +68,9 @@ def why_not(kind: Kind, gpu: Gpu) -> str | None:
 
 
 class EngineRunner:
-    """One engine file on a model's samples. Nothing runs before it is asked for; every result is computed once.
+    """One engine file on a model's samples. Nothing runs before it is asked for; results are kept.
 
-    Raises, in all methods:
-        BaselineError: the engine cannot be loaded, or does not run on the samples.
+    Methods raise BaselineError where the engine cannot be loaded, or does not run on the samples.
     """
 
     def __init__(
@@ -88,16 +82,7 @@ class EngineRunner:
         ignore: Collection[str] = (),
         name: str = "",
     ) -> None:
-        """Make the runner.
-
-        Args:
-            path: of the engine.
-            kinds: whose engine it may be.
-            model: of the ONNX model, whose samples and names of inputs and outputs these are.
-            folder: of temporary files; exists not yet.
-            ignore: outputs that the engine need not have.
-            name: what messages call the engine; its path by default.
-        """
+        """Take what may run the engine, the ONNX model's runner, and a folder that does not exist yet."""
         folder.mkdir()
         self.name = name or str(path)
         self._path, self._kinds, self._model, self._folder = path, tuple(kinds), model, folder
@@ -132,10 +117,10 @@ class EngineRunner:
         failures = []
         for kind in self._kinds:
             job = EngineOutputsJob(self._path, self._model.samples_path, into, kind, self._names)
-            found = self._call(job)
-            if not isinstance(found, Failure):
+            count = self._call(job)
+            if not isinstance(count, Failure):
                 return kind, read_outputs(into)
-            failures.append(found)
+            failures.append(count)
         raise self.error(failures[0])
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
@@ -152,16 +137,7 @@ class EngineRunner:
     def build_and_run(
         self, model: Path, engine: Path, profile: Path, samples: Path, outputs: Path, marked: Sequence[str] = ()
     ) -> int | Failure:
-        """Build an engine of the same kind and run it; the number of samples, or why there is no result.
-
-        Args:
-            model: ONNX file beside its weights.
-            engine: file to write.
-            profile: file of samples whose shapes the engine takes.
-            samples: file of samples to run.
-            outputs: file to write.
-            marked: outputs beyond those of the model.
-        """
+        """Build an engine of the same kind and run it; the number of samples, or why there is no result."""
         kind, _ = self._found
         gpu = detect_gpus()[0]
         capability = gpu.compute_capability
@@ -183,12 +159,7 @@ class EngineRunner:
         return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
 
     def error(self, failure: Failure, what: str = "") -> BaselineError:
-        """The error for an engine that gave no result.
-
-        Args:
-            failure: why.
-            what: the engine; this one by default.
-        """
+        """The error for an engine that gave no result; ``what`` names another engine than this one."""
         error = did_not_run(f"{what or self.name} does not run on these data", replace(failure, log_path=None))
         if failure.kind is not FailureKind.ERROR or what:
             return error

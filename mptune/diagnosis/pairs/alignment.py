@@ -66,36 +66,29 @@ class Difference:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Two models side by side.
-
-    Attributes:
-        values: value of the left model -> the same of the right one; computed values only.
-        differences: in the topological order of the left model.
-        reduced: name of each node of the left model that computes in FP16 or BF16 on the right -> which.
-    """
+    """Two models side by side."""
 
     values: Mapping[str, str]
+    """Value of the left model -> the same of the right one; computed values only."""
     differences: tuple[Difference, ...]
+    """In the topological order of the left model."""
     reduced: Mapping[str, Precision]
+    """Name of each node of the left model that computes in FP16 or BF16 on the right -> which."""
 
 
 def align(left: Model, right: Model, inputs: Mapping[str, str]) -> Alignment:
-    """Align two models.
-
-    Args:
-        left: one model.
-        right: the other.
-        inputs: input of the left model -> input of the right one.
-    """
+    """Align two models; ``inputs`` of the left one -> those of the right one."""
     return _Aligner(left, right, inputs).run()
 
 
 class _Aligner:
     def __init__(self, left: Model, right: Model, inputs: Mapping[str, str]) -> None:
         self.left, self.right = left, right
-        sparse, theirs = ({one.values.name: one for one in m.proto.graph.sparse_initializer} for m in (left, right))
+        sparse, theirs = (
+            {tensor.values.name: tensor for tensor in m.proto.graph.sparse_initializer} for m in (left, right)
+        )
         # roots on the left -> roots on the right
-        self.same = dict(inputs) | {name: name for name, one in sparse.items() if theirs.get(name) == one}
+        self.same = dict(inputs) | {name: name for name, tensor in sparse.items() if theirs.get(name) == tensor}
         self.used: set[int] = set()
         self.by_name = {node.name: node for node in right.nodes}
 
@@ -149,23 +142,23 @@ class _Aligner:
 
     def _readers(self, node: Node) -> list[Node]:
         """Nodes of the right model that read what the left node reads."""
-        found: dict[int, Node] = {}
+        readers: dict[int, Node] = {}
         for name in node.inputs:
             root = self.same.get(_root(self.left, name))
             if root is None:
                 continue
             for value in self._aliases.get(root, (root,)):
                 for index in self.right.consumers.get(value, ()):
-                    found[index] = self.right.nodes[index]
-        return list(found.values())
+                    readers[index] = self.right.nodes[index]
+        return list(readers.values())
 
     @cached_property
     def _aliases(self) -> Mapping[str, tuple[str, ...]]:
         """Root on the right -> all values that are the same but for Casts."""
-        found: dict[str, list[str]] = {}
+        aliases: dict[str, list[str]] = {}
         for name in [*(i.name for i in self.right.inputs), *self.right.producer]:
-            found.setdefault(_root(self.right, name), []).append(name)
-        return {root: tuple(names) for root, names in found.items()}
+            aliases.setdefault(_root(self.right, name), []).append(name)
+        return {root: tuple(names) for root, names in aliases.items()}
 
     def _likeness(self, node: Node, other: Node) -> tuple[int, int, int, int]:
         wired = sum(self._is_same_input(a, b) for a, b in zip(node.inputs, other.inputs, strict=False))
@@ -205,11 +198,13 @@ class _Aligner:
             return Difference("structure", node.name, text, f"input {slot}", a, b)
         a, b = _root(self.left, ours) if ours else "", _root(self.right, theirs) if theirs else ""
         if a in self.left.initializers and b in self.right.initializers:
-            one, two = self.left.initializers[a].numpy(), self.right.initializers[b].numpy()
-            found = constant_difference(np.asarray(one), np.asarray(two))
-            if found is not None:
-                text = f"constant {ours!r} (input {slot}): {found.text}"
-                return Difference("constant", node.name, text, ours, _shown(one), _shown(two), a, found)
+            our_values, their_values = self.left.initializers[a].numpy(), self.right.initializers[b].numpy()
+            difference = constant_difference(np.asarray(our_values), np.asarray(their_values))
+            if difference is not None:
+                text = f"constant {ours!r} (input {slot}): {difference.text}"
+                return Difference(
+                    "constant", node.name, text, ours, _shown(our_values), _shown(their_values), a, difference
+                )
         return None
 
     def _missing(self, node: Node) -> Difference:
@@ -274,26 +269,26 @@ def _first_casts(model: Model) -> Mapping[str, str]:
     A mixed model casts them once for each type that it needs.
     """
     first: dict[str, str] = {}
-    found: dict[str, str] = {}
+    casts: dict[str, str] = {}
     for node in model.nodes:
         if node.op_type == "Cast" and node.is_standard and model.info(node.outputs[0]).dtype in _FLOATS:
-            found[node.outputs[0]] = first.setdefault(node.inputs[0], node.outputs[0])
-    return found
+            casts[node.outputs[0]] = first.setdefault(node.inputs[0], node.outputs[0])
+    return casts
 
 
 def _attributes(model: Model, node: Node) -> dict[str, Any]:
     """Attributes with the defaults of the operator filled in."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     if node.is_standard and onnx.defs.has(node.op_type, model.opset):
         schema = onnx.defs.get_schema(node.op_type, model.opset)
         for name, info in schema.attributes.items():
             if info.default_value.type:
-                found[name] = onnx.helper.get_attribute_value(info.default_value)
+                attributes[name] = onnx.helper.get_attribute_value(info.default_value)
     if node.op_type == "ConstantOfShape" and node.is_standard:  # the only default that is a tensor
-        found["value"] = onnx.numpy_helper.from_array(np.zeros(1, np.float32))
+        attributes["value"] = onnx.numpy_helper.from_array(np.zeros(1, np.float32))
     for attribute in node.proto.attribute:
-        found[attribute.name] = onnx.helper.get_attribute_value(attribute)
-    return found
+        attributes[attribute.name] = onnx.helper.get_attribute_value(attribute)
+    return attributes
 
 
 def _is_equal(a: Any, b: Any) -> bool:

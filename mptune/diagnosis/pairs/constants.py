@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.patterns.bounds import FEW_BITS, is_rounded, step_of
 from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.plan import LARGEST, REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
 _FEWEST = 8
-"""Of fewer values, what they are of others is chance."""
-_SAME = 1e-6
+"""Of fewer values that are zero, nothing is said."""
 _NAMED = 4
-_MOST_AXES = 4
-_LEVELS = 127
-"""Of INT8, above zero."""
 _NEARLY_ZERO = 2.0**-23
 """Converters hold smaller values away from zero, at the smallest numbers of FP16."""
 CONVERTERS_LIMIT = 1e4
@@ -49,10 +43,6 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
     """What differs between two constants; None where one is the other, or the other rounded to FP16 or BF16.
 
     What is beyond these may have become infinite, or the largest finite value (``round_values``).
-
-    Args:
-        a: values, of any shape and type.
-        b: values.
     """
     a, b = (each.astype(np.float32) if each.dtype.name == "bfloat16" else each for each in (a, b))  # of ml_dtypes
     if a.shape != b.shape:
@@ -73,8 +63,6 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
         text += f", and {lost} are NaN or Inf in the candidate"
         if lost == count:
             text = f"{count} of {a.size} values are NaN or Inf in the candidate"
-    elif what := what_it_is(y, x):
-        text += f": {what}"
     elif not y[differs].any() and count >= _FEWEST:
         text += ": these are zero in the candidate"
     text += _entries(differs)
@@ -96,45 +84,6 @@ def _entries(differs: np.ndarray) -> str:
             shown = ", ".join(map(str, entries))
             return f", all in entr{'ies' if len(entries) > 1 else 'y'} {shown} of axis {axis}"
     return ""
-
-
-def what_it_is(got: np.ndarray, wanted: np.ndarray) -> str:
-    """What a constant of the candidate is of the reference's, in words; "" where that is nothing plain.
-
-    Args:
-        got: of the candidate, float64.
-        wanted: of the reference, the same shape.
-    """
-    if got.size < _FEWEST or not np.isfinite(got).all() or not np.isfinite(wanted).all() or not np.ptp(wanted):
-        return ""
-    if not got.any():
-        return "it is zero throughout in the candidate"
-    factor = float((got * wanted).sum() / (wanted**2).sum())
-    if np.linalg.norm(got - factor * wanted) <= _SAME * np.linalg.norm(got):
-        return f"it is {factor:.4g} times the reference's"
-    for axis in range(got.ndim):
-        if np.array_equal(got, np.flip(wanted, axis)):
-            return f"it has the entries of axis {axis} in reverse order"
-    for axes in itertools.permutations(range(got.ndim)) if 2 <= got.ndim <= _MOST_AXES else ():
-        moved = wanted.transpose(axes)
-        if axes != tuple(range(got.ndim)) and np.array_equal(moved.reshape(wanted.shape), got):
-            return f"it is the reference's with its axes in the order ({', '.join(map(str, axes))})"
-    rows = [(a.ravel(), b.ravel()) for a, b in zip(got, wanted, strict=True)] if got.ndim > 1 else []
-    if step_of(got, wanted) or _has_steps(got, wanted):
-        return "it is the reference's rounded to steps, as to INT8"
-    if len(rows) > 1 and all(a.size >= _FEWEST and _has_steps(a, b) for a, b in rows):
-        return "it is the reference's, each entry of axis 0 rounded to steps of its own, as to INT8"
-    for name, bits in FEW_BITS:
-        if is_rounded(got, wanted, bits):
-            return f"it is the reference's rounded to {name}"
-    return ""
-
-
-def _has_steps(got: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether values are multiples of a 127th of the largest, each next to the reference's."""
-    step = float(np.abs(got).max()) / _LEVELS
-    counts = got / (step or 1.0)
-    return bool((np.abs(counts - np.round(counts)) < 1e-3).all() and (np.abs(got - wanted) <= 0.51 * step).all())
 
 
 def _differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -160,13 +109,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | None:
-    """The magnitude that values are held at; None where they are not, or one value alone may have been changed.
-
-    Args:
-        held: values of one constant that differ, float64 (count,).
-        other: those of the other constant.
-        every: all values of the first constant.
-    """
+    """The magnitude that values are held at; None where they are not, or one value alone may have been changed."""
     limit = float(np.abs(held[0]))
     is_known = limit == CONVERTERS_LIMIT or len(np.unique(np.abs(other))) > 1
     is_held = (

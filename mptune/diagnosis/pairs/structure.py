@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +26,8 @@ _LEAST_SHARE = 0.1
 """Of the whole difference, that a cause makes alone."""
 _NOT_FINITE = 1.0
 """What stands for the whole where it is not finite: the standard deviation of the output."""
-_MOST_SECONDS = 60.0
+_MOST_TRIALS = 64
+"""Runs of the model with constants and attributes of the candidate."""
 _MOST_NAMED = 4
 _MOST_BYTES = 1 << 30
 """Of constants that are changed together: protobuf ends at 2 GiB."""
@@ -53,9 +53,7 @@ def structure_finding(sides: Sides, alignment: Alignment) -> tuple[Finding | Non
 
     Constants and attributes are tried in the model in FP32: what they do is not seen from the outputs of a candidate in
     FP16, which differ anyway. Another structure is not tried; it makes what those and rounding leave.
-
-    Returns:
-        The finding; and the constants and attributes that were seen to make less than a tenth of the difference.
+    Second, the constants and attributes that were seen to make less than a tenth of the difference.
     """
     parts = [
         part
@@ -77,8 +75,8 @@ def structure_finding(sides: Sides, alignment: Alignment) -> tuple[Finding | Non
 
 def changes_of(differences: Sequence[Difference]) -> tuple[dict[str, np.ndarray], list[tuple[str, str, Any]]]:
     """Constants and attributes of the model with the candidate's values (``mptune.graph.writing.write_changed``)."""
-    constants = {one.root: one.constant.values for one in differences if one.constant is not None}
-    attributes = [(one.node, name, setting) for one in differences for name, setting in one.attributes.items()]
+    constants = {each.root: each.constant.values for each in differences if each.constant is not None}
+    attributes = [(each.node, name, setting) for each in differences for name, setting in each.attributes.items()]
     return {name: values for name, values in constants.items() if values is not None}, attributes
 
 
@@ -86,9 +84,11 @@ def _named(causes: Sequence[tuple[Difference, _Effect | None]], parts: Sequence[
     first, effect = causes[0]
     limit = None if first.constant is None else first.constant.limit
     alone = "" if effect is None else f" (alone, in FP32, it makes an error of {effect.error:.3g})"
-    others = ", ".join(f"{one.node} ({one.what if e is None else f'{e.error:.3g}'})" for one, e in causes[1:])
+    others = ", ".join(
+        f"{difference.node} ({difference.what if e is None else f'{e.error:.3g}'})" for difference, e in causes[1:]
+    )
     owners = worst.sides.runner.grouped.owners
-    nodes = tuple(dict.fromkeys(one.node for one, _ in causes))
+    nodes = tuple(dict.fromkeys(difference.node for difference, _ in causes))
     return finding(
         "attribute-differs",
         tuple(OutputColumns(name) for name in dict.fromkeys(part.name for part in parts)),
@@ -114,7 +114,7 @@ def _none_alone(count: int, together: _Effect, worst: Side) -> Finding:
     """Of constants and attributes of which none alone makes a tenth of the difference."""
     nodes = f"{count} constant{'s' * (count != 1)} or attribute{'s' * (count != 1)} differ{'s' * (count == 1)}"
     few = together.share < _LEAST_SHARE
-    found = finding(
+    none_alone = finding(
         "attribute-differs",
         (worst.where,),
         {"differences": count, "together": together.error, **worst.evidence},
@@ -122,7 +122,7 @@ def _none_alone(count: int, together: _Effect, worst: Side) -> Finding:
         f" of {together.error:.3g}; output {str(worst.where)!r} has {worst.limit.sentence(worst.judged)}",
         "" if few else "export both from the same source",
     )
-    return replace(found, severity="info") if few else found
+    return replace(none_alone, severity="info") if few else none_alone
 
 
 def _cure(difference: Difference) -> str:
@@ -141,50 +141,39 @@ def _cure(difference: Difference) -> str:
 
 @dataclass(frozen=True)
 class _Effect:
-    """What differences make of the outputs of the model in FP32.
-
-    Attributes:
-        error: the largest of a part.
-        share: the largest of a part, by the whole difference there.
-    """
+    """What differences make of the outputs of the model in FP32: the largest error of a part."""
 
     error: float
     share: float
+    """Of the whole difference there."""
 
 
 class _Trials:
-    """Gives the model in FP32 the candidate's constants and attributes, many together and then fewer.
-
-    Attributes:
-        tried: one for each constant and attribute, the largest relative change first.
-        harmless: those of them that were seen to make less than a tenth of the difference.
-        together: what all of these make; None where there are none, or the model does not run so.
-    """
+    """Gives the model in FP32 the candidate's constants and attributes, many together and then fewer."""
 
     def __init__(self, sides: Sides, parts: Sequence[Side], differences: Sequence[Difference]) -> None:
-        self._sides, self._parts = sides, parts
+        self._sides, self._parts, self._count = sides, parts, 0
         self.harmless: list[Difference] = []
         ways: dict[str | tuple[str, str], Difference] = {}
         self._untried: list[Difference] = []
-        for one in sorted(differences, key=lambda each: -each.change):
-            if any(changes_of([one])):
-                ways.setdefault(one.root or (one.node, one.what), one)
+        for difference in sorted(differences, key=lambda each: -each.change):
+            if any(changes_of([difference])):
+                ways.setdefault(difference.root or (difference.node, difference.what), difference)
             else:
-                self._untried.append(one)
+                self._untried.append(difference)
         self.tried = list(ways.values())
         self.together = self._effect(self.tried) if self.tried else None
 
     def causes(self) -> list[tuple[Difference, _Effect | None]]:
         """What makes a tenth of the difference, or more, alone, the largest first; no effect where it was not tried."""
         alone = self._alone()
-        found: list[tuple[Difference, _Effect | None]] = list(alone)
-        if self._untried and (left := self._left([one for one, _ in alone])) >= _LEAST_SHARE:
-            found.insert(0 if not alone or left > alone[0][1].share else len(alone), (self._untried[0], None))
-        return found
+        causes: list[tuple[Difference, _Effect | None]] = list(alone)
+        if self._untried and (left := self._left([difference for difference, _ in alone])) >= _LEAST_SHARE:
+            causes.insert(0 if not alone or left > alone[0][1].share else len(alone), (self._untried[0], None))
+        return causes
 
     def _alone(self) -> list[tuple[Difference, _Effect]]:
         """Halves of what makes enough are tried again, those that make most first."""
-        deadline = time.monotonic() + _MOST_SECONDS
         waiting: list[tuple[float, _Effect | None, list[Difference]]] = []
 
         def add(effect: _Effect | None, part: list[Difference]) -> None:
@@ -195,21 +184,22 @@ class _Trials:
                 self.harmless += part
 
         add(self.together, self.tried)
-        found: list[tuple[Difference, _Effect]] = []
-        while waiting and len(found) < _MOST_NAMED and time.monotonic() < deadline:
+        causes: list[tuple[Difference, _Effect]] = []
+        while waiting and len(causes) < _MOST_NAMED and self._count < _MOST_TRIALS:
             waiting.sort(key=lambda each: each[0])
-            _, effect, some = waiting.pop()
-            half = len(some) // 2
+            _, effect, differences = waiting.pop()
+            half = len(differences) // 2
             if half:
-                for part in (some[:half], some[half:]):
+                for part in (differences[:half], differences[half:]):
                     add(self._effect(part), part)
             elif effect is None:
-                self._untried.append(some[0])
+                self._untried.append(differences[0])
             else:
-                found.append((some[0], effect))
-        return sorted(found, key=lambda each: -each[1].share)
+                causes.append((differences[0], effect))
+        return sorted(causes, key=lambda each: -each[1].share)
 
     def _effect(self, differences: Sequence[Difference]) -> _Effect | None:
+        self._count += 1
         outputs, exact = self._outputs(differences), self._sides.runner.exact
         if outputs is None:
             return None

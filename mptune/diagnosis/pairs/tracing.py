@@ -67,14 +67,9 @@ def first_divergence(
     harmless: Sequence[Difference] = (),
     limit: float | None = None,
 ) -> Divergence | None:
-    """Find the first value along the graph whose error is beyond a limit; None where there is none.
+    """Find the first value along the graph whose error is beyond a limit, by default that of FP32 rounding.
 
-    Args:
-        sides: of the comparison; its runner runs the left model.
-        right: runs the right model.
-        alignment: of the two.
-        harmless: constants and attributes that the left model is given as the right one has them.
-        limit: largest error; None takes what FP32 rounding gives.
+    The left model is given ``harmless`` constants and attributes as the right one has them.
     """
     left = sides.runner
     is_same = all(d.kind != "structure" for d in alignment.differences)
@@ -84,18 +79,18 @@ def first_divergence(
     everything = list(_slices(left, pairs, SLICE_BYTES))
     unsound = pinned_by_hazards(left.hazards) if sides.plan.fp16_groups else ()
     rounded = sides.plan.replace({g: Precision.FP32 for g in unsound if sides.plan.precision[g] is Precision.FP16})
-    found, plan = None, None
+    divergence, plan = None, None
     for plan in (rounded, None) if sides.plan.reduced_groups else (None,):
-        found = _search(left, right, everything, (sample,), level, plan, harmless)
+        divergence = _search(left, right, everything, (sample,), level, plan, harmless)
         if len(sides.reference) > 1:
             # Before it, other samples may differ earlier.
-            upto = everything if found is None else everything[: found[0] + 1]
-            found = _search(left, right, upto, None, level, plan, harmless) or found
-        if found is not None:
+            upto = everything if divergence is None else everything[: divergence[0] + 1]
+            divergence = _search(left, right, upto, None, level, plan, harmless) or divergence
+        if divergence is not None:
             break
-    if found is None:
+    if divergence is None:
         return None
-    _, (value, other), error, before, compared = found
+    _, (value, other), error, before, compared = divergence
     node = left.model.nodes[left.model.producer[value]]
     is_rounding = plan is None and bool(sides.plan.reduced_groups)
     return Divergence(value, other, node.name, _group(left, node.name), error, before, compared, is_rounding)
@@ -117,7 +112,7 @@ def trace_finding(sides: Sides, divergence: Divergence) -> Finding:
     elif sides.plan.reduced_groups:
         before = "every value before it differs by what FP16 or BF16 makes, or less"
         cure = "if its precision makes that, keep this group in FP32; else compare the node in both models"
-    found = finding(
+    divergence_finding = finding(
         "first-difference",
         (),
         {"error": divergence.error, "error_before": divergence.before, "values_compared": divergence.compared},
@@ -127,20 +122,20 @@ def trace_finding(sides: Sides, divergence: Divergence) -> Finding:
         groups=(divergence.group,) if divergence.group else (),
         tensors=(divergence.value,),
     )
-    return replace(found, severity="info") if divergence.is_rounding else found
+    return replace(divergence_finding, severity="info") if divergence.is_rounding else divergence_finding
 
 
 def _pairs(left: Runner, right: Runner, alignment: Alignment) -> list[tuple[str, str]]:
     """Values that both compute, in the topological order of the left model."""
-    found = []
+    pairs = []
     for node in left.model.nodes:
         for out in node.outputs:
             other = alignment.values.get(out)
             if other is None or out in left.model.initializers or other not in right.model.producer:
                 continue
             if left.model.info(out).dtype in _FLOATS and right.model.info(other).dtype in _FLOATS:
-                found.append((out, other))
-    return found
+                pairs.append((out, other))
+    return pairs
 
 
 def _slices(left: Runner, pairs: Sequence[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:
@@ -176,14 +171,14 @@ def _search(
     least = level if plan is None else max(level, _NO_ROUNDING)
     for index, pairs in enumerate(slices):
         exact = write_widened(left.model, left.workload.bank, left.scratch("exact"), _names(pairs, 0))
-        one = write_changed(exact, left.scratch("trace"), *changes_of(harmless), is_part=True)
-        two = write_widened(right.model, right.workload.bank, right.scratch("trace"), _names(pairs, 1))
+        left_path = write_changed(exact, left.scratch("trace"), *changes_of(harmless), is_part=True)
+        right_path = write_widened(right.model, right.workload.bank, right.scratch("trace"), _names(pairs, 1))
         same = {i.name for i in right.model.inputs} <= {i.name for i in left.model.inputs}
         others = None if same else right.samples_path
-        errors = left.call(TraceJob(one, two, tuple(pairs), left.samples_path, which, others))
+        errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, which, others))
         is_within = max(errors, default=0.0) <= least
         rounding = {} if plan is None or is_within else _rounding(left, plan, exact, pairs, which)
-        for path in (exact, one, two):
+        for path in (exact, left_path, right_path):
             path.unlink()
         for pair, error in zip(pairs, errors, strict=True):
             compared += 1

@@ -73,8 +73,8 @@ def _of_columns(compared: Compared) -> Order | None:
     others = tuple(k for k in range(got.ndim) if k != axis)
 
     def per_column(values: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.sqrt(np.mean(values**2, axis=others))
-        return found
+        sizes: np.ndarray = np.sqrt(np.mean(values**2, axis=others))
+        return sizes
 
     own = per_column(got - wanted)
     is_off = own > max(compared.half, compared.exact)
@@ -115,8 +115,8 @@ def permutation(got: np.ndarray, wanted: np.ndarray, axis: int) -> tuple[int, ..
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Squared distances between the rows of two matrices, (rows of a, rows of b), at least 0."""
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2 * (a @ b.T)
-    found: np.ndarray = np.maximum(squares, 0.0)
-    return found
+    gaps: np.ndarray = np.maximum(squares, 0.0)
+    return gaps
 
 
 def spread_positions(size: int, most: int) -> np.ndarray:

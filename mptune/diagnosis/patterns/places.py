@@ -1,36 +1,27 @@
-"""Where in an output a difference lies that nothing explains: a few entries of one axis, such as one channel.
-
-What is there in the reference's place is said where that is plain: one value everywhere, the reference times a factor
-or plus an offset, NaN.
-"""
+"""Where a difference lies that nothing explains (entries of an axis, samples), and what plainly stands there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from mptune.diagnosis.patterns.across import common_difference, own_factor, same_in_all
-from mptune.diagnosis.patterns.bounds import LEFT
-from mptune.diagnosis.patterns.in_time import along_samples
-from mptune.diagnosis.patterns.relations import columns_of_columns, function_of
-
+_LEFT = 0.02
+"""Share of the difference that a factor or an offset leaves at most."""
 _MOST_SHARE = 0.9
-"""Of the squared difference, that the entries have together."""
+"""Share of the squared difference that the named entries have together."""
 _FEW = 0.25
-"""Of the entries of an axis, that they are at most."""
+"""Share of an axis, or of the samples, up to which entries are few."""
 _NAMED = 8
 _FEWEST = 8
 """Of fewer values, a factor or an offset is chance."""
 
+Arrays = Sequence[np.ndarray]
+"""One array per sample."""
 
-def where_it_lies(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
-    """The fewest entries of one axis that have most of the difference, in words; "" where it lies everywhere.
 
-    Args:
-        got: of each sample.
-        wanted: of each sample, the same shapes but for the samples'; others are passed over. Axis 0 is not looked at.
-    """
+def where_it_lies(got: Arrays, wanted: Arrays) -> str:
+    """The fewest entries of one axis that have most of the difference, in words; "" where it lies everywhere."""
     best = _located(got, wanted)
     if best is None:
         return ""
@@ -41,78 +32,55 @@ def where_it_lies(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> st
     return f"{100 * share:.0f} % of the squared difference lies at {what} of axis {axis}, which has {size}"
 
 
-def what_is_there(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
-    """What an output holds where its difference lies, in words; "" where that is nothing plain.
-
-    Args:
-        got: of each sample.
-        wanted: of each sample.
-    """
+def what_is_there(got: Arrays, wanted: Arrays) -> str:
+    """What an output holds where its difference lies, in words; "" where that is nothing plain."""
     if any(a.shape != b.shape or b.dtype.kind not in "fiu" for a, b in zip(got, wanted, strict=True)):
         return ""
     lost = [int((~np.isfinite(a) & np.isfinite(b)).sum()) for a, b in zip(got, wanted, strict=True)]
     if any(lost):
         whole = [k for k, (count, b) in enumerate(zip(lost, wanted, strict=True)) if count and count == b.size]
-        rest = sum(lost) - sum(lost[k] for k in whole)
-        samples = ", ".join(map(str, whole[:_NAMED])) + (", ..." if len(whole) > _NAMED else "")
-        all_of = f", all values of sample{'s' * (len(whole) > 1)} {samples}" if whole and not rest else ""
-        return f"{sum(lost)} values are NaN or Inf{all_of}"
+        is_all = whole and sum(lost) == sum(lost[k] for k in whole)
+        return f"{sum(lost)} values are NaN or Inf" + (f", all values of {which_samples(whole)}" if is_all else "")
     best, ours, theirs = _located(got, wanted), got, wanted
     if best is not None:
         axis, entries = best[:2]
         ours, theirs = ([np.take(each, entries, axis=axis) for each in side] for side in (got, wanted))
     a, b = (np.concatenate([each.astype(np.float64).ravel() for each in side]) for side in (ours, theirs))
-    known = np.isfinite(b)
-    return (
-        _relation(a[known], b[known])
-        or _of_samples(same_in_all, got, wanted)
-        or _of_rows(got, wanted)
-        or _of_samples(common_difference, got, wanted)
-        or _of_samples(own_factor, got, wanted)
-    )
+    is_finite = np.isfinite(b)
+    return _relation(a[is_finite], b[is_finite])
 
 
-def how_it_goes_on(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
-    """How a difference lies along the samples, in words; "" where that is nothing plain.
-
-    Args:
-        got: of each sample.
-        wanted: of each sample.
-    """
+def which_differ(got: Arrays, wanted: Arrays) -> str:
+    """The samples that differ, where they are few or all that follow one; "" else."""
     if any(a.shape != b.shape or b.dtype.kind not in "fiu" for a, b in zip(got, wanted, strict=True)):
         return ""
-    a, b = ([np.asarray(each, np.float64) for each in side] for side in (got, wanted))
-    return along_samples(a, b) if _is_finite(a) and _is_finite(b) else ""
-
-
-def _is_finite(arrays: Sequence[np.ndarray]) -> bool:
-    return all(bool(np.isfinite(array).all()) for array in arrays)
-
-
-def _of_samples(
-    look: Callable[[np.ndarray, np.ndarray], str], got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]
-) -> str:
-    """What all samples have in common."""
-    if len({each.shape for each in wanted}) > 1 or not _is_finite(got) or not _is_finite(wanted):
+    size = max((float(np.abs(b[np.isfinite(b)]).max(initial=0)) for b in wanted), default=0.0)
+    is_off = [not np.allclose(a, b, rtol=0, atol=1e-5 * size, equal_nan=True) for a, b in zip(got, wanted, strict=True)]
+    samples = [k for k, off in enumerate(is_off) if off]
+    if len(samples) > 1 and samples[0] >= 2 and samples == list(range(samples[0], len(is_off))):
+        return f"the first {samples[0]} samples are right, those from {samples[0]} on differ"
+    if not samples or (len(samples) > _FEW * len(is_off) and not _has_even_steps(samples)):
         return ""
-    return look(*(np.stack([np.asarray(each, np.float64) for each in side]) for side in (got, wanted)))
+    return f"{which_samples(samples)} of {len(is_off)} differ{'s' * (len(samples) == 1)}, the others are right"
 
 
-def _of_rows(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
-    """What whole samples, or their columns, are of the reference."""
-    a, b = ([np.asarray(each, np.float64) for each in side] for side in (got, wanted))
-    if not _is_finite(a) or not _is_finite(b) or all(map(np.array_equal, a, b)):
-        return ""
-    if sum(each.size for each in b) < _FEWEST:
-        return ""
-    if len({each.shape[1:] for each in b}) == 1 and b[0].ndim:
-        rows, exact = np.concatenate(a), np.concatenate(b)
-        found = function_of(rows, exact)
-        if not found and exact.ndim > 1:
-            axis = 1 if exact.ndim != 3 or exact.shape[1] < exact.shape[2] else 2
-            found = columns_of_columns(rows, exact, axis)
-        return found
-    return ""
+def which_samples(samples: Sequence[int]) -> str:
+    """Samples by index, in words: ``samples 3, 7``, ``samples 10 to 14``, ``samples 9, 19, 29 (every 10th)``."""
+    count = len(samples)
+    if count == 1:
+        return f"sample {samples[0]}"
+    if count > 2 and samples[-1] - samples[0] == count - 1:
+        return f"samples {samples[0]} to {samples[-1]}"
+    listed = ", ".join(map(str, samples[:_NAMED])) + (", ..." if count > _NAMED else "")
+    if not _has_even_steps(samples):
+        return f"samples {listed}"
+    step = samples[1] - samples[0]
+    ending = "th" if step % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(step % 10, "th")
+    return f"samples {listed} (every {step}{ending})"
+
+
+def _has_even_steps(samples: Sequence[int]) -> bool:
+    return len(samples) > 2 and samples[1] - samples[0] > 1 and len(set(np.diff(samples).tolist())) == 1
 
 
 def _relation(a: np.ndarray, b: np.ndarray) -> str:
@@ -122,16 +90,19 @@ def _relation(a: np.ndarray, b: np.ndarray) -> str:
     if np.ptp(a) == 0:
         return f"it is {a[0]:g} everywhere" if np.ptp(b) > 0 else ""
     factor = float(a @ b / (b @ b)) if (b @ b) > 0 else 1.0
-    if np.linalg.norm(a - factor * b) <= LEFT * min(apart, float(np.linalg.norm(a))):
+    if np.linalg.norm(a - factor * b) <= _LEFT * min(apart, float(np.linalg.norm(a))):
         return f"it is {factor:.4g} times the reference"
     offset = float(np.mean(a - b))
-    if np.linalg.norm(a - b - offset) <= LEFT * min(apart, float(np.linalg.norm(a - a.mean()))):
+    if np.linalg.norm(a - b - offset) <= _LEFT * min(apart, float(np.linalg.norm(a - a.mean()))):
         return f"it is the reference {'plus' if offset > 0 else 'minus'} {abs(offset):.4g}"
     return ""
 
 
-def _located(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> tuple[int, list[int], float, int] | None:
-    """The axis, its entries that have most of the difference, their share, and how many it has; None: everywhere."""
+def _located(got: Arrays, wanted: Arrays) -> tuple[int, list[int], float, int] | None:
+    """The axis, its entries that have most of the difference, their share, and how many it has; None: everywhere.
+
+    Axis 0 is not looked at.
+    """
     squares: dict[int, np.ndarray] = {}
     for a, b in zip(got, wanted, strict=True):
         if a.shape != b.shape or a.ndim < 2 or b.dtype.kind not in "fiub":

@@ -30,6 +30,11 @@ class Explanation:
     left: float
     size: float
 
+    @property
+    def is_tf32(self) -> bool:
+        """Whether it is TF32, on either side."""
+        return self.cause.startswith("tf32")
+
 
 def explain(
     difference: np.ndarray,

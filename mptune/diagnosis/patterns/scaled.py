@@ -81,8 +81,8 @@ def rms(values: np.ndarray) -> float:
 
 def row_rms(values: np.ndarray) -> np.ndarray:
     """Root mean square of each row, (rows,)."""
-    found: np.ndarray = np.sqrt(np.mean(values.reshape(len(values), -1) ** 2, axis=1))
-    return found
+    sizes: np.ndarray = np.sqrt(np.mean(values.reshape(len(values), -1) ** 2, axis=1))
+    return sizes
 
 
 def column_axis(shape: Sequence[int]) -> int | None:
@@ -101,8 +101,8 @@ def column_scale(wanted: np.ndarray) -> np.ndarray:
     size = np.sqrt(np.mean(values**2, axis=others, keepdims=True))
     # A column that is constant but for rounding has no spread of its own.
     is_flat = spread <= 1e-6 * size
-    found: np.ndarray = np.where(is_flat, np.where(size > 0, size, 1.0), spread)
-    return found
+    scale: np.ndarray = np.where(is_flat, np.where(size > 0, size, 1.0), spread)
+    return scale
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

@@ -10,15 +10,13 @@ import numpy as np
 from mptune.diagnosis.patterns.orders import distances, spread_positions
 from mptune.diagnosis.patterns.scaled import CLEAR, Compared
 
-_SAMPLED = 4096
+_SAMPLED_OF_ROW = 4096
 """Values of a row that are compared first."""
 _MAX_ROWS = 3000
 """Above so many rows a row is compared only with those a few before and after it."""
 _LAGS = 64
 _MOST_OFF = 0.8
 """Share of the rows that differ that has to be explained."""
-_MOST_LATE = 0.95
-"""Share of the rows that come late by one lag, where a queue is behind it."""
 _FEWEST_OF_ONE = 3
 """So many rows are equal to one row: a batch, or a buffer, that holds one row alone."""
 _FEW_VALUES = 16
@@ -27,7 +25,7 @@ _FEW_VALUES = 16
 
 @dataclass(frozen=True)
 class Stale:
-    """What was found.
+    """Rows of an output that are another row's result.
 
     Attributes:
         torn: rows that are part this and part another row; none where all are whole.
@@ -51,31 +49,16 @@ class Stale:
         return tuple(sorted((*self.torn, *self.whole)))
 
     @property
-    def single(self) -> int | None:
-        """The row of the reference that all rows are which differ; None where they are not of one, or are few."""
-        sources = set(self.source.values())
-        is_one = not self.torn and len(sources) == 1 and len(self.whole) == self.off >= _FEWEST_OF_ONE
-        return sources.pop() if is_one else None
+    def is_one_row(self) -> bool:
+        """Whether all rows that differ are one row of the reference, and not few of them."""
+        is_one = not self.torn and len(set(self.source.values())) == 1
+        return is_one and len(self.whole) == self.off >= _FEWEST_OF_ONE
 
     @property
     def is_ahead(self) -> bool:
         """Whether rows are those of later samples, which no buffer held before: a sample was left out."""
         later = sum(other > row for row, other in self.source.items())
-        return not self.torn and self.single is None and later >= _MOST_OFF * len(self.source)
-
-    def delay(self, rows: int, batch: int) -> int | None:
-        """The lag by which all rows from it on are late, where it is more than a buffer or two; None else."""
-        late = [row for row, other in self.source.items() if row - other == self.lag]
-        is_buffer = self.lag in (1, 2, batch, 2 * batch)
-        is_all = rows > 2 * self.lag > 0 and len(late) >= _MOST_LATE * (rows - self.lag)
-        return self.lag if is_all and not is_buffer and not self.torn and self.single is None else None
-
-    @property
-    def repeated(self) -> int | None:
-        """The row that the rows right after it repeat, without a gap; None where they are not such rows."""
-        source, rows = self.single, self.rows
-        is_run = source is not None and rows == tuple(range(source + 1, source + 1 + len(rows)))
-        return source if is_run else None
+        return not self.torn and not self.is_one_row and later >= _MOST_OFF * len(self.source)
 
     @property
     def example(self) -> int:
@@ -90,17 +73,12 @@ class Stale:
 
 
 def find_stale(compared: Compared, batch: int) -> Stale | None:
-    """Find stale and torn rows; None where these do not explain the difference.
-
-    Args:
-        compared: the output.
-        batch: rows that one run of the model computes.
-    """
+    """Find stale and torn rows; None where these do not explain the difference."""
     own = compared.distances
     if len(own) < 2:
         return None
     levels = dict.fromkeys((compared.exact, compared.half))  # rows that FP16 alone explains need no other cause
-    return next((found for each in levels if (found := _find(compared, batch, own, each)) is not None), None)
+    return next((stale for each in levels if (stale := _find(compared, batch, own, each)) is not None), None)
 
 
 def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stale | None:
@@ -110,16 +88,16 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
     if not off.size:
         return None
     a, b = compared.got.reshape(rows, -1), compared.wanted.reshape(rows, -1)
-    chosen = spread_positions(a.shape[1], _SAMPLED)
+    chosen = spread_positions(a.shape[1], _SAMPLED_OF_ROW)
     lags = tuple(dict.fromkeys((1, batch, 2, 2 * batch, -1)))
     source: dict[int, int] = {}
     whole: list[int] = []
     for start in range(0, len(off), 256):
         block = off[start : start + 256]
         for row, others in zip(block, _nearest(a, b, block, chosen, lags), strict=True):
-            found = next((j for j in others if _equals(compared, a[row], b[j], own[row])), None)
-            if found is not None:
-                source[int(row)] = int(found)
+            source_row = next((j for j in others if _equals(compared, a[row], b[j], own[row])), None)
+            if source_row is not None:
+                source[int(row)] = int(source_row)
                 whole.append(int(row))
     torn = []
     for row in sorted(set(map(int, off)) - set(whole)):
@@ -127,7 +105,7 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
         if other is not None:
             source[row] = other
             torn.append(row)
-    # What lies in the first batch's buffer before it nobody knows.
+    # The first batch has no predecessor, so its stale content is unknown.
     expected = [row for row in map(int, off) if row >= batch or row in source]
     if not source or len(source) < _MOST_OFF * len(expected):
         return None
@@ -153,14 +131,14 @@ def _nearest(
         gaps = distances(a[block][:, chosen], b[:, chosen])
         gaps[np.arange(len(block)), block] = np.inf
         near = gaps.argmin(axis=1)
-    found = []
+    nearest = []
     for index, row in enumerate(block):
         before = [row - lag for lag in lags if 0 <= row - lag < rows]
         if near is not None:
-            found.append([*before, int(near[index])])
+            nearest.append([*before, int(near[index])])
         else:
-            found.append([*before, *(j for j in range(row - _LAGS, row + _LAGS) if 0 <= j < rows and j != row)])
-    return [list(map(int, dict.fromkeys(each))) for each in found]
+            nearest.append([*before, *(j for j in range(row - _LAGS, row + _LAGS) if 0 <= j < rows and j != row)])
+    return [list(map(int, dict.fromkeys(each))) for each in nearest]
 
 
 def _equals(compared: Compared, row: np.ndarray, other: np.ndarray, own: float) -> bool:

@@ -54,37 +54,33 @@ def size_text(sizes: Sizes) -> str:
 def sized_samples(
     samples: Sequence[Feed], inputs: Sequence[TensorInfo], shapes: Sequence[ShapeRange], given: Sequence[Sequence[Feed]]
 ) -> list[SizedSamples]:
-    """The first samples of the search, then those of each other size.
-
-    Args:
-        samples: of the search.
-        inputs: of the model.
-        shapes: the declared sizes; one that is no range is none here.
-        given: samples of further sizes.
-    """
+    """The first samples of the search, then those of each other size."""
     few = tuple(samples[:_SAMPLES])
-    found = [SizedSamples(sizes_of(few[0], inputs), few, "samples")]
-    found += [SizedSamples(sizes_of(one[0], inputs), tuple(one[:_SAMPLES]), "given") for one in given]
+    every = [SizedSamples(sizes_of(few[0], inputs), few, "samples")]
+    every += [
+        SizedSamples(sizes_of(samples_of_size[0], inputs), tuple(samples_of_size[:_SAMPLES]), "given")
+        for samples_of_size in given
+    ]
     dims = {info.name: tuple(info.shape or ()) for info in inputs}
 
     def add(sizes: Sizes, origin: Origin, count: int) -> None:
         feeds = tuple(resized(few[:count], k, sizes, dims) for k in range(min(count, len(few))))
         of_all = sizes_of(feeds[0], inputs)
-        if all(one.sizes != of_all for one in found):
-            found.append(SizedSamples(of_all, feeds, origin))
+        if all(samples_of_size.sizes != of_all for samples_of_size in every):
+            every.append(SizedSamples(of_all, feeds, origin))
 
     for sizes in declared_sizes(shapes, few):
         add(sizes, "declared", _SAMPLES)
     if not given:
-        for sizes in _possible_sizes(found[0].sizes, inputs, shapes):
+        for sizes in _possible_sizes(every[0].sizes, inputs, shapes):
             if sum(math.prod(shape) for shape in sizes.values()) <= _MOST_VALUES:
                 add(sizes, "possible", _POSSIBLE_SAMPLES)
-    return found
+    return every
 
 
 def has_sizes(inputs: Sequence[TensorInfo], shapes: Sequence[ShapeRange], given: Sequence[Sequence[Feed]]) -> bool:
     """Whether there may be another size than that of the samples."""
-    declared = any(len({one.smallest, one.usual, one.largest}) > 1 for one in shapes)
+    declared = any(len({shape.smallest, shape.usual, shape.largest}) > 1 for shape in shapes)
     return bool(given) or declared or bool(_free_axes(inputs, shapes))
 
 
@@ -135,26 +131,22 @@ def _possible_sizes(own: Sizes, inputs: Sequence[TensorInfo], shapes: Sequence[S
 
 
 def resized(samples: Sequence[Feed], number: int, sizes: Sizes, dims: Mapping[str, Sequence[object]]) -> Feed:
-    """One sample at other sizes.
+    """One sample at other sizes (input -> shape); rows of a larger batch come from the samples after it.
 
-    Args:
-        samples: rows of a larger batch come from the ones after this.
-        number: of the sample.
-        sizes: input -> shape.
-        dims: input -> its declared dimensions: inputs that share the name of one have its size, too.
+    Inputs that share the name of a dimension (``dims``) have its size, too.
     """
     named: dict[object, int] = {}
     for name, shape in sizes.items():
         named.update({dim: size for dim, size in zip(dims[name], shape, strict=True) if isinstance(dim, str)})
-    found = {}
+    feed = {}
     for name, array in samples[number].items():
         declared = list(dims.get(name, ()))
         if len(declared) != array.ndim:
-            found[name] = array
+            feed[name] = array
             continue
         wanted = sizes.get(name) or tuple(named.get(dim, size) for dim, size in zip(declared, array.shape, strict=True))
-        found[name] = _at(samples, number, name, wanted, has_batch=not isinstance(declared[0], int))
-    return found
+        feed[name] = _at(samples, number, name, wanted, has_batch=not isinstance(declared[0], int))
+    return feed
 
 
 def _at(samples: Sequence[Feed], number: int, name: str, shape: tuple[int, ...], *, has_batch: bool) -> np.ndarray:

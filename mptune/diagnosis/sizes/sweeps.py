@@ -48,48 +48,40 @@ Swept = tuple[Sizes, str, float]
 def sweep(
     grouped: GroupedModel, plan: PrecisionPlan, sized: Sequence[SizedSamples], ignored: Sequence[str] = ()
 ) -> tuple[list[Swept], list[str]]:
-    """The emulated error of a plan on samples of each size.
+    """The emulated error of a plan at each size, those of the search first; ``inf`` where outputs are not finite.
 
-    Args:
-        grouped: the model and the groups of the plan.
-        plan: what is emulated.
-        sized: the samples; those of the search first.
-        ignored: outputs that do not count.
-
-    Returns:
-        Sizes with their errors, ``inf`` where the outputs are not finite; and a warning for each size that somebody
-        named, and that the model does not run at.
+    Second, a warning for each size that somebody named, and that the model does not run at.
     """
 
-    def errors(some: Sequence[SizedSamples]) -> list[Swept]:
-        flat = [feed for one in some for feed in one.feeds]
+    def errors(sets: Sequence[SizedSamples]) -> list[Swept]:
+        flat = [feed for of_size in sets for feed in of_size.feeds]
         with (
             tempfile.TemporaryDirectory(prefix="mptune-sweep-") as folder,
             Runner(grouped.model, flat, Path(folder) / "model", 1, grouped=grouped) as runner,
         ):
             exact, half = runner.exact, runner.emulated(plan)
-        found: list[Swept] = []
+        swept: list[Swept] = []
         start = 0
-        for one in some:
-            part = slice(start, start + len(one.feeds))
+        for of_size in sets:
+            part = slice(start, start + len(of_size.feeds))
             start = part.stop
-            found.append((one.sizes, one.origin, relative_error(half[part], exact[part], ignored)))
-        return found
+            swept.append((of_size.sizes, of_size.origin, relative_error(half[part], exact[part], ignored)))
+        return swept
 
     try:
         return errors(sized), []
     except BaselineError as error:
         if len(sized) < 2:
             return [], [f"errors at other sizes are not known: {error.message}"]
-    found: list[Swept] = []
+    swept: list[Swept] = []
     warnings: list[str] = []
-    for one in sized:
+    for of_size in sized:
         try:
-            found += errors([one])
+            swept += errors([of_size])
         except BaselineError as error:
-            if one.origin != "possible":  # nobody said that the model takes it
-                warnings.append(f"errors at {size_text(one.sizes)} are not known: {error.message}")
-    return found, warnings
+            if of_size.origin != "possible":  # nobody said that the model takes it
+                warnings.append(f"errors at {size_text(of_size.sizes)} are not known: {error.message}")
+    return swept, warnings
 
 
 def relative_error(half: Sequence[Feed], exact: Sequence[Feed], ignored: Sequence[str] = ()) -> float:
@@ -153,41 +145,27 @@ def kept_sweep(
     ignored: Sequence[str] = (),
     given: Sequence[Sequence[Feed]] = (),
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """What ``sweep`` shows of a plan, as findings and warnings; done once for a plan and its sizes, and kept in a file.
-
-    Args:
-        place: the file.
-        grouped: as of ``sweep``.
-        plan: as of ``sweep``.
-        samples: the file of search samples.
-        shapes: the declared sizes; one that is no range is none here.
-        ignored: as of ``sweep``.
-        given: samples of further sizes.
-
-    Raises:
-        RunError: the file cannot be written.
-        DataError: the samples cannot be read.
-    """
+    """Findings and warnings of ``sweep``; done once for a plan and its sizes, and kept in a file (``place``)."""
     inputs = grouped.model.inputs
     if not has_sizes(inputs, shapes, given):
         return (), ()
     key = {
         "plan": plan.fingerprint,
-        "shapes": [str(one) for one in shapes],
+        "shapes": [str(samples_of_size) for samples_of_size in shapes],
         "error": "relative",
         "ignored": list(ignored),
-        "given": [_digest(one) for one in given],
+        "given": [_digest(samples_of_size) for samples_of_size in given],
     }
-    known = _load(place, key)
-    if known is None:
+    kept = _load(place, key)
+    if kept is None:
         sized = sized_samples(read_samples(samples), inputs, shapes, given)
         if len(sized) < 2:
             return (), ()
-        known = sweep(grouped, plan, sized, ignored)
-        rows = [[{n: list(s) for n, s in sizes.items()}, origin, encode_float(e)] for sizes, origin, e in known[0]]
-        write_json(place, {**key, "errors": rows, "warnings": known[1]})
-    found, warnings = known
-    return sweep_findings(plan, found, [output.name for output in grouped.model.outputs]), tuple(warnings)
+        kept = sweep(grouped, plan, sized, ignored)
+        rows = [[{n: list(s) for n, s in sizes.items()}, origin, encode_float(e)] for sizes, origin, e in kept[0]]
+        write_json(place, {**key, "errors": rows, "warnings": kept[1]})
+    swept, warnings = kept
+    return sweep_findings(plan, swept, [output.name for output in grouped.model.outputs]), tuple(warnings)
 
 
 def _digest(feeds: Sequence[Feed]) -> str:
@@ -223,11 +201,11 @@ _CURES = {
 }
 
 
-def sweep_findings(plan: PrecisionPlan, found: Sequence[Swept], outputs: Sequence[str]) -> tuple[Finding, ...]:
+def sweep_findings(plan: PrecisionPlan, swept: Sequence[Swept], outputs: Sequence[str]) -> tuple[Finding, ...]:
     """``size-dependent`` for the worst size, where its error is far above that at the size of the search's samples."""
-    base = next((error for _, origin, error in found if origin == "samples"), math.inf)
-    own = next((size_text(sizes) for sizes, origin, _ in found if origin == "samples"), "")
-    others = [row for row in found if row[1] != "samples"]
+    base = next((error for _, origin, error in swept if origin == "samples"), math.inf)
+    own = next((size_text(sizes) for sizes, origin, _ in swept if origin == "samples"), "")
+    others = [row for row in swept if row[1] != "samples"]
     if not others or not math.isfinite(base):
         return ()
     worst, origin, error = max(others, key=lambda row: row[2])
