@@ -56,7 +56,7 @@ HOMES = {
 PRINTERS = ("mptune.cli", "mptune.commands", "mptune.reporting.terminal")
 MOST_ENTRIES = 14
 """In a folder below mptune/."""
-MOST_LINES = 400
+MOST_LINES = 800
 """In a file."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))

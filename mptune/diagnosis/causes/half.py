@@ -12,11 +12,10 @@ from mptune.data.metrics.parts import WORST_PART, belongs_to
 from mptune.diagnosis.causes.explained import finding
 from mptune.diagnosis.patterns.roundings import Cause, Explanation
 from mptune.diagnosis.sides import Side, Sides
-from mptune.finding import Finding
+from mptune.finding import BREAKING_CODES, Finding
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.tf32 import ROUNDINGS
-from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 _NAMED = 5
 """Groups that a text names."""

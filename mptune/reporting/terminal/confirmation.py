@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mptune.finding import BREAKING_CODES
 from mptune.reporting.confirmation_text import (
     INTERVAL,
     cells_of,
@@ -31,7 +32,6 @@ from mptune.reporting.text import (
     latency_text,
     short_path,
 )
-from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
+from mptune.finding import BREAKING_CODES
 from mptune.reporting.terminal.breaks import print_breaks
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.terminal.table import print_table
@@ -26,7 +27,6 @@ from mptune.reporting.text import (
 )
 from mptune.targets.unsearched.nothing import NOTHING
 from mptune.tuning.fronts.table import is_held_out
-from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 if TYPE_CHECKING:
     from mptune.tuning.front import Front

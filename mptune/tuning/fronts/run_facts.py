@@ -11,7 +11,7 @@ from pathlib import Path
 from mptune.choice import ChoiceKind
 from mptune.data.calibration import split_indices
 from mptune.errors import RunError
-from mptune.finding import Finding
+from mptune.finding import Finding, FindingOrigin
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.tuning.evaluation import Evaluation
@@ -20,7 +20,7 @@ from mptune.tuning.fronts.content import FrontOrigin, OtherDevice
 from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared
 from mptune.tuning.reasons.group_findings import in_order
-from mptune.tuning.reasons.plan_findings import SampleIndices, chosen_findings
+from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,8 @@ def shown_findings(
     """The findings of a run and of its chosen plan, as they stand under that plan, in the order of all views."""
     plan = (chosen or fp32).plan
     run = shlex.quote(str(facts.run_dir))
-    about = chosen_findings(chosen, facts.indices, facts.findings, is_confirmation=is_confirmation, run=run)
+    origin: FindingOrigin = "confirm" if is_confirmation else "search"
+    own = () if chosen is None else plan_findings(chosen, facts.indices, origin, run)
     errors = {one.group: one.one_group_error for one in explanation.groups if one.one_group_error is not None}
-    return in_order((finding.under_plan(plan.fp32_groups, plan.bf16_groups) for finding in about), errors)
+    about = (finding.under_plan(plan.fp32_groups, plan.bf16_groups) for finding in (*facts.findings, *own))
+    return in_order(about, errors)
