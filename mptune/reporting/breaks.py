@@ -27,9 +27,6 @@ class Break:
 
     Attributes:
         code: of the finding; ``NOT_FINITE`` or ``LARGE_ERROR`` where no finding says why.
-        groups: ids of the layer groups.
-        nodes: names of the nodes.
-        tensors: names of the values.
         seen: what was seen, with the value and the sample.
         plain: what an engine built with plain FP16 gives there.
         kept: whether the chosen plan keeps all these groups in FP32; None where no plan is chosen.

@@ -31,12 +31,7 @@ _FP32_NOISE = 1e-6
 
 @dataclass(frozen=True)
 class Origin:
-    """Who proposed a plan.
-
-    Attributes:
-        kind: a plan of the search space's that is evaluated first, or the sampler's.
-        name: of the seed, such as ``all-fp32``; empty for the sampler's.
-    """
+    """Who proposed a plan: the search space, as a seed of a name such as ``all-fp32``, or the sampler."""
 
     kind: Literal["seed", "sampler"]
     name: str = ""
@@ -135,17 +130,7 @@ class Evaluation:
         baseline_ms: float | None,
         ignored: tuple[str, ...] = (),
     ) -> Evaluation:
-        """Turn what a toolchain returned into an evaluation.
-
-        Args:
-            plan: what was evaluated.
-            measurement: what the toolchain returned for it.
-            number: Optuna's trial number.
-            origin: who proposed the plan.
-            metric: the objective statistic.
-            baseline_ms: median of all-FP32; None where this is all-FP32 itself.
-            ignored: outputs that do not count.
-        """
+        """Turn what a toolchain returned into an evaluation; ``baseline_ms`` is None for all-FP32 itself."""
         latency = measurement.latency
         return cls(
             plan=plan,

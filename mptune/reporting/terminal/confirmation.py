@@ -47,12 +47,7 @@ _STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None, *, said: Collection[str] = ()) -> None:
     """Print a confirmation: the table of both, Kendall's tau, the verdict in words, the choice, warnings and files.
 
-    What breaks in FP16 stands first.
-
-    Args:
-        confirmation: what ``mptune.confirm`` returned.
-        stream: where to print; stdout by default.
-        said: warnings that whoever reads the stream has read already.
+    What breaks in FP16 stands first. Warnings in ``said`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
     front, searched = confirmation.front, confirmation.searched

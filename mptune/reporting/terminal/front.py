@@ -40,11 +40,7 @@ MOST_KEPT = 4
 def print_front(front: Front, stream: TextIO | None = None, *, every: bool = False, said: Collection[str] = ()) -> None:
     """Print a front: what breaks in FP16, the source, the table, the choice, the warnings, the files, what comes next.
 
-    Args:
-        front: what ``mptune.search``, ``report`` or ``pick`` returned.
-        stream: where to print; stdout by default.
-        every: all rows of the table.
-        said: warnings that whoever reads the stream has read already.
+    Warnings in ``said`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
     nothing = [text for text in front.warnings if NOTHING in text]

@@ -28,10 +28,7 @@ class Facts(FrontOrigin):
     """What a front says beside its evaluations.
 
     Attributes:
-        warnings: of the run so far, one line each.
-        findings: of the run so far.
         data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
-        indices: of the samples in the data.
         budget: how many plans the search was asked for.
         reduced: the precisions that its plans may have beside FP32, as a text.
         reported_metrics: that are taken beside the objective.
@@ -97,11 +94,7 @@ def sample_indices(file: RunFile) -> SampleIndices:
 def hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, kind: ChoiceKind, run_dir: Path) -> str:
     """What is added to why a plan was chosen where a neighbour is much more exact for little latency; else empty.
 
-    Args:
-        points: the front.
-        chosen: its plan.
-        kind: how it was chosen: where limits or a plan were asked for nothing is added.
-        run_dir: the run directory, for the command line.
+    Where limits or a plan were asked for nothing is added.
     """
     if chosen is None or kind not in ("knee", "fastest"):
         return ""

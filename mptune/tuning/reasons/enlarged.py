@@ -38,12 +38,9 @@ def with_reasons(
     Values of such a group that are too small for FP16; else the place further on that enlarges its rounding.
 
     Args:
-        workload: the model with its layer groups, and where the one-group errors lie.
-        findings: of the run.
         hazards: of the model; those of small values are none of the findings, as most do no harm.
         metric: what the errors are.
         fp32: all-FP32: what that has too, as with an engine that is wrong, is not FP16's doing.
-        origin: what looked.
     """
     grouped = workload.grouped
     errors = Sensitivity.load(workload.workspace.data_dir / SENSITIVITY_JSON, metric).errors

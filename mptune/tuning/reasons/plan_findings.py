@@ -55,14 +55,7 @@ class SampleIndices:
 def plan_findings(
     chosen: Evaluation, indices: SampleIndices, origin: FindingOrigin = "search", run: str = "RUN"
 ) -> tuple[Finding, ...]:
-    """The findings about one plan.
-
-    Args:
-        chosen: the plan, with its held-out error where it has one.
-        indices: of the samples.
-        origin: the command that measured it.
-        run: the run directory, for command lines.
-    """
+    """The findings about one plan; ``run`` is the run directory in command lines."""
     maker = _Maker(chosen, indices, origin, run)
     return (*maker.columns(), *maker.one_sample(), *maker.held_out(), *maker.emulation())
 
