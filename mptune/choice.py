@@ -10,7 +10,7 @@ import pydantic
 from mptune.settings import SearchSettings, Tolerance
 
 ChoiceKind = Literal["knee", "fastest", "limits", "plan"]
-"""How a plan was chosen: the knee of the front; its fastest point, as no other is a knee; by limits; by its id."""
+"""How a plan was chosen: the knee of the front; its fastest plan, where it has no knee; by limits; by its id."""
 
 
 class ChoiceLimits(pydantic.BaseModel):

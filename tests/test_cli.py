@@ -142,7 +142,7 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["search", "m.onnx", "--target", "jetson-orin-nano-9gb"], "there is no target 'jetson-orin-nano-9gb'"),
         (["search", "m.onnx", "--target", "mine.toml"], "no such file: mine.toml"),
         (["targets", "h20"], "there is no target 'h20'"),
-        (["pick", "run"], "nothing says which plan to pick"),
+        (["pick", "run"], "give a limit or --knee"),
         (["pick", "run", "--knee", "--plan", "3f2a"], "--knee and --plan exclude"),
         (["pick", "run", "--max-error", "1", "--knee"], "a limit and --knee exclude"),
         (["pick", "run", "--max-latency-ms", "0"], "--max-latency-ms is 0"),

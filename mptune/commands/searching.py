@@ -204,8 +204,8 @@ def pick(
     limits = (max_error, max_latency_ms, max_memory_bytes, tolerance or None, limit or None)
     asked = next((one for one in limits if one is not None), None)
     if at_most_one({"a limit": asked, "--knee": knee, "--plan": plan}) == 0:
-        hint = "give --max-error, --max-latency-ms, --max-memory, --limit, --tolerance, --knee or --plan"
-        raise SettingsError("nothing says which plan to pick", hint)
+        hint = "limits: --max-error, --max-latency-ms, --max-memory, --limit, --tolerance; or name the plan with --plan"
+        raise SettingsError("give a limit or --knee", hint)
     check_limits(max_error, max_latency_ms, max_memory_bytes)
     for text in tolerance or ():
         Tolerance.parse(text)

@@ -9,18 +9,16 @@ import math
 from dataclasses import dataclass
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.finding import RANGE_CODES, Finding
+from mptune.finding import RANGE_CODES, Finding, plain_outcome
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.reporting.text import error_text, format_error, front_rows, reduced_names
+from mptune.reporting.text import error_text, front_rows, reduced_names
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.metric_limits import error_outcome
 from mptune.tuning.reasons.group_findings import LARGE_FROM, breaks
 
 _NAMED = 3
 NOT_FINITE, LARGE_ERROR = "not finite", "large error"
 """What a place is called that no finding is about."""
-
-_UNGUARDED = 2.0**-25
-"""An epsilon up to here rounds to zero in FP16; a larger one is subnormal and loses digits."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,6 @@ class Break:
 
     Attributes:
         code: of the finding; ``NOT_FINITE`` or ``LARGE_ERROR`` where no finding says why.
-        groups: ids of the layer groups.
-        nodes: names of the nodes.
-        tensors: names of the values.
         seen: what was seen, with the value and the sample.
         plain: what an engine built with plain FP16 gives there.
         kept: whether the chosen plan keeps all these groups in FP32; None where no plan is chosen.
@@ -149,7 +144,6 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
     found, name = [], _first_name(front)
     for worth in (one for one in worst if one.group not in explained):
         error = worth.one_group_error or 0.0
-        what = "NaN or Inf" if math.isinf(error) else f"an error of {format_error(error)}"
         found.append(
             Break(
                 NOT_FINITE if math.isinf(error) else LARGE_ERROR,
@@ -157,7 +151,7 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
                 (worth.name,),
                 (),
                 "no finding says why",
-                f"{what} in the outputs, with this group alone in {name}",
+                f"{error_outcome(error)} in the outputs, with this group alone in {name}",
                 None if front.chosen is None else worth.group in kept,
                 precision=Precision[name],
             )
@@ -180,35 +174,8 @@ def plain_fp16(finding: Finding) -> str:
     """What an engine that computes this place in FP16 gives there, as far as the evidence shows it."""
     evidence = finding.evidence
     if "one_group_error" in evidence:
-        error = float(evidence["one_group_error"])
-        what = "NaN or Inf" if math.isinf(error) else f"an error of {format_error(error)}"
-        return f"{what} in the outputs, with such a group alone in FP16"
-    if finding.code == "overflow":
-        return f"held as {float(evidence['held_as']):g}" if "held_as" in evidence else "Inf"
-    if "lost" in evidence:
-        return "Inf or NaN from the values that FP16 brings to zero or below"
-    if finding.code == "vanishing-epsilon":
-        if float(evidence.get("epsilon", 0.0)) <= _UNGUARDED:
-            return "the epsilon is 0, so that x/0 is Inf, 0/0 NaN, and the logarithm of 0 -Inf"
-        return "the epsilon loses digits, and what is divided by it alone leaves FP16's range"
-    if finding.code == "mask":
-        if "masked_rows" in evidence:
-            return "NaN in the rows that are masked whole"
-        return "-Inf, and -Inf times 0, or a row of it alone, is NaN"
-    if finding.code == "stagnation" and "share" in evidence:
-        return f"on {float(evidence['share']):.0%} of the elements the step is lost"
-    if finding.code == "index-in-float" and "share" in evidence:
-        return (
-            f"{float(evidence['share']):.0%} of the whole numbers are others, so that another index or size comes out"
-        )
-    if finding.code == "index-in-float":
-        limit = 256 if finding.is_of_bf16_alone else 2048
-        return f"whole numbers above {limit} are rounded, so that another index or size comes out"
-    if finding.code == "spacing" and "spacing" in evidence:
-        return f"the values are rounded to multiples of {float(evidence['spacing']):.3g}"
-    if finding.code == "cancellation" and "relative_error" in evidence:
-        return f"rounded operands change the result by {float(evidence['relative_error']):.1%}"
-    return "not exact there"
+        return f"{error_outcome(float(evidence['one_group_error']))} in the outputs, with such a group alone in FP16"
+    return plain_outcome(finding.code, evidence, is_of_bf16_alone=finding.is_of_bf16_alone)
 
 
 def _size(finding: Finding) -> float:

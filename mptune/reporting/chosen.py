@@ -23,9 +23,7 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.provenance import provenance
 from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
-from mptune.reporting.text import (
-    read_template,
-)
+from mptune.reporting.text import read_template
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
@@ -58,9 +56,6 @@ def write_chosen(
     Files in it that are not mptune's own are carried over.
 
     Args:
-        front: where the plan was chosen.
-        evaluation: the plan to write, with its figures.
-        grouped: the user's model and its layer groups.
         directory: ``RUN/chosen``; its parent must exist.
         environment: where the figures were taken; None where it is not known.
         bank: the run's weight bank; None converts the weights again.

@@ -54,16 +54,7 @@ def readme_text(
     *,
     has_check: bool,
 ) -> str:
-    """The text of README.txt.
-
-    Args:
-        front: where the plan was chosen.
-        evaluation: the plan that lies beside it, with its figures.
-        environment: where the figures were taken; None where it is not known.
-        engine: the engine that was measured; None where there is none.
-        recipe: how the run builds engines.
-        has_check: whether samples with reference outputs lie beside it.
-    """
+    """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
     facts = {
         "version": __version__,
         "engine_file": _engine_line(engine),

@@ -48,8 +48,6 @@ def write_run_files(
 
     Args:
         run: the run directory, locked.
-        front: with the plan to write.
-        record: the study.
         grouped: the user's model, or the run's copy of it, and its layer groups.
         environment: where the figures were taken; None describes this machine.
         confirmation: what the run is; None for a search's own.

@@ -16,7 +16,7 @@ from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.record import DRIFT_TEXT
-from mptune.finding import OutputColumns
+from mptune.finding import EMULATION_CAUSE, OutputColumns
 from mptune.graph.plan import PrecisionPlan
 from mptune.targets.engine_memory import EngineMemory
 
@@ -28,23 +28,10 @@ EMULATION_FACTOR = 1.5
 _FP32_NOISE = 1e-6
 """Relative L2 by which FP32 differs from itself where it is summed in another order: an emulation fuses nothing."""
 
-_DISAGREED = "its error is"
-"""How the warning of such an evaluation begins; journals of mptune 0.1.0 do not hold ``disagrees``."""
-
-_WHY = (
-    "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says; look at the precisions of"
-    " its layers"
-)
-
 
 @dataclass(frozen=True)
 class Origin:
-    """Who proposed a plan.
-
-    Attributes:
-        kind: a plan of the search space's that is evaluated first, or the sampler's.
-        name: of the seed, such as ``all-fp32``; empty for the sampler's.
-    """
+    """Who proposed a plan: the search space, as a seed of a name such as ``all-fp32``, or the sampler."""
 
     kind: Literal["seed", "sampler"]
     name: str = ""
@@ -143,17 +130,7 @@ class Evaluation:
         baseline_ms: float | None,
         ignored: tuple[str, ...] = (),
     ) -> Evaluation:
-        """Turn what a toolchain returned into an evaluation.
-
-        Args:
-            plan: what was evaluated.
-            measurement: what the toolchain returned for it.
-            number: Optuna's trial number.
-            origin: who proposed the plan.
-            metric: the objective statistic.
-            baseline_ms: median of all-FP32; None where this is all-FP32 itself.
-            ignored: outputs that do not count.
-        """
+        """Turn what a toolchain returned into an evaluation; ``baseline_ms`` is None for all-FP32 itself."""
         latency = measurement.latency
         return cls(
             plan=plan,
@@ -173,7 +150,7 @@ class Evaluation:
         )
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
-        """The same evaluation with the plan's emulated error, and a warning where the two disagree.
+        """The same evaluation with the plan's emulated error, and whether the two disagree.
 
         Args:
             emulated: of this plan.
@@ -189,8 +166,7 @@ class Evaluation:
             return both
         if max(measured, expected) <= _FP32_NOISE:  # no value that counts was rounded, as where FP16 holds a mask
             return both
-        text = f"{_DISAGREED} {measured:.2e} as measured, {expected:.2e} as emulated: {_WHY}"
-        return replace(both, disagrees=True, warnings=(*self.warnings, text))
+        return replace(both, disagrees=True)
 
     def __repr__(self) -> str:
         both = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
@@ -254,11 +230,8 @@ class Evaluation:
 
     @property
     def timing_warnings(self) -> tuple[str, ...]:
-        """The warnings about how the plan was measured, such as a GPU that was throttled.
-
-        That errors disagree is a finding, and how far the baseline drifts is said once for all plans.
-        """
-        return tuple(text for text in self.warnings if not text.startswith((_DISAGREED, DRIFT_TEXT)))
+        """The warnings about how the plan was measured; how far the baseline drifts is said once for all plans."""
+        return tuple(text for text in self.warnings if not text.startswith(DRIFT_TEXT))
 
     @property
     def has_metric(self) -> bool:
@@ -315,7 +288,6 @@ class Evaluation:
             PlanError: the plan in it cannot be read.
         """
         emulated, held_out, least = map(document.get, ("emulated", "held_out", "held_out_least"))
-        in_words = any(text.startswith(_DISAGREED) for text in document["warnings"])
         return cls(
             plan=PrecisionPlan.from_json(document["plan"], "the study"),
             number=document["number"],
@@ -326,7 +298,7 @@ class Evaluation:
             error_source=document["error_source"],
             speedup=decode_float(document["speedup"]),
             emulated=None if emulated is None else decode_float(emulated),
-            disagrees=document.get("disagrees", in_words),
+            disagrees=document.get("disagrees", False),
             held_out=None if held_out is None else OutputError.from_json(held_out),
             held_out_least=None if least is None else decode_float(least),
             drift=decode_float(document["drift"]),
@@ -387,7 +359,8 @@ def disagreements(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     emulated = sum(e.emulated is not None for e in evaluations)
     return (
         f"{len(disagreeing)} of {emulated} plans have measured and emulated errors that disagree, such as"
-        f" {worst.plan.fingerprint}: {worst.error_value:.2e} as measured, {worst.emulated:.2e} as emulated: {_WHY}",
+        f" {worst.plan.fingerprint}: {worst.error_value:.2e} as measured, {worst.emulated:.2e} as emulated:"
+        f" {EMULATION_CAUSE}",
     )
 
 

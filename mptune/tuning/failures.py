@@ -25,13 +25,7 @@ _MACHINE_HINTS = {
 
 
 def machine_error(failure: Failure, attempts: int, control: str = "") -> RunError:
-    """The error after the last retry of a fault of the machine.
-
-    Args:
-        failure: the last.
-        attempts: how many failed in a row.
-        control: what shows that the machine is at fault, where the failure itself does not.
-    """
+    """The error after the last retry of a fault of the machine; ``control`` is what else shows the machine's fault."""
     log = "" if failure.log_path is None else f" (log: {failure.log_path})"
     times = "" if attempts == 1 else f" {attempts} times in a row"
     shown = f"; {control}" if control else ""
@@ -44,13 +38,7 @@ def machine_error(failure: Failure, attempts: int, control: str = "") -> RunErro
 
 
 def did_not_run(what: str, failure: Failure, model: Model | None = None) -> BaselineError:
-    """The error for an FP32 job that gave no result.
-
-    Args:
-        what: says which.
-        failure: says why.
-        model: that did not run: a Reshape in it may fix the rows of a batch, or it may hold BF16.
-    """
+    """The error for an FP32 job that gave no result; the model may explain it, by a Reshape that fixes rows or BF16."""
     hints = {
         FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
         FailureKind.OUT_OF_MEMORY: "free memory on the device, or give a smaller --batch",

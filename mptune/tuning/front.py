@@ -251,7 +251,7 @@ def choose(
     if not wanted:
         found = knee(points)
         fastest = min(points, key=lambda p: (p.latency.median_ms, p.judged_error))
-        return found, "the fastest point: no other is a knee" if found is fastest else "the knee of the front", True
+        return found, "the fastest plan; the front has no knee" if found is fastest else "the knee of the front", True
 
     def excess(point: Evaluation) -> tuple[float, float]:
         ratios = [1.0]

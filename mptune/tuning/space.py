@@ -66,14 +66,7 @@ class SpaceFile(_Strict):
 
 @dataclass(frozen=True)
 class NamedSpace:
-    """A search-space file that was read.
-
-    Attributes:
-        name: what the user calls it: a name or a path.
-        path: where it was found.
-        sha256: of its bytes, so that a resumed run notices another content.
-        file: its content.
-    """
+    """A search-space file that was read, by name or path; the hash of its bytes shows a resumed run another content."""
 
     name: str
     path: Path
@@ -91,12 +84,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class Seed:
-    """A plan to evaluate before the sampler proposes any.
-
-    Attributes:
-        origin: its name.
-        plan: the whole plan.
-    """
+    """A plan to evaluate before the sampler proposes any."""
 
     origin: Origin
     plan: PrecisionPlan

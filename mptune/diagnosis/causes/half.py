@@ -15,11 +15,10 @@ from mptune.diagnosis.patterns.places import what_is_there
 from mptune.diagnosis.patterns.roundings import Cause, Explanation
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.sides import Side, Sides
-from mptune.finding import Finding
+from mptune.finding import BREAKING_CODES, Finding
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.tf32 import ROUNDINGS
-from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 _NAMED = 5
 """Groups that a text names."""

@@ -30,15 +30,7 @@ _FIGURES = {
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Write ``comparison.json`` and ``comparison.html``, each whole or not at all; what is there is replaced.
-
-    Args:
-        comparison: what ``mptune.compare`` returned.
-        folder: is made where it is not there.
-
-    Raises:
-        RunError: the place cannot be written.
-    """
+    """Write ``comparison.json`` and ``comparison.html``, each whole or not at all; what is there is replaced."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / JSON_NAME, json.dumps(comparison.to_json(), indent=2, allow_nan=False) + "\n")

@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 class PageContent:
     """Everything that report.html is made of.
 
-    Attributes:
-        front: the front and the choice.
-        evaluations: every plan of the search.
-        groups: the layer groups of the model, in its order.
-        environment: the machine that measured; None omits the section.
-        progress: how the search went.
-        confirmation: what a confirmation found; None for a search's own page.
-        outputs: what the outputs of the front's plans look like; None where it is not known.
+    Evaluations are of every plan of the search, groups in the model's order. Without an environment its section is
+    omitted; a search's own page has no confirmation.
     """
 
     front: Front

@@ -11,6 +11,7 @@ from mptune._version import __version__
 from mptune.data.metrics.paired import error_interval
 from mptune.data.numbers import encode_float
 from mptune.data.run_outputs import RunOutputs
+from mptune.finding import FP16_CODES
 from mptune.graph.plan import Precision
 from mptune.printable import printable
 from mptune.reporting.breaks import heading
@@ -40,7 +41,6 @@ from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.metric_limits import metric_values
 from mptune.tuning.fronts.tolerances import is_larger_in_search
-from mptune.tuning.reasons.group_findings import FP16_CODES
 
 PLAN_FIELDS = (
     "plan", "number", "ms", "low", "high", "interval", "ms_text", "speedup", "speedup_text", "search", "held_out",

@@ -23,15 +23,7 @@ SCRIPTS = (
 
 
 def write_report(content: PageContent, path: Path) -> None:
-    """Write the page, whole or not at all.
-
-    Args:
-        content: what it shows.
-        path: where to write; its parent must exist.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Write the page, whole or not at all."""
     write_text(path, render(content))
 
 

@@ -15,13 +15,7 @@ MOST_SHOWN = 4
 
 
 def print_breaks(console: Console, front: Front, *, every: bool = False) -> None:
-    """Print the findings about values that FP16 cannot hold: node, value, sample, and what plain FP16 gives.
-
-    Args:
-        console: where to print.
-        front: of the run.
-        every: name all places.
-    """
+    """Print the findings about values that FP16 cannot hold: node, value, sample, and what plain FP16 gives."""
     found = breaks_in_fp16(front)
     print_text(console, heading(front), "bold")
     for one in found if every else found[:MOST_SHOWN]:

@@ -18,12 +18,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
-    """Print a comparison.
-
-    Args:
-        comparison: what ``mptune.compare`` returned.
-        stream: where to print; stdout by default.
-    """
+    """Print a comparison; to stdout by default."""
     console = make_console(sys.stdout if stream is None else stream)
     whole = not console.is_terminal
     style = "green" if comparison.agrees else "bold red"

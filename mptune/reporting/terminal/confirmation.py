@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mptune.finding import BREAKING_CODES
 from mptune.reporting.confirmation_text import (
     INTERVAL,
     cells_of,
@@ -31,7 +32,6 @@ from mptune.reporting.text import (
     latency_text,
     short_path,
 )
-from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation
@@ -47,12 +47,7 @@ _STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None, *, said: Collection[str] = ()) -> None:
     """Print a confirmation: the table of both, Kendall's tau, the verdict in words, the choice, warnings and files.
 
-    What breaks in FP16 stands first.
-
-    Args:
-        confirmation: what ``mptune.confirm`` returned.
-        stream: where to print; stdout by default.
-        said: warnings that whoever reads the stream has read already.
+    What breaks in FP16 stands first. Warnings in ``said`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
     front, searched = confirmation.front, confirmation.searched

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
+from mptune.finding import BREAKING_CODES
 from mptune.reporting.terminal.breaks import print_breaks
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.terminal.table import print_table
@@ -26,7 +27,6 @@ from mptune.reporting.text import (
 )
 from mptune.targets.unsearched.nothing import NOTHING
 from mptune.tuning.fronts.table import is_held_out
-from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 if TYPE_CHECKING:
     from mptune.tuning.front import Front
@@ -40,11 +40,7 @@ MOST_KEPT = 4
 def print_front(front: Front, stream: TextIO | None = None, *, every: bool = False, said: Collection[str] = ()) -> None:
     """Print a front: what breaks in FP16, the source, the table, the choice, the warnings, the files, what comes next.
 
-    Args:
-        front: what ``mptune.search``, ``report`` or ``pick`` returned.
-        stream: where to print; stdout by default.
-        every: all rows of the table.
-        said: warnings that whoever reads the stream has read already.
+    Warnings in ``said`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
     nothing = [text for text in front.warnings if NOTHING in text]

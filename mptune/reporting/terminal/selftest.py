@@ -16,12 +16,7 @@ _STYLES = {"holds": "green", "does not hold": "bold red", "cannot be checked her
 
 
 def print_selftest(result: SelfTest, stream: TextIO | None = None) -> None:
-    """Print what the self-test found.
-
-    Args:
-        result: what it found.
-        stream: where to print; stdout by default.
-    """
+    """Print what the self-test found; to stdout by default."""
     console = make_console(sys.stdout if stream is None else stream)
     console.print()
     for check in result.checks:

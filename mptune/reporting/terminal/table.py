@@ -34,14 +34,7 @@ _FEW_REASONS = 2
 
 @dataclass(frozen=True)
 class _Column:
-    """A column: its head and its cells.
-
-    Attributes:
-        head: its name.
-        cells: a text for each row.
-        is_number: stands at the right.
-        rank: 0 is always shown; others where there is room, the lowest first.
-    """
+    """A column: its head, and a cell for each row. Rank 0 is always shown; others where there is room, lowest first."""
 
     head: str
     cells: tuple[str, ...]
@@ -59,10 +52,7 @@ class _Column:
 def print_table(console: Console, front: Front, *, every: bool = False) -> None:
     """Print the front: a dozen rows, or all of them, then what their marks mean.
 
-    Args:
-        console: where to print.
-        front: the front.
-        every: all rows; in a terminal the header comes again on each screen.
+    In a terminal the header comes again on each screen.
     """
     rows, left = front_rows(front), 0
     if not every:

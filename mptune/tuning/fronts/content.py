@@ -22,13 +22,7 @@ FRONT_FORMAT = 1
 
 @dataclass(frozen=True)
 class OtherDevice:
-    """Where the front of another device of the same search is: ``mptune worker --allow-mixed`` keeps it.
-
-    Attributes:
-        run_dir: its run directory.
-        device: what its figures are taken on.
-        engine: name of the toolchain.
-    """
+    """Where the front of another device of the same search is: ``mptune worker --allow-mixed`` keeps it."""
 
     run_dir: Path
     device: str
@@ -41,16 +35,7 @@ class OtherDevice:
 
 @dataclass(frozen=True)
 class FrontOrigin:
-    """Where a front comes from.
-
-    Attributes:
-        run_dir: the run directory.
-        model_path: the user's model.
-        model_sha256: its hash.
-        target: name of the target.
-        engine: name of the toolchain.
-        device: what ran or is predicted.
-    """
+    """Where a front comes from; the device is the one that ran, or that is predicted."""
 
     run_dir: Path
     model_path: Path

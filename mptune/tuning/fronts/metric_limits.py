@@ -23,14 +23,7 @@ _FORM = re.compile(r"\s*(?P<name>.+?)\s*(?P<sign>>=|<=|>|<)\s*(?P<value>[-+0-9.e
 
 @dataclass(frozen=True)
 class MetricLimit:
-    """One limit.
-
-    Attributes:
-        text: as it was given.
-        metric: name of the metric.
-        at_least: the value is a lower bound, else an upper one.
-        bound: in the metric's own unit.
-    """
+    """One limit, with its text as given; the bound is in the metric's own unit, a lower one where ``at_least``."""
 
     text: str
     metric: str
@@ -91,12 +84,7 @@ def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, fl
 
 
 def shown_metrics(evaluations: Iterable[Evaluation], reported: Sequence[str]) -> dict[str, str]:
-    """Short name -> metric: those reported, and the objective where its own value is not its error.
-
-    Args:
-        evaluations: that are shown.
-        reported: beside the objective.
-    """
+    """Short name -> metric: those reported beside the objective, and this where its own value is not its error."""
     every = list(evaluations)
     own = (e.metric for e in every if metric_values(e, e.metric)[0] != e.error_value and e.has_own_value)
     taken = [m for m in dict.fromkeys((*own, *reported)) if any(metric_values(e, m) != (None, None) for e in every)]
@@ -115,11 +103,7 @@ def _value(error: OutputError | None, metric: str) -> float | None:
 
 
 def check_metric_limits(texts: Sequence[str], metrics: Sequence[str]) -> tuple[MetricLimit, ...]:
-    """Read all limits.
-
-    Raises:
-        SettingsError: as ``MetricLimit.parse``.
-    """
+    """Read all limits, as ``MetricLimit.parse``."""
     return tuple(MetricLimit.parse(text, metrics) for text in texts)
 
 
@@ -132,6 +116,11 @@ def format_error(value: float | None) -> str:
     if value == 0:
         return "0"
     return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def error_outcome(error: float) -> str:
+    """What a plan, or a group alone in FP16, comes to: NaN or Inf, or its error."""
+    return "NaN or Inf" if math.isinf(error) else f"an error of {format_error(error)}"
 
 
 def format_value(value: float | None) -> str:

@@ -21,13 +21,7 @@ LITTLE_LATENCY, MUCH_EXACTER = 1.05, 3.0
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A point of the front that a person would compare with the chosen plan.
-
-    Attributes:
-        role: what it is better in.
-        evaluation: the point.
-        chosen: the chosen plan.
-    """
+    """A point of the front that a person would compare with the chosen plan; its role is what it is better in."""
 
     role: Literal["faster", "more exact"]
     evaluation: Evaluation
@@ -81,11 +75,8 @@ def shared_errors(one: Evaluation, other: Evaluation) -> tuple[float, float]:
 def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighbour, ...]:
     """The nearest clearly faster point, then the nearest clearly more exact one; fewer where there is none.
 
-    Latencies differ beyond noise. Every view names these, and no others.
-
-    Args:
-        points: the front, sorted by latency.
-        chosen: one of them, or any other evaluation.
+    Latencies differ beyond noise. Every view names these, and no others. Points are sorted by latency; the chosen plan
+    may be none of them.
     """
     most_ms = (1.0 - LEAST_FASTER) * chosen.latency.median_ms
     faster = [

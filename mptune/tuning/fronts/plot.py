@@ -17,19 +17,7 @@ _MARKERS = {"all-FP32": "s", "all-FP16": "^"}
 
 
 def plot_front(front: FrontContent, ax: Axes | None, floor: float) -> Axes:
-    """Draw the front on matplotlib Axes.
-
-    Args:
-        front: what to draw.
-        ax: the Axes to draw on; None makes a figure.
-        floor: errors below it are drawn there, since the axis is logarithmic.
-
-    Returns:
-        The Axes.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """Draw the front on matplotlib Axes, a new figure's for None; errors below the floor are drawn there."""
     if ax is None:
         try:
             from matplotlib import pyplot

@@ -39,16 +39,7 @@ class Progress:
 
 
 def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -> Progress:
-    """Read how a search went from its record.
-
-    Args:
-        record: the study.
-        fp32: the all-FP32 baseline.
-        reference_error: of the hypervolume.
-
-    Raises:
-        RunError: the record cannot be read.
-    """
+    """Read how a search went from its record; the reference error is that of the hypervolume."""
     evaluations = record.evaluations()
     spans = [
         (trial.datetime_start.timestamp(), trial.datetime_complete.timestamp())

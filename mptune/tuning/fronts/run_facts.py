@@ -11,7 +11,7 @@ from pathlib import Path
 from mptune.choice import ChoiceKind
 from mptune.data.calibration import split_indices
 from mptune.errors import RunError
-from mptune.finding import Finding
+from mptune.finding import Finding, FindingOrigin
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.tuning.evaluation import Evaluation
@@ -20,7 +20,7 @@ from mptune.tuning.fronts.content import FrontOrigin, OtherDevice
 from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared
 from mptune.tuning.reasons.group_findings import in_order
-from mptune.tuning.reasons.plan_findings import SampleIndices, chosen_findings
+from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,7 @@ class Facts(FrontOrigin):
     """What a front says beside its evaluations.
 
     Attributes:
-        warnings: of the run so far, one line each.
-        findings: of the run so far.
         data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
-        indices: of the samples in the data.
         budget: how many plans the search was asked for.
         reduced: the precisions that its plans may have beside FP32, as a text.
         reported_metrics: that are taken beside the objective.
@@ -97,11 +94,7 @@ def sample_indices(file: RunFile) -> SampleIndices:
 def hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, kind: ChoiceKind, run_dir: Path) -> str:
     """What is added to why a plan was chosen where a neighbour is much more exact for little latency; else empty.
 
-    Args:
-        points: the front.
-        chosen: its plan.
-        kind: how it was chosen: where limits or a plan were asked for nothing is added.
-        run_dir: the run directory, for the command line.
+    Where limits or a plan were asked for nothing is added.
     """
     if chosen is None or kind not in ("knee", "fastest"):
         return ""
@@ -118,6 +111,8 @@ def shown_findings(
     """The findings of a run and of its chosen plan, as they stand under that plan, in the order of all views."""
     plan = (chosen or fp32).plan
     run = shlex.quote(str(facts.run_dir))
-    about = chosen_findings(chosen, facts.indices, facts.findings, is_confirmation=is_confirmation, run=run)
+    origin: FindingOrigin = "confirm" if is_confirmation else "search"
+    own = () if chosen is None else plan_findings(chosen, facts.indices, origin, run)
     errors = {one.group: one.one_group_error for one in explanation.groups if one.one_group_error is not None}
-    return in_order((finding.under_plan(plan.fp32_groups, plan.bf16_groups) for finding in about), errors)
+    about = (finding.under_plan(plan.fp32_groups, plan.bf16_groups) for finding in (*facts.findings, *own))
+    return in_order(about, errors)

@@ -19,14 +19,7 @@ from mptune.tuning.fronts.content import FRONT_FORMAT
 def findings_kept(run: RunDirectory) -> Iterator[None]:
     """Keep the findings of a search that they stop in its run.json, and in front.json unless there is one already.
 
-    That of a search that a limit ended has no points, either.
-
-    Args:
-        run: the run directory, locked.
-
-    Raises:
-        BaselineError: passed on.
-        EndedEarlyError: passed on.
+    That of a search that a limit ended has no points, either. The run directory is locked; errors are passed on.
     """
     try:
         yield
@@ -48,11 +41,7 @@ def findings_kept(run: RunDirectory) -> Iterator[None]:
 
 
 def stopped_document(file: RunFile) -> dict[str, Any]:
-    """front.json of a search without a front: every key, no points, the findings.
-
-    Args:
-        file: run.json.
-    """
+    """front.json of a search without a front: every key, no points, the findings."""
     target = file.target
     return {
         "format": FRONT_FORMAT,

@@ -304,10 +304,6 @@ def shown_rows(rows: Sequence[Row], wanted: Collection[PrecisionPlan] = ()) -> t
 
     The chosen plan, both ends of the front and the baselines first, then wanted plans, then seeds, then points that
     lie evenly between.
-
-    Args:
-        rows: of the whole front.
-        wanted: plans that are to be among them, such as the knee.
     """
     if len(rows) <= MOST_ROWS:
         return rows, 0

@@ -101,10 +101,6 @@ def check_tolerances(
     """Check that tolerances, and outputs that are ignored, mean something for a model.
 
     Args:
-        tolerances: as given.
-        ignored: names of outputs, as given.
-        metric: of the search.
-        outputs: names of the model's outputs.
         error: of any plan, whose columns are known; None checks the names alone.
 
     Raises:
@@ -146,11 +142,7 @@ def _check_unit(tolerance: Tolerance, metric: str) -> None:
 
 
 def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
-    """Check that the outputs have the columns that tolerances name.
-
-    Args:
-        tolerances: as given.
-        error: of any plan.
+    """Check by the error of any plan that the outputs have the columns that tolerances name.
 
     Raises:
         SettingsError: a column out of range, or the errors of single columns are not known.

@@ -26,21 +26,18 @@ LITTLE_SPEEDUP = 1.02
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is judged.
+    """What is judged: a front, and what the search saw beside it.
 
     Attributes:
-        points: the front.
-        fp32: the baseline.
         evaluations: all plans that gave outputs, the baseline and those that are not finite counted in; confirmed
             where they were.
-        failures: of the plans that gave none.
+        failures: of the plans that gave none; ``sampled_failures`` of them are of plans that the sampler proposed.
         explanation: of the points and the baseline.
         is_given: the plans were given, as a confirmation's are: there is no budget that could be larger.
-        unreached: the finding that operators are out of reach; None where there is none.
-        limits: the tolerances that the front keeps to, as a text; empty where there are none.
+        unreached: the finding that operators are out of reach.
+        limits: the tolerances that the front keeps to, as a text.
         reduced: the precisions that plans may have beside FP32, as a text.
         is_cut_short: the search ended before its budget was spent.
-        sampled_failures: how many of the failures are of plans that the sampler proposed.
         plan_count: how many plans the search may try; None counts two precisions for each free group.
         is_untunable: the model has nothing to tune, which is said before.
     """
@@ -141,98 +138,83 @@ def _little_gain(outcome: Outcome, faster: Sequence[Evaluation]) -> list[str]:
 
 
 def _why_nothing_is_faster(outcome: Outcome) -> str:
-    name = outcome.reduced
-    if outcome.unreached is not None and not outcome.failures:
-        nodes = outcome.unreached.evidence["nodes"]
-        return (
-            f"{_none(outcome) if outcome.mixed else f'no plan with {name} in it ran'}, and {nodes} nodes are out of "
-            f"reach of the search, so whether {name} pays here is not shown: {outcome.unreached.cure}"
-        )
-    if not outcome.fp32.plan.precision:
-        return f"the model has no layer group that could be {name}, so there was nothing to search"
-    if outcome.free == 0:
+    if not outcome.fp32.plan.precision and outcome.unreached is None:
+        return f"the model has no layer group that could be {outcome.reduced}, so there was nothing to search"
+    if outcome.free == 0 and outcome.unreached is None:
         return (
             "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each "
             "is, and --space takes a file that pins less"
         )
-    return _why_mixed_plans_are_not(outcome) if outcome.mixed else _why_no_mixed_plan_is_there(outcome)
+    if not outcome.mixed and (outcome.unreached is None or outcome.failures):
+        return _why_no_mixed_plan_is_there(outcome)
+    verb = "is" if outcome.fp32.latency.source == "measured" else "is predicted to be"
+    noise = " beyond noise" if outcome.fp32.latency.source == "measured" else ""
+    nothing = f"no plan {verb} faster than all-FP32{noise}"
+    unknown = _why_that_is_open(outcome)
+    if unknown:
+        return f"{nothing}; whether {outcome.reduced} pays on this target is not shown: {unknown}"
+    return (
+        f"{nothing}: {outcome.reduced} does not pay on this target (in {len(outcome.mixed)} plans that were timed noise"
+        f" hides no gain above {max(_hidden_gain(outcome), 1e-3):.1%}); look at the layer times of the engine, or try a"
+        " larger batch"
+    )
 
 
-def _why_mixed_plans_are_not(outcome: Outcome) -> str:
-    """Why no point of the front is faster, where plans that are not all-FP32 gave finite outputs."""
-    name, count = outcome.reduced, len(outcome.mixed)
-    left_out = [e for e in outcome.mixed if faster_beyond_noise(e, outcome.fp32)]
-    if outcome.limits and left_out:
-        best = min(left_out, key=lambda e: e.latency.median_ms)
+def _why_that_is_open(outcome: Outcome) -> str:
+    """Why slow plans do not show that a reduced precision does not pay; empty where they do."""
+    name, groups = outcome.reduced, outcome.explanation.groups
+    if outcome.unreached is not None and not outcome.failures:
+        return f"{outcome.unreached.evidence['nodes']} nodes are out of reach of the search; {outcome.unreached.cure}"
+    beyond_limits = [e for e in outcome.mixed if faster_beyond_noise(e, outcome.fp32)]
+    if outcome.limits and beyond_limits:
+        best = min(beyond_limits, key=lambda e: e.latency.median_ms)
         speedup = format_speedup(outcome.fp32.latency.median_ms / best.latency.median_ms)
         return (
-            f"no plan within {outcome.limits} is faster than all-FP32 beyond noise; {len(left_out)} of {count} plans"
-            f" with {name} in them are faster, and beyond it: {best.plan.fingerprint} is the fastest ({speedup}, "
-            f"error {error_text(best)})"
+            f"{len(beyond_limits)} of {len(outcome.mixed)} plans are faster and not within {outcome.limits}, "
+            f"{best.plan.fingerprint} the most ({speedup}, error {error_text(best)})"
         )
-    unknown = f"whether {name} pays here is not shown"
     if outcome.failures:
-        return f"no plan that ran is faster than all-FP32 beyond noise, and {unknown}: {_failures(outcome)}"
+        return _failures(outcome)
     if outcome.broken:
-        return f"no plan with finite outputs is faster than all-FP32, and {unknown}: {_not_finite(outcome)}"
+        return _not_finite(outcome)
     hidden = _hidden_gain(outcome)
     if hidden > NOISY:
         return (
-            f"no plan is faster than all-FP32 beyond noise, which may hide a gain of up to {hidden:.0%}: whether {name}"
-            " pays is not shown; close other programs and lock the clocks, then run `mptune confirm RUN`"
+            f"noise may hide a gain of up to {hidden:.0%}; close other programs and lock the clocks, then run"
+            " `mptune confirm RUN`"
         )
-    groups = outcome.explanation.groups
-    unknown = f"so whether {name} pays on this target is not shown"
     if outcome.free is not None and 2 * outcome.free < len(groups):
         return (
-            f"{_none(outcome)}, but only {outcome.free} of {len(groups)} layer groups may be {name}, {unknown}; "
-            "`mptune report RUN --explain` says why the others are pinned"
+            f"only {outcome.free} of {len(groups)} layer groups may be {name}; `mptune report RUN --explain` says why"
+            " the others are pinned"
         )
     if outcome.has_seeds_alone:
-        return f"{_none(outcome, 'seed')}, {unknown}"
+        return "only seeds were tried"
     if outcome.fp32.latency.source == "predicted":
-        several = f"none of the {count} plans with {name} in them is"
-        none = several if count > 1 else f"the plan with {name} in it is not"
-        return (
-            f"{none} predicted to be faster than all-FP32; nothing was timed, {unknown}: run `mptune confirm RUN` on"
-            " the device, or try a larger batch"
-        )
+        return "nothing was timed; run `mptune confirm RUN` on the device, or try a larger batch"
     promising = [k for k in outcome.explanation.of(outcome.fp32.plan.fingerprint) if _may_save(k, outcome.fp32)]
     if promising and not (outcome.is_exhausted or outcome.is_given):
         most_ms = max(kept.saves_ms or 0.0 for kept in promising)
         return (
-            f"{_none(outcome)}, but {len(promising)} of the layer groups would, as estimated, save time alone, at most "
-            f"{most_ms:.2g} ms, {unknown}: {outcome.more} tries more plans"
+            f"{len(promising)} of the layer groups would, as estimated, save time alone, at most {most_ms:.2g} ms; "
+            f"{outcome.more} tries more plans"
         )
-    return (
-        f"{_none(outcome)}: {name} does not pay on this target (in {count} plans that were timed noise hides no gain "
-        f"above {max(hidden, 1e-3):.1%}); look at the layer times of the engine, or try a larger batch"
-    )
+    return ""
 
 
 def _why_no_mixed_plan_is_there(outcome: Outcome) -> str:
     """Why there is no plan but all-FP32 that gave finite outputs."""
-    name = outcome.reduced
     if len(outcome.evaluations) + len(outcome.failures) <= 1:
         return f"only all-FP32 was evaluated: {outcome.more} goes on"
     kept = outcome.explanation.of(outcome.fp32.plan.fingerprint)
     free = [group for group in kept if group.reason is not Reason.PINNED]
     if free and all(_breaks(group) for group in free) and not outcome.failures:
         return (
-            f"every layer group that was tried gives NaN or Inf in {name}, so the model stays FP32: `mptune inspect "
-            "MODEL --data PATH` shows where; inputs that are not normalised are a frequent cause"
+            f"every layer group that was tried gives NaN or Inf in {outcome.reduced}, so the model stays FP32: `mptune"
+            " inspect MODEL --data PATH` shows where; inputs that are not normalised are a frequent cause"
         )
-    what = f"no plan with {name} in it gave finite outputs, so the model stays FP32"
-    if outcome.failures:
-        return f"{what}: {_failures(outcome)}"
-    return f"{what}: {_not_finite(outcome)}{'' if outcome.is_exhausted else f'; {outcome.more} may find one that does'}"
-
-
-def _none(outcome: Outcome, plan: str = "plan") -> str:
-    """That no plan is faster, as far as it was timed."""
-    if outcome.fp32.latency.source == "predicted":
-        return f"no {plan} is estimated to be faster than all-FP32"
-    return f"no {plan} is faster than all-FP32 beyond noise"
+    seen = _failures(outcome) if outcome.failures else _not_finite(outcome)
+    return f"no plan with {outcome.reduced} in it gave finite outputs, so the model stays FP32: {seen}"
 
 
 def _may_save(kept: Kept, fp32: Evaluation) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.workload import Workload
-from mptune.finding import CODES, Finding, FindingOrigin, Where
+from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.hazard import Hazard
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.metric_limits import error_outcome
 from mptune.tuning.reasons.group_findings import LARGE_FROM, finding_of
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
@@ -37,12 +38,9 @@ def with_reasons(
     Values of such a group that are too small for FP16; else the place further on that enlarges its rounding.
 
     Args:
-        workload: the model with its layer groups, and where the one-group errors lie.
-        findings: of the run.
         hazards: of the model; those of small values are none of the findings, as most do no harm.
         metric: what the errors are.
         fp32: all-FP32: what that has too, as with an engine that is wrong, is not FP16's doing.
-        origin: what looked.
     """
     grouped = workload.grouped
     errors = Sensitivity.load(workload.workspace.data_dir / SENSITIVITY_JSON, metric).errors
@@ -81,21 +79,14 @@ def _is_small(hazard: Hazard) -> bool:
 
 
 def _underflow(hazard: Hazard, error: float, origin: FindingOrigin) -> Finding:
-    node = "" if hazard.node is None else f" at node {hazard.node!r}"
-    return Finding(
-        code=_VANISHING,
-        severity=CODES[_VANISHING].severity,
-        origin=origin,
-        where=Where(
-            nodes=() if hazard.node is None else (hazard.node,),
-            groups=() if hazard.group is None else (hazard.group,),
-            tensors=(hazard.tensor,),
-            samples=hazard.samples,
-        ),
-        evidence={"one_group_error": error, "largest": hazard.value},
-        text=f"value {hazard.tensor!r}{node}: {hazard.reason}",
-        cure="keep the group in FP32, or scale the values up in the model",
+    where = Where(
+        nodes=() if hazard.node is None else (hazard.node,),
+        groups=() if hazard.group is None else (hazard.group,),
+        tensors=(hazard.tensor,),
+        samples=hazard.samples,
     )
+    evidence = {"one_group_error": error, "largest": hazard.value}
+    return Finding.of(_VANISHING, origin, where, evidence, kind="underflow", seen=hazard.reason)
 
 
 def _first_place(grouped: GroupedModel, start: Sequence[str], places: Mapping[str, Finding]) -> str | None:
@@ -121,16 +112,14 @@ def _finding(
 ) -> Finding:
     operator = next(node.op_type for node in grouped.model.nodes if node.name == name)
     worst = max(groups, key=lambda group: errors[group])
-    error = errors[worst]
-    outcome = "NaN or Inf in the outputs" if math.isinf(error) else f"an error of {error:.3g} of the outputs' spread"
-    count = f"groups {', '.join(groups)}" if len(groups) > 1 else f"group {worst}"
-    alone = f", with {worst} alone in FP16" if len(groups) > 1 else ", with this group alone in FP16"
-    return Finding(
-        code=place.code,
-        severity=CODES[place.code].severity,
-        origin=origin,
-        where=Where(nodes=(name,), groups=tuple(groups), tensors=place.where.tensors, samples=place.where.samples),
-        evidence={"one_group_error": error},
-        text=f"the results of {count} come to {operator} {name!r}, which enlarges their rounding: {outcome}{alone}",
-        cure=f"keep what comes to {operator} {name!r} in FP32",
+    return Finding.of(
+        place.code,
+        origin,
+        Where(nodes=(name,), groups=tuple(groups), tensors=place.where.tensors, samples=place.where.samples),
+        {"one_group_error": errors[worst]},
+        kind="downstream",
+        operator=operator,
+        groups=", ".join(groups),
+        worst=worst,
+        outcome=error_outcome(errors[worst]),
     )

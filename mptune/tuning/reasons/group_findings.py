@@ -5,24 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from mptune.finding import SEVERITIES, Finding
-
-BREAKING_CODES = (
-    "overflow",
-    "vanishing-epsilon",
-    "mask",
-    "stagnation",
-    "index-in-float",
-    "spacing",
-    "cancellation",
-)
-"""Codes of values that FP16 cannot hold, or holds so coarsely that the outputs suffer; the plainest first."""
-
-FP16_CODES = frozenset((*BREAKING_CODES, "long-sum", "norm-written-out", "no-fp16-kernel"))
-"""Codes of what FP16 breaks or lacks; the others are about the model in FP32, the data, the target or the run."""
-
-_PINNING_CODES = (*BREAKING_CODES, "no-fp16-kernel", "no-bf16-kernel", "quantised-parts")
-"""Codes of the findings that pin groups to FP32."""
+from mptune.finding import BREAKING_CODES, PINNING_CODES, SEVERITIES, Finding
 
 LARGE_FROM = 0.1
 """An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
@@ -42,7 +25,7 @@ def finding_of(group: str, findings: Iterable[Finding], pin_reason: str | None =
         findings: of the run.
         pin_reason: why the group is pinned; None where it is searched. The finding with these words comes first.
     """
-    codes = BREAKING_CODES if pin_reason is None else _PINNING_CODES
+    codes = BREAKING_CODES if pin_reason is None else PINNING_CODES
     there = [one for one in findings if group in one.where.groups and one.code in codes]
     found = [one for one in there if breaks(one) or one.code not in BREAKING_CODES]
     if not found:

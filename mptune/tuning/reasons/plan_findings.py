@@ -7,15 +7,16 @@ sample that makes the error, held-out samples that differ, an engine that does n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.accuracy import METRICS, OutputError
 from mptune.data.metrics.parts import belongs_to
-from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
+from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
 LEAST = 1e-2
@@ -54,14 +55,7 @@ class SampleIndices:
 def plan_findings(
     chosen: Evaluation, indices: SampleIndices, origin: FindingOrigin = "search", run: str = "RUN"
 ) -> tuple[Finding, ...]:
-    """The findings about one plan.
-
-    Args:
-        chosen: the plan, with its held-out error where it has one.
-        indices: of the samples.
-        origin: the command that measured it.
-        run: the run directory, for command lines.
-    """
+    """The findings about one plan; ``run`` is the run directory in command lines."""
     maker = _Maker(chosen, indices, origin, run)
     return (*maker.columns(), *maker.one_sample(), *maker.held_out(), *maker.emulation())
 
@@ -100,22 +94,13 @@ class _Maker:
         return found
 
     def _of_columns(self, code: str, output: OutputColumns, numbers: Mapping[str, float]) -> Finding:
-        error, whole, apart = (numbers[name] for name in ("column_error", "output_relative_l2", "max_abs"))
-        where = OutputColumns(output.name, (int(numbers["column"]),))
-        if code == "near-zero":
-            text = (
-                f"{where} has an error of {error:.1e} of its own scale, and of {apart:.1e} at most as it is: its"
-                " values lie near zero, where FP16 has few digits; nothing is wrong"
-            )
-            return self._finding(code, Where(outputs=(output,)), numbers, text, "")
-        text = (
-            f"{where} moves by {error:.1e} of its own standard deviation, at most by {apart:.2g}, while the relative L2"
-            f" error of the whole output is {whole:.1e}"
+        return self._finding(
+            code,
+            Where(outputs=(output,)),
+            numbers,
+            part=OutputColumns(output.name, (int(numbers["column"]),)),
+            better_metric="" if self.chosen.metric == "worst_part" else "worst_part",
         )
-        cure = f"say how large it may be: `mptune pick {self.run} --tolerance '{where}=abs:X'`"
-        if self.chosen.metric != "worst_part":
-            cure += ", or search with --metric worst_part"
-        return self._finding(code, Where(outputs=(output,)), numbers, text, cure)
 
     def one_sample(self) -> list[Finding]:
         """One sample, by its index in the data, whose error is far above the rest."""
@@ -137,10 +122,8 @@ class _Maker:
         if not samples:
             return []
         value, index, rest = max(samples)
-        text = f"sample {index} of the data has an error of {value:.1e}, the others {rest:.1e} (median)"
         numbers = {"error": value, "median_of_others": rest}
-        cure = "look at this sample; where it is as it should be, give more like it"
-        return [self._finding("one-sample-decides", Where(samples=(index,)), numbers, text, cure)]
+        return [self._finding("one-sample-decides", Where(samples=(index,)), numbers)]
 
     def held_out(self) -> list[Finding]:
         """A held-out error far above that of the search samples."""
@@ -150,29 +133,17 @@ class _Maker:
         where, least = Where(samples=self.indices.held_out), self.chosen.held_out_least
         numbers = {"held_out": held_out, "search": seen}
         if least is not None and held_out > max(EMULATION_FACTOR * least, _LEAST_ERROR):
-            text = (
-                f"the held-out error is {held_out:.1e} in one process and {least:.1e} in another, on the same samples;"
-                f" that of the search samples is {seen:.1e}"
-            )
-            cure = "the engine does not give the same again: run `mptune compare` with --repeat and --stress"
-            return [self._finding("held-out-differs", where, {**numbers, "held_out_least": least}, text, cure)]
+            return [self._finding("held-out-differs", where, {**numbers, "held_out_least": least}, "unsteady")]
         if held_out < max(HELD_OUT_FACTOR * seen, _LEAST_ERROR):
             return []
-        text = f"the held-out error is {held_out:.1e}, that of the search samples {seen:.1e}"
-        cure = "give more samples, of every kind that the model meets, so that the search sees what they show"
-        return [self._finding("held-out-differs", where, numbers, text, cure)]
+        return [self._finding("held-out-differs", where, numbers)]
 
     def emulation(self) -> list[Finding]:
         """Measured and emulated errors that disagree."""
-        emulated, measured = self.chosen.emulated, self.chosen.error_value
-        if not self.chosen.disagrees or emulated is None:
+        if not self.chosen.disagrees or self.chosen.emulated is None:
             return []
-        text = (
-            f"the error is {measured:.2e} as measured and {emulated:.2e} as emulated, apart by more than a factor of"
-            f" {EMULATION_FACTOR:g}"
-        )
-        cure = "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says: see its layers"
-        return [self._finding("emulation-differs", Where(), {"measured": measured, "emulated": emulated}, text, cure)]
+        numbers = {"measured": self.chosen.error_value, "emulated": self.chosen.emulated}
+        return [self._finding("emulation-differs", Where(), numbers, factor=EMULATION_FACTOR)]
 
     @property
     def _is_ratio(self) -> bool:
@@ -180,9 +151,9 @@ class _Maker:
         metric = METRICS.get(self.chosen.metric)
         return metric is not None and not metric.is_task and metric.over_samples == "mean"
 
-    def _finding(self, code: str, where: Where, numbers: Mapping[str, float], text: str, cure: str) -> Finding:
-        about = f"plan {self.chosen.plan.fingerprint}: {text}"
-        return Finding(code, CODES[code].severity, self.origin, where, numbers, about, cure)
+    def _finding(self, code: str, where: Where, numbers: Mapping[str, float], kind: str = "", **names: Any) -> Finding:
+        names |= {"plan": self.chosen.plan.fingerprint, "run": self.run}
+        return Finding.of(code, self.origin, where, numbers, kind=kind, **names)
 
 
 def _by_sample(error: OutputError, metric: str) -> NDArray[np.float64]:
@@ -190,12 +161,3 @@ def _by_sample(error: OutputError, metric: str) -> NDArray[np.float64]:
     every = [v for by in error.per_output.values() for statistic, v in by.items() if belongs_to(statistic, metric)]
     worst: NDArray[np.float64] = np.array(every, dtype=np.float64).max(axis=0)
     return worst
-
-
-def chosen_findings(
-    chosen: Evaluation | None, indices: SampleIndices, known: Sequence[Finding], *, is_confirmation: bool, run: str
-) -> tuple[Finding, ...]:
-    """What is known of a run, and what its chosen plan shows; nothing of the latter where no plan is chosen."""
-    if chosen is None:
-        return tuple(known)
-    return (*known, *plan_findings(chosen, indices, "confirm" if is_confirmation else "search", run))

@@ -35,9 +35,7 @@ class Agreement:
 
     Attributes:
         tau: Kendall's tau-b, -1 to 1; None where one side does not rank at all.
-        plans: how many were ranked.
-        pairs: how many pairs of them differ beyond noise as measured.
-        agreeing: how many of those the search had put in the same order.
+        pairs: how many pairs of plans differ beyond noise as measured; ``agreeing`` of them the search ordered so.
     """
 
     tau: float | None
@@ -101,17 +99,8 @@ def _agreement(
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Kendall's tau-b (M. G. Kendall, The treatment of ties in ranking problems, Biometrika 33, 1945).
+    """Kendall's tau-b, -1 to 1; None where all values of one side are equal."""
+    from scipy.stats import kendalltau  # slow to import
 
-    Returns:
-        -1 to 1; None where all values of one side are equal.
-    """
-    agreeing = first_differs = second_differs = 0
-    for (a, x), (b, y) in combinations(zip(first, second, strict=True), 2):
-        up, right = (a > b) - (a < b), (x > y) - (x < y)
-        agreeing += up * right
-        first_differs += up != 0
-        second_differs += right != 0
-    if not first_differs or not second_differs:
-        return None
-    return agreeing / math.sqrt(first_differs * second_differs)
+    tau = float(kendalltau(first, second).statistic) if len(first) > 1 else math.nan
+    return None if math.isnan(tau) else tau

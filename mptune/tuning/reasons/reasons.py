@@ -66,10 +66,7 @@ def explain(
     """Say why groups are FP32 in each plan, and what each group costs and gains.
 
     Args:
-        record: the study.
-        data_dir: the run's data directory.
-        points: the front.
-        others: further plans to explain, such as the baselines.
+        others: plans to explain beside the front's points, such as the baselines.
         chosen: the plan that the verdicts are about.
         findings: of the run; those about groups are the reasons for them.
     """

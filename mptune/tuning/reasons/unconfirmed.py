@@ -60,11 +60,6 @@ class Unconfirmed:
             return "the FP32 engine gives NaN or Inf where the reference has none; try another --engine"
         return "give more calibration samples, so that the search sees such values"
 
-    @property
-    def warning(self) -> str:
-        """A line about this plan alone, with what to do."""
-        return unconfirmed_warnings([self])[0]
-
 
 def unconfirmed_warnings(plans: Iterable[Unconfirmed]) -> tuple[str, ...]:
     """One line for all plans of which the same was seen, each with what to do."""

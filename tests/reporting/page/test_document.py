@@ -15,14 +15,13 @@ import pytest
 from mptune.choice import Choice
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
-from mptune.finding import CODES, Finding, Where
+from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.document import page_document, quoted_path
 from mptune.reporting.page.recommended import recommended
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.progress import Progress
-from mptune.tuning.reasons.group_findings import BREAKING_CODES, FP16_CODES
 from mptune.tuning.runs.confirmation import Confirmation
 from tests.reporting.conftest import Bench, make_error, predicted
 from tests.reporting.page.reading import plans_of
