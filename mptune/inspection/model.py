@@ -15,8 +15,8 @@ from mptune.graph.casting.support import unsupported
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
-from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import worst_first
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.hazard import Hazard, worst_first
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
 from mptune.graph.plan import Precision

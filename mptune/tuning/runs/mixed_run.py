@@ -30,7 +30,7 @@ from mptune.tuning.steps.kernels import CODES as KERNEL_CODES
 from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
 from mptune.tuning.steps.prepare import Observations
 
-_POLL_S = 0.3
+_LOCK_POLL_S = 0.3
 
 
 class MixedRun(WorkerRun):
@@ -100,7 +100,7 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
                 if run.load() is not None:
                     stack.enter_context(joined_run(run))
                     break
-                time.sleep(_POLL_S)  # Another worker makes it.
+                time.sleep(_LOCK_POLL_S)  # Another worker makes it.
         file = run.load()
         if is_locked and (file is None or damaged(run.data)):
             _share(home, run)
