@@ -84,7 +84,7 @@ def test_a_newer_format_is_refused_with_a_hint(written: int) -> None:
 def test_an_older_format_is_refused_with_a_hint() -> None:
     with pytest.raises(RunError, match=f"older mptune .run format 1, this one reads {RUN_FORMAT}") as caught:
         parse_run_file({"format": 1, "measured": {}}, PATH)
-    assert "--out DIR" in caught.value.hint
+    assert "out=DIR" in caught.value.hint
 
 
 @pytest.mark.parametrize("document", [{}, {"format": RUN_FORMAT}, {"format": "two"}])
