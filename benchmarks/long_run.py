@@ -179,8 +179,6 @@ def main() -> None:
             figures["journal_lines"] = sum(1 for _ in file)
         figures.update(_in_fresh_process("--read", str(run)))
         figures |= report_command(run)
-        (read_run(run)[0].kept_front_json).unlink()  # as a run that goes on, or that an earlier version searched
-        figures |= {f"{name} by the record": value for name, value in report_command(run).items()}
     text = json.dumps({"plans": arguments.plans, **_rounded(figures)}, indent=1)
     print(text)
     if arguments.out is not None:

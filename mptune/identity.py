@@ -47,7 +47,7 @@ def identity_of(file: RunFile) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, here: str) -> dict[str, str]:
     """What differs between two identities: name -> both values in brackets, or nothing where they are hashes.
 
-    What only one of them has does not count: an earlier version did not record it.
+    What only one of them has does not count: the target and the data are recorded once they are known.
     """
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     return {

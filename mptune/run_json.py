@@ -1,4 +1,4 @@
-"""run.json: what a run was made with, in typed sections; the older form of it.
+"""run.json: what a run was made with, in typed sections.
 
 Unknown keys are ignored, so that a setting that was removed leaves old runs readable. A key that is missing has the
 default of its field: what held before the key existed. So a new optional key does not raise ``RUN_FORMAT``; a key
@@ -8,7 +8,6 @@ that moves, or means something else, does.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from mptune.finding import CODES, Finding
 from mptune.settings import EngineChoice, Granularity, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 
 RUN_FORMAT = 2
-"""2 has typed sections; 1 (mptune 0.1.0) had ``measured`` and ``settings`` with free keys."""
+"""2 has typed sections; 1, of versions before 0.2.0, is refused."""
 
 
 class _Section(pydantic.BaseModel):
@@ -62,7 +61,7 @@ class FixedSettings(_Section):
 
     ``space_sha256`` is of the search-space file's bytes, ``groups_sha256`` of which nodes are in which layer group.
     ``shared_units`` says that columns of a Softmax or Sigmoid share a unit (``mptune.data.metrics.parts``): False where
-    an output holds none, and in runs of versions that divided each column by its own scale.
+    no output holds any.
     """
 
     target: str
@@ -201,10 +200,10 @@ def damaged_hint(run: Path) -> str:
 
 
 def parse_run_file(document: Any, path: Path) -> RunFile:
-    """Read the content of ``path``, a run.json, of this format or of an earlier one.
+    """Read the content of ``path``, a run.json.
 
     Raises:
-        RunError: not mptune's, or of a newer format.
+        RunError: not mptune's, or of another format.
     """
     if not isinstance(document, dict):
         raise RunError(f"{path} is damaged: it holds no JSON object", damaged_hint(path.parent))
@@ -214,8 +213,11 @@ def parse_run_file(document: Any, path: Path) -> RunFile:
             f"{path.parent} was written by a newer mptune (run format {written}, this one reads {RUN_FORMAT})",
             "upgrade mptune to that version",
         )
-    if written == 1:
-        document = _from_format_1(document)
+    if isinstance(written, int) and written < RUN_FORMAT:
+        raise RunError(
+            f"{path.parent} was written by an older mptune (run format {written}, this one reads {RUN_FORMAT})",
+            "search again in another directory with --out DIR, or start over with --fresh (nothing is deleted)",
+        )
     try:
         return RunFile.model_validate(document)
     except pydantic.ValidationError as error:
@@ -223,17 +225,3 @@ def parse_run_file(document: Any, path: Path) -> RunFile:
         where = ".".join(str(part) for part in first["loc"])
         wrong = f"{where!r} is missing" if first["type"] == "missing" else f"{where}: {first['msg']}"
         raise RunError(f"{path} is not a run of mptune: {wrong}", damaged_hint(path.parent)) from None
-
-
-def _from_format_1(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in format 2; what is missing or malformed is left for the validation to name."""
-    upgraded = {**document, "format": RUN_FORMAT}
-    measured, settings, seeds = (upgraded.pop(name, None) for name in ("measured", "settings", "seeds"))
-    if isinstance(measured, dict):
-        renamed = {"space's content": "space_sha256", "layer groups' content": "groups_sha256"}
-        upgraded["fixed_settings"] = {renamed.get(name, name): value for name, value in measured.items()}
-    if settings is not None:
-        upgraded["search"] = settings
-    if isinstance(seeds, dict):
-        upgraded["seeds"] = {name.replace(" ", "_"): value for name, value in seeds.items()}
-    return upgraded

@@ -77,7 +77,6 @@ class RunDirectory:
         self.devices = path / "devices"
         self.sketches = path / "data" / SKETCHES
         self.observed_json = self.data / "observed.json"
-        self.kept_front_json = path / "data" / "kept_front.json"
 
     def workspace(self, model_path: Path) -> Workspace:
         """The paths that jobs share; their directories exist afterwards.
@@ -94,7 +93,7 @@ class RunDirectory:
         """Read run.json; None where there is none.
 
         Raises:
-            RunError: unreadable, not mptune's, or of a newer format.
+            RunError: unreadable, not mptune's, or of another format.
         """
         try:
             document = json.loads(self.run_json.read_text(encoding="utf-8"))

@@ -15,7 +15,6 @@ from mptune.cli import main
 from mptune.errors import SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.rundir import read_run
-from mptune.tuning.fronts.kept import kept_front
 from tests.test_api import make_toolchain, place, search  # noqa: F401
 
 RUN = Path("model.mptune")
@@ -55,9 +54,6 @@ def named(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     front = mptune.open_run(run).front
     views["Python"] = front.chosen.plan.fingerprint
     views["repr"] = re.search(r"chosen: ([0-9a-f]{12})", repr(front))[1]
-    kept = kept_front(*read_run(run))
-    assert kept is not None, "report opens no record"
-    views["kept"] = kept.chosen.plan.fingerprint
     return views
 
 

@@ -539,9 +539,9 @@ def test_output_that_cannot_be_written_is_no_full_run_directory() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
-def test_report_starts_no_threads(tmp_path: Path) -> None:
+def test_report_starts_no_threads(searched: Path, tmp_path: Path) -> None:
     """OpenBLAS starts a thread for each core as it is loaded: on 24 cores most of what the command took."""
-    run = shutil.copytree(Path(__file__).parent / "old_runs" / "0.1.0" / "precision", tmp_path / "run.mptune")
+    run = shutil.copytree(searched, tmp_path / "run.mptune")
     code = (
         "import os, sys; from mptune.cli import main;"
         f"main(['report', {str(run)!r}]); print('numpy' in sys.modules, len(os.listdir('/proc/self/task')))"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -173,14 +172,6 @@ def test_a_finding_of_a_later_version_is_left_out(place: Path) -> None:
     run["findings"].append({**run["findings"][0], "code": "of-the-future"})
     path.write_text(json.dumps(run))
     assert mptune.report("model.mptune").findings == front.findings
-
-
-def test_a_run_of_an_earlier_version_has_its_warnings_and_no_findings(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).parent / "old_runs" / "0.1.0" / "precision", tmp_path / "old.mptune")
-    front = mptune.report(tmp_path / "old.mptune")
-    assert front.findings == ()
-    assert sum("look like random numbers" in text for text in front_warnings(front)) == 1
-    assert front.to_json()["findings"] == []
 
 
 def test_many_findings_of_a_code_are_counted(place: Path) -> None:

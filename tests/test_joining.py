@@ -70,7 +70,7 @@ def evaluated(place: Path) -> list[str]:
     record = read_record(directory, file)
     found = [evaluation.plan.fingerprint for evaluation in record.evaluations()]
     assert record.spent == len(found)
-    assert record.running == 0
+    assert not record.trials.running()
     record.close()
     return found
 

@@ -22,7 +22,7 @@ from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import hypervolume, pareto
-from mptune.tuning.record.storage import open_storage, storing
+from mptune.tuning.record.storage import close_storage, open_storage, storing
 from mptune.tuning.runs.result import read_record
 from tests.fakes import Diary
 from tests.test_identity import check_two_hosts
@@ -107,7 +107,7 @@ def evaluations(place: Path, url: str | None) -> tuple[Evaluation, ...]:
     record = read_record(directory, file, url)
     found = record.evaluations()
     assert record.spent == len(found)
-    assert record.running == 0
+    assert not record.trials.running()
     record.close()
     return found
 
@@ -196,5 +196,4 @@ def test_a_server_that_stays_away_is_one_clear_line(
         assert "\n" not in raised.value.message
     finally:
         server.start()
-        storage.remove_session()
-        storage.engine.dispose()
+        close_storage(storage)

@@ -13,8 +13,6 @@ from tests.conftest import save_mlp
 from tests.fakes import FAST
 from tests.test_api import make_toolchain
 
-OLD = Path(__file__).parent / "old_runs" / "0.1.0" / "precision"
-
 
 @pytest.fixture(scope="session")
 def searched(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
@@ -111,12 +109,6 @@ def test_tolerance_and_ignore_of_a_run(run: mptune.Run) -> None:
     assert run.pick(knee=True, ignore=[]).limits_met
     with pytest.raises(mptune.SettingsError, match="nothing"):
         run.report(ignore=["nothing"])
-
-
-def test_a_run_of_the_version_before_opens(tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path / "old")
-    run = mptune.open_run(tmp_path / "old")
-    assert len(run.evaluations) == len(run.study.trials) == run.front.evaluations
 
 
 def test_a_limit_of_zero_is_refused(run: mptune.Run) -> None:

@@ -65,7 +65,7 @@ def pick(
         limited = file.choice.limits if given is None else choice.limits
         searched = file.choice.search_limits or file.choice.given_limits
         kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited), "search_limits": searched}
-        front = front_of(directory, file, record, asked=choice.model_copy(update=kept), keep=True)
+        front = front_of(directory, file, record, asked=choice.model_copy(update=kept))
         file = file.model_copy(update={"choice": front.choice})
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         loaded = load_either(directory, file)

@@ -12,7 +12,6 @@ from mptune.run_json import RunFile
 from mptune.rundir import read_run
 from mptune.settings import Tolerance, Tolerances
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.kept import kept_front
 
 
 def report(
@@ -36,9 +35,6 @@ def report(
     """
     directory, file = read_run(run)
     demanded = with_demands(file, tolerance, ignore)
-    kept = kept_front(directory, demanded)
-    if kept is not None:
-        return kept
     from mptune.tuning.runs.result import front_of, read_record  # They import Optuna.
 
     with contextlib.closing(read_record(directory, file, storage)) as record:

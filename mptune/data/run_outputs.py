@@ -151,7 +151,7 @@ def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
 
 
 def read_run_outputs(path: Path) -> RunOutputs | None:
-    """Read ``outputs.json``; None where it is not there, as in runs of older versions, or cannot be read."""
+    """Read ``outputs.json``; None where it is not there, or cannot be read."""
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         return RunOutputs.from_json(document) if document["format"] == FORMAT else None

@@ -117,8 +117,8 @@ class Environment:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Environment:
-        """Inverse of ``to_json``; runs of earlier versions name no Jetson."""
-        jetson = document.get("jetson")
+        """Inverse of ``to_json``."""
+        jetson = document["jetson"]
         return cls(
             versions=dict(document["versions"]),
             os=document["os"],

@@ -287,7 +287,7 @@ class Evaluation:
         Raises:
             PlanError: the plan in it cannot be read.
         """
-        emulated, held_out, least = map(document.get, ("emulated", "held_out", "held_out_least"))
+        emulated, held_out, least, memory = map(document.get, ("emulated", "held_out", "held_out_least", "memory"))
         return cls(
             plan=PrecisionPlan.from_json(document["plan"], "the study"),
             number=document["number"],
@@ -298,16 +298,16 @@ class Evaluation:
             error_source=document["error_source"],
             speedup=decode_float(document["speedup"]),
             emulated=None if emulated is None else decode_float(emulated),
-            disagrees=document.get("disagrees", False),
+            disagrees=document["disagrees"],
             held_out=None if held_out is None else OutputError.from_json(held_out),
             held_out_least=None if least is None else decode_float(least),
             drift=decode_float(document["drift"]),
             build_s=decode_float(document["build_s"]),
             engine_path=document["engine_path"],
-            remeasured=document.get("remeasured", False),
+            remeasured=document["remeasured"],
             confirmed=document["confirmed"],
             warnings=tuple(document["warnings"]),
-            memory=None if document.get("memory") is None else EngineMemory.from_json(document["memory"]),
+            memory=None if memory is None else EngineMemory.from_json(memory),
         )
 
     def to_point(self) -> dict[str, Any]:

@@ -28,14 +28,11 @@ def parts_path(reference: Path) -> Path:
 def parts_beside(reference: Path, load: Load | None = None) -> dict[str, OutputParts] | None:
     """The parts that were kept with a reference file; None where none were.
 
-    A run of an older version kept none for held-out samples, and takes the search's.
-
     Args:
         reference: the file.
         load: reads one file, as ``load_parts`` does.
     """
-    known = (parts_path(reference), reference.with_name(PARTS_JSON))
-    return next((found for path in known if (found := (load or load_parts)(path)) is not None), None)
+    return (load or load_parts)(parts_path(reference))
 
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
@@ -67,7 +64,7 @@ def load_parts(path: Path) -> dict[str, OutputParts] | None:
                 decode_float(one["scale"]),
                 tuple(map(decode_float, one["column_scales"])),
                 one["is_split"],
-                tuple(one.get("units", ())),  # mptune 0.1.0 had none
+                tuple(one["units"]),
             )
             for name, one in document["outputs"].items()
         }

@@ -178,9 +178,9 @@ class Latency:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Latency:
-        """Inverse of ``to_json``; raw values, transfer, warnings, session and degrees may be absent."""
+        """Inverse of ``to_json``."""
         low, high = document["ci95_ms"]
-        session = document.get("session")
+        session = document["session"]
         return cls(
             float(document["median_ms"]),
             float(document["p90_ms"]),
@@ -188,11 +188,11 @@ class Latency:
             (float(low), float(high)),
             float(document["cv"]),
             document["source"],
-            tuple(float(value) for value in document.get("raw_ms", ())),
-            document.get("transfer_ms"),
-            tuple(document.get("warnings", ())),
+            tuple(float(value) for value in document["raw_ms"]),
+            document["transfer_ms"],
+            tuple(document["warnings"]),
             None if session is None else SessionTiming.from_json(session),
-            decode_float(document.get("degrees", math.inf)),
+            decode_float(document["degrees"]),
         )
 
 

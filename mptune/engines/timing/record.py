@@ -31,9 +31,7 @@ class TimingRecord:
         """The record of an earlier process; None where there is none or its latency settings were others."""
         try:
             document = parse_json(path.read_text(encoding="utf-8"))
-            # Settings that were removed since do not count.
-            recorded = document["settings"]
-            if any(recorded[name] != value for name, value in asdict(settings).items()):
+            if document["settings"] != asdict(settings):
                 return None
             return cls(Repetitions.from_json(document["repetitions"]), float(document["baseline_ms"]))
         except (OSError, ValueError, KeyError, TypeError):

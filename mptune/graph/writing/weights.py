@@ -239,7 +239,6 @@ class WeightBank:
         document = {
             "format": _FORMAT,
             "model_sha256": model.sha256,
-            "saturated": True,
             **{
                 str(p): {n: [place.offset, place.length] for n, place in entries.items()}
                 for p, entries in places.items()
@@ -268,14 +267,9 @@ class WeightBank:
             complete = all(set(places[p]) >= set(names) for p, names in wanted.items())
             if not whole or not complete or set(places[Precision.FP32]) != set(wanted[Precision.FP32]):
                 return None
-            # Version 0.1.0 wrote no hashes.
-            if not all(_is_intact(directory / name, sha256) for name, sha256 in document.get("sha256", {}).items()):
+            if not all(_is_intact(directory / name, sha256) for name, sha256 in document["sha256"].items()):
                 return None
-            roundings = tuple(_rounding_of_json(r) for r in document["roundings"])
-            # Version 0.1.0 held what overflows as infinity.
-            if not document.get("saturated") and any(r.overflowed for r in roundings):
-                return None
-            return cls(directory, places, roundings)
+            return cls(directory, places, tuple(_rounding_of_json(r) for r in document["roundings"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

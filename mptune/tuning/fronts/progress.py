@@ -43,7 +43,7 @@ def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -
     evaluations = record.evaluations()
     spans = [
         (trial.datetime_start.timestamp(), trial.datetime_complete.timestamp())
-        for trial in record.settled()
+        for trial in record.trials.settled()
         if trial.datetime_start is not None and trial.datetime_complete is not None
     ]
     return Progress(

@@ -93,7 +93,7 @@ class SearchedError:
         if not self.tolerances:
             return counted
         scaled = {one: self._scaled(counted, one) for one in self.tolerances}
-        known = [one for one, found in scaled.items() if found]  # a run of an older version kept no columns
+        known = [one for one, found in scaled.items() if found]  # columns are not kept of every output
         rest = 1.0 if self.max_error is None else self.unit / self.max_error
         judged: dict[str, dict[str, tuple[float, ...]]] = {}
         for output, statistics in counted.per_output.items():

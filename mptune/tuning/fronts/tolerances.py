@@ -19,7 +19,7 @@ from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
 def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
     """The error that a tolerance is about over its limit, on the search samples and the held-out ones: at most 1 holds.
 
-    Where it cannot be known, because a run of an older version kept no errors by column, it is infinite.
+    Where it is not known, because no errors by column were kept, it is infinite.
     """
     errors = [evaluation.error] if evaluation.held_out is None else [evaluation.error, evaluation.held_out]
     values = [largest_error(error, tolerance, evaluation.metric) for error in errors]
@@ -157,7 +157,7 @@ def _check_columns_of(tolerance: Tolerance, error: OutputError) -> None:
     if kept is None:
         raise SettingsError(
             f"--tolerance {tolerance}: errors of single columns of output {name!r} are not known",
-            f"limit the whole output: --tolerance {name}=X; a run of an older mptune needs a new search for columns",
+            f"limit the whole output: --tolerance {name}=X",
         )
     count, last = len(kept.max_abs), max(tolerance.columns or (0,))
     if last >= count:

@@ -9,9 +9,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.record.attributes import EVALUATION, read_json
-from mptune.tuning.record.backends.packed import unpacked
-from mptune.tuning.sampler.trials import JSON_MARK
+from mptune.tuning.record.attributes import EVALUATION
 
 
 def adopt(study: optuna.Study, other: optuna.Study, known: Collection[str], metric: str) -> None:
@@ -34,13 +32,11 @@ def adopt(study: optuna.Study, other: optuna.Study, known: Collection[str], metr
 
 def translate(trial: FrozenTrial, metric: str) -> FrozenTrial | None:
     """The trial with the other metric's value; None where its statistics lack the metric: it needs a new build."""
-    attrs, values = {name: unpacked(value) for name, value in trial.user_attrs.items()}, None
-    document = read_json(attrs, EVALUATION)
-    if document is not None:
-        evaluation = Evaluation.from_json(document).with_metric(metric)
+    attrs, values = dict(trial.user_attrs), None
+    if EVALUATION in attrs:
+        evaluation = Evaluation.from_json(attrs[EVALUATION]).with_metric(metric)
         if not evaluation.has_metric:
             return None
-        attrs.pop(EVALUATION.removeprefix(JSON_MARK), None)
         attrs[EVALUATION] = evaluation.to_json()
         values = objectives(evaluation) if evaluation.is_finite else None
     return create_trial(

@@ -1,8 +1,7 @@
 """How a study looks in Optuna's own tools: parameters named after the layer groups, short attributes first.
 
-Parameters are named ``g012 encoder/layer3/attn``: the group's id, which is unique, and its readable name. Version 0.1.0
-named them ``g012``, and such a study goes on with its names. Attributes that hold JSON for mptune alone begin with
-``~``, so that tools that sort by name show them last; version 0.1.0 wrote them without.
+Parameters are named ``g012 encoder/layer3/attn``: the group's id, which is unique, and its readable name. Attributes
+that hold JSON for mptune alone begin with ``~``, so that tools that sort by name show them last.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from optuna.trial import FrozenTrial
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
-from mptune.tuning.record.backends.packed import unpacked
 from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
 
 if TYPE_CHECKING:
@@ -40,29 +38,14 @@ _LONGEST_NAME = 200
 """Characters; Optuna's database tables hold 512."""
 
 
-def read_json(attrs: Mapping[str, Any], name: str) -> Any:
-    """What a JSON attribute holds, under its name of today or of version 0.1.0; None where there is none."""
-    if name in attrs:
-        return unpacked(attrs[name])
-    old = attrs.get(name.removeprefix(JSON_MARK))
-    return old if isinstance(old, dict) else None  # a text of that name is the short form of today
-
-
-def holds_json(attrs: Mapping[str, Any], name: str) -> bool:
-    """Whether there is such an attribute, which is not decoded."""
-    return name in attrs or isinstance(attrs.get(name.removeprefix(JSON_MARK)), dict)
-
-
 def note_key(key: str, value: Any) -> str:
     """Under which a study keeps a note: with the mark where it holds more than one number or word."""
     return f"{JSON_MARK}{key}" if isinstance(value, dict | list) else key
 
 
 def read_notes(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of a study by their keys, whichever way they were kept."""
-    plain = {key: value for key, value in attrs.items() if not key.startswith(JSON_MARK)}
-    # Before, a note that was JSON was taken back by writing None beside it.
-    return {**plain, **{key.removeprefix(JSON_MARK): v for key, v in attrs.items() if key.startswith(JSON_MARK)}}
+    """The notes of a study by their keys."""
+    return {key.removeprefix(JSON_MARK): value for key, value in attrs.items()}
 
 
 def origin_of(attrs: Mapping[str, Any]) -> Origin:

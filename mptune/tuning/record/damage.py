@@ -8,57 +8,23 @@ taken for those of other trials.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mptune.data.numbers import decode_float
-from mptune.engines.timing.session_timing import SessionTiming
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend
+
 from mptune.errors import RunError
 from mptune.files import write_bytes, writing
-from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.record.backends.folding import Operation
-from mptune.tuning.record.backends.replay import SharingReplay
+from mptune.tuning.record.backends.journal import decode_record, keep_copy
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 """What Optuna raises at an operation that cannot be carried out."""
 
-_NUMBERS = frozenset(range(11))  # Optuna's operations
-
-
-def decode_evaluation(document: Any, number: int, where: str) -> Evaluation:
-    """The evaluation that a trial's attribute holds.
-
-    Raises:
-        RunError: it holds something else.
-    """
-    with _decoding(number, where):
-        return Evaluation.from_json(document)
-
-
-def decode_session(document: Any, number: int, where: str) -> tuple[SessionTiming | None, float]:
-    """Of an evaluation's JSON form the timing of the session, None where it is not known, and seconds to build.
-
-    Raises:
-        RunError: the attribute holds something else.
-    """
-    with _decoding(number, where):
-        session = document["latency"].get("session")
-        timing = None if session is None else SessionTiming.from_json(session)
-        return timing, decode_float(document["build_s"])
-
-
-@contextmanager
-def _decoding(number: int, where: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"the evaluation of trial {number} in {where} cannot be read: {error!r}",
-            "copy the run directory again, or start over with --fresh",
-        ) from error
+_CREATE_TRIAL = 4
+"""Optuna's number of the operation that creates a trial; those with larger numbers are on trials."""
 
 
 def refuse_damage(journal: Path) -> None:
@@ -97,36 +63,32 @@ def set_damage_aside(journal: Path) -> Path | None:
     Raises:
         RunError: the file cannot be read or written.
     """
-    kept = _without_damage(journal)
-    if kept is None:
+    sound = _without_damage(journal)
+    if sound is None:
         return None
-    number = 1
-    while (copy := journal.with_name(f"{journal.name}.damaged-{number}")).exists():
-        number += 1
-    with writing(copy):
-        shutil.copyfile(journal, copy)
-    write_bytes(journal, kept)
+    copy = keep_copy(journal, "damaged")
+    write_bytes(journal, sound)
     return copy
 
 
 def _without_damage(journal: Path) -> list[bytes] | None:
     """The lines that are sound, and those that keep the numbers of trials; None where nothing is damaged."""
-    kept: list[bytes] = []
+    sound: list[bytes] = []
     created, gap, example, is_damaged = 0, 0, b"", False
     for _, line, record in _lines(journal):
         if record is None:
             is_damaged = True
-            gap = len(kept)  # where a creation that turns out to be missing belongs
+            gap = len(sound)  # where a creation that turns out to be missing belongs
             continue
-        if record["op_code"] == Operation.CREATE_TRIAL:
+        if record["op_code"] == _CREATE_TRIAL:
             created += 1
             example = example or _empty_trial(record)
-        missing = record.get("trial_id", 0) - created + 1 if record["op_code"] > Operation.CREATE_TRIAL else 0
+        missing = record["trial_id"] - created + 1 if record["op_code"] > _CREATE_TRIAL else 0
         if missing > 0 and example:
-            kept[gap:gap] = [example] * missing
+            sound[gap:gap] = [example] * missing
             created += missing
-        kept.append(line)
-    return kept if is_damaged else None
+        sound.append(line)
+    return sound if is_damaged else None
 
 
 def _empty_trial(record: dict[str, Any]) -> bytes:
@@ -136,34 +98,41 @@ def _empty_trial(record: dict[str, Any]) -> bytes:
     return json.dumps(empty, separators=(",", ":")).encode() + b"\n"
 
 
+class _OneByOne(BaseJournalBackend):
+    """Gives Optuna's storage a single operation, and tells whether it was carried out."""
+
+    def __init__(self) -> None:
+        self._record: dict[str, Any] | None = None
+        self._is_carried_out = False
+        self._storage = JournalStorage(self)
+
+    def carry_out(self, record: dict[str, Any]) -> bool:
+        """Whether Optuna can do what the record says, after all records before it."""
+        self._record, self._is_carried_out = record, False
+        with suppress(*UNREADABLE):
+            self._storage.get_trial(-1)  # There is no such trial: Optuna reads what is new, and raises.
+        return self._is_carried_out
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        if self._record is not None:
+            yield self._record
+            self._is_carried_out = True
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        raise NotImplementedError("nothing is written")
+
+
 def _lines(journal: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
     """Number, line and operation, which is None where the line holds none that can be carried out."""
-    replay = SharingReplay("")
+    optuna = _OneByOne()
     with writing(journal), journal.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
-                record = _operation(line)
-                yield number, line, record if record is not None and _is_carried_out(record, replay) else None
+                record = decode_record(line)
+                yield number, line, record if record and _names_a_trial(record) and optuna.carry_out(record) else None
 
 
-def _is_carried_out(record: dict[str, Any], replay: SharingReplay) -> bool:
-    try:
-        replay.apply_logs([record])
-    except UNREADABLE:
-        return False
-    return True
-
-
-def _operation(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or record.get("op_code") not in _NUMBERS:
-        return None
-    code = record["op_code"]
-    needed: dict[str, type] = {"worker_id": str}
-    needed |= {"trial_id": int} if Operation.CREATE_TRIAL < code < 10 else {}
-    needed |= {"study_id": int} if code in (Operation.CREATE_TRIAL, 2, 3) else {}
-    needed |= {"study_name": str} if code == Operation.CREATE_STUDY else {}
-    return record if all(isinstance(record.get(name), kind) for name, kind in needed.items()) else None
+def _names_a_trial(record: dict[str, Any]) -> bool:
+    """Whether an operation on a trial says which; Optuna passes over one that names a trial that there is not."""
+    code = record.get("op_code")
+    return not isinstance(code, int) or not _CREATE_TRIAL < code < 10 or isinstance(record.get("trial_id"), int)

@@ -7,16 +7,13 @@ import socket
 import threading
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial
 
-from mptune.tuning.record.attributes import OWNER, read_json
-
-if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
+from mptune.tuning.record.attributes import OWNER
 
 _NAMELESS_S = 60.0
 """A running trial names its process within milliseconds; one that names none for so long lost it before."""
@@ -53,12 +50,7 @@ class Heartbeats:
             storage: of the study.
             study_id: Optuna's number of the study in it.
         """
-        self._storage: RDBStorage | None = None
-        if not isinstance(storage, JournalStorage):
-            from optuna.storages import RDBStorage  # SQLAlchemy is slow to import, and a journal needs none of it.
-
-            if isinstance(storage, RDBStorage) and storage.get_heartbeat_interval() is not None:
-                self._storage = storage
+        self._storage: Any = None if isinstance(storage, JournalStorage) else storage
         self._study_id = study_id
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -90,7 +82,7 @@ class Heartbeats:
         return set() if self._storage is None else set(self._storage._get_stale_trial_ids(self._study_id))
 
     @staticmethod
-    def _beat(storage: RDBStorage, trial_id: int, stopped: threading.Event) -> None:
+    def _beat(storage: Any, trial_id: int, stopped: threading.Event) -> None:
         interval_s = storage.get_heartbeat_interval()
         while not stopped.wait(interval_s):
             # A database that is away for a moment misses a beat or two; whoever writes a result raises the error.
@@ -108,7 +100,7 @@ def is_dead(trial: FrozenTrial, stale: set[int], stale_after_s: float) -> bool:
         stale: ids of trials whose heartbeats have stopped.
         stale_after_s: of another host and without a heartbeat, one that has run longer than this is taken for dead.
     """
-    owner = read_json(trial.user_attrs, OWNER)
+    owner = trial.user_attrs.get(OWNER)
     alive = None if owner is None else is_alive(owner)
     if alive is not None:
         return not alive

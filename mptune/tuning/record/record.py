@@ -6,9 +6,7 @@ process dies, a trial either still runs (and is taken up again) or its outcome i
 
 from __future__ import annotations
 
-import itertools
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
+from mptune.errors import RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe
@@ -37,21 +36,18 @@ from mptune.tuning.record.attributes import (
     by_group,
     choices_of,
     evaluation_attrs,
-    holds_json,
     note_key,
     origin_of,
-    read_json,
     read_notes,
 )
-from mptune.tuning.record.damage import decode_evaluation
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.proposal import Proposal
-from mptune.tuning.record.storage import batch, storing
+from mptune.tuning.record.storage import batch, close_storage, storing
 from mptune.tuning.record.study_trials import StudyTrials
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Count, Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
-from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, ehvi_of, read_built_plans, set_feasible
+from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, read_built_plans, set_feasible
 from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
@@ -102,86 +98,50 @@ class StudyRecord:
         self.space = space.as_begun({group: len(each) for group, each in choices_of(trials).items()})
         self.trials = StudyTrials(study, where)
         self._decoded: dict[int, Evaluation] = {}
+        self._evaluations: tuple[Sequence[FrozenTrial], tuple[Evaluation, ...]] = ((), ())  # of these settled trials
         self.metric = metric
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations of finished trials, in the order of the trials, those with non-finite outputs included."""
-        return tuple(self._decode(t) for t in self.settled() if holds_json(t.user_attrs, EVALUATION))
+        settled = self.trials.settled()
+        if settled is not self._evaluations[0]:
+            self._evaluations = settled, tuple(self._decode(t) for t in settled if EVALUATION in t.user_attrs)
+        return self._evaluations[1]
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         return tuple(
-            (self.plan_of(t), origin_of(t.user_attrs), Failure.from_json(read_json(t.user_attrs, FAILURE)))
-            for t in self.settled()
-            if t.state is TrialState.PRUNED and holds_json(t.user_attrs, FAILURE)
+            (self.plan_of(t.user_attrs, t.params), origin_of(t.user_attrs), Failure.from_json(t.user_attrs[FAILURE]))
+            for t in self.trials.failed()
+            if FAILURE in t.user_attrs
         )
-
-    def settled(self) -> list[FrozenTrial]:
-        """The finished trials whose outcome stands: without failures of plans that were tried again."""
-        return self.trials.settled()
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
-        return self.evaluation_of(ORIGIN_FP32)
-
-    def evaluation_of(self, origin: Origin) -> Evaluation | None:
-        """The first evaluation of this origin; None where there is none."""
-        found = (t for t in self.settled() if origin_of(t.user_attrs) == origin)
-        return next((self._decode(t) for t in found if holds_json(t.user_attrs, EVALUATION)), None)
-
-    @property
-    def failed(self) -> int:
-        """How many plans failed through their own fault, or came out not finite."""
-        return sum(trial.state is TrialState.PRUNED for trial in self.settled())
+        trials = (t for t in self.trials.settled() if origin_of(t.user_attrs) == ORIGIN_FP32)
+        return next((self._decode(t) for t in trials if EVALUATION in t.user_attrs), None)
 
     @property
     def spent(self) -> int:
         """How much of the budget is spent: evaluations and failed plans, but no machine faults and no duplicates."""
-        return len(self.settled())
+        return len(self.trials.settled())
 
-    def known(self) -> dict[str, str]:
-        """Fingerprints that need no build any more, or that a living process works on -> state, lower case."""
-        trials = {**self.trials.plans(), **{t.user_attrs.get("fingerprint", ""): t for t in self.trials.running()}}
-        return {fingerprint: t.state.name.lower() for fingerprint, t in trials.items() if fingerprint}
+    def known(self, but: int | None = None) -> dict[str, str]:
+        """Fingerprints that need no build any more, or that a living process works on -> state, lower case.
 
-    def is_known(self, fingerprint: str, but: int = -1) -> bool:
-        """Whether ``known`` has it, the trial of the number ``but`` not counted where it runs."""
-        running = (t.user_attrs.get("fingerprint") for t in self.trials.running() if t.number != but)
-        return fingerprint in self.trials.plans() or fingerprint in running
-
-    def is_taken(self, proposal: Proposal) -> bool:
-        """Whether another trial holds the proposal's plan, finished or running.
-
-        Two workers that propose at the same time may come to the same plan. Asked when the proposal is written down,
-        this is seen by one of them at least.
+        Args:
+            but: number of a running trial that does not count. Two workers that propose at the same time may come to
+                the same plan: asked when the proposal is written down, at least one of them sees the other's.
         """
-        return self.is_known(proposal.plan.fingerprint, but=proposal.number)
-
-    def is_shared_out(self, budget: int, proposal: Proposal | None = None) -> bool:
-        """Whether what others have in work, ``proposal`` not counted, would spend the rest of a budget."""
-        own = None if proposal is None else proposal.number
-        return self.spent + sum(t.number != own for t in self.trials.running()) >= budget
-
-    @property
-    def running(self) -> int:
-        """How many plans are in work."""
-        return len(self.trials.running())
+        running = {t.user_attrs.get("fingerprint", ""): t for t in self.trials.running() if t.number != but}
+        trials = {**self.trials.plans(), **running}
+        return {fingerprint: t.state.name.lower() for fingerprint, t in trials.items() if fingerprint}
 
     def waiting(self) -> set[str]:
         """Fingerprints of the plans that are enqueued."""
         return {t.user_attrs.get("fingerprint", "") for t in self.trials.waiting()}
-
-    @property
-    def trial_count(self) -> int:
-        """Number of trials of any state."""
-        return len(self.trials.every())
-
-    def expected_improvements(self, last: int | None = None) -> list[float]:
-        """Expected hypervolume improvements (0 to 1) of the evaluated proposals, when proposed, or of the last ones."""
-        found = (ehvi for t in reversed(self.settled()) if (ehvi := ehvi_of(t)) is not None)
-        return list(itertools.islice(found, last))[::-1]
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """The plans that were evaluated, over these free groups; without those of a group that is not as it prefers."""
@@ -227,15 +187,12 @@ class StudyRecord:
     def ask(self) -> Proposal:
         """Take the next enqueued plan, else let the sampler propose one."""
         with storing(self._where):
-            with warnings.catch_warnings():
-                # Optuna says that heartbeats are for Study.optimize: here ``Heartbeats`` sends them.
-                warnings.simplefilter("ignore")
-                trial = self._study.ask()
+            trial = self._study.ask()
+            trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))  # at once: proposing may take long
             with batch(self._storage):
-                trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))
                 choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in self.space.options.items()}
                 attrs = trial.user_attrs
-                plan = self._whole_plan(attrs, choices)
+                plan = self.plan_of(attrs, choices)
                 if "fingerprint" not in attrs:
                     trial.set_user_attr("fingerprint", plan.fingerprint)
         return Proposal(
@@ -281,14 +238,6 @@ class StudyRecord:
         with self._finishing():
             self._study.tell(proposal.number, state=TrialState.PRUNED, skip_if_finished=True)
 
-    def tell_fault(self, proposal: Proposal, failure: Failure, *, attempt: int) -> None:
-        """Record a fault of the machine: FAIL, and the plan is enqueued again with its number of attempts."""
-        with self._finishing():
-            proposal.trial.set_user_attr("fault", describe(failure))
-            proposal.trial.set_user_attr(FAULT, failure.to_json())
-            self.enqueue(proposal.plan, proposal.origin, attempt, proposal.failures)
-            self._study.tell(proposal.number, state=TrialState.FAIL)
-
     def tell_duplicate(self, proposal: Proposal) -> None:
         """Drop a plan that is known already: the evaluation stays with the first trial.
 
@@ -298,10 +247,20 @@ class StudyRecord:
             proposal.trial.set_user_attr("duplicate", True)
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
-    def release(self, proposal: Proposal) -> None:
-        """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL."""
+    def release(self, proposal: Proposal, fault: Failure | None = None, attempt: int | None = None) -> None:
+        """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL.
+
+        Args:
+            proposal: of the plan.
+            fault: the fault of the machine that ended it, if one did.
+            attempt: how many attempts faults of the machine have cost by now; None takes the proposal's.
+        """
         with self._finishing():
-            self.enqueue(proposal.plan, proposal.origin, proposal.attempt, proposal.failures)
+            if fault is not None:
+                proposal.trial.set_user_attr("fault", describe(fault))
+                proposal.trial.set_user_attr(FAULT, fault.to_json())
+            attempt = proposal.attempt if attempt is None else attempt
+            self.enqueue(proposal.plan, proposal.origin, attempt, proposal.failures)
             self._study.tell(proposal.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def heal(self, stale_after_s: float, *, is_first: bool = True) -> int:
@@ -347,11 +306,7 @@ class StudyRecord:
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
         self._heartbeats.close()
-        with suppress(Exception):
-            self._storage.remove_session()
-        engine = getattr(self._storage, "engine", None)  # of a database
-        if engine is not None:
-            engine.dispose()
+        close_storage(self._storage)
 
     @contextmanager
     def _finishing(self) -> Iterator[None]:
@@ -363,8 +318,13 @@ class StudyRecord:
 
     def _decode(self, trial: FrozenTrial) -> Evaluation:
         if trial.number not in self._decoded:
-            document = read_json(trial.user_attrs, EVALUATION)
-            evaluation = decode_evaluation(document, trial.number, self._where)
+            try:
+                evaluation = Evaluation.from_json(trial.user_attrs[EVALUATION])
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise RunError(
+                    f"the evaluation of trial {trial.number} in {self._where} cannot be read: {error!r}",
+                    "copy the run directory again, or start over with --fresh",
+                ) from error
             self._decoded[trial.number] = evaluation.with_metric(self.metric)
         return self._decoded[trial.number]
 
@@ -374,24 +334,20 @@ class StudyRecord:
 
     def _heal(self, trial: FrozenTrial) -> None:
         attrs = trial.user_attrs
-        document = read_json(attrs, EVALUATION)
-        if document is not None:
-            self._finish(trial.number, Evaluation.from_json(document).with_metric(self.metric))
-        elif read_json(attrs, FAILURE):
+        if EVALUATION in attrs:
+            self._finish(trial.number, Evaluation.from_json(attrs[EVALUATION]).with_metric(self.metric))
+        elif FAILURE in attrs:
             self._study.tell(trial.number, state=TrialState.PRUNED)
         else:
             choices = by_group(trial.system_attrs.get("fixed_params", trial.params))
             if "duplicate" not in attrs and all(group in choices for group in self.space.free):
-                plan = self._whole_plan(attrs, choices)
+                plan = self.plan_of(attrs, choices)
                 self.enqueue(plan, origin_of(attrs), attrs.get("attempt", 0), attrs.get(FAILED_BEFORE, 0))
             self._study.tell(trial.number, state=TrialState.FAIL)
 
-    def _whole_plan(self, attrs: Mapping[str, Any], choices: Mapping[str, str]) -> PrecisionPlan:
-        whole = read_json(attrs, PLAN_ATTR)
+    def plan_of(self, attrs: Mapping[str, Any], parameters: Mapping[str, str]) -> PrecisionPlan:
+        """The plan of a trial, by its attributes and its parameters."""
+        whole = attrs.get(PLAN_ATTR)
         if whole is None:
-            return self.space.plan(choices)
+            return self.space.plan(by_group(parameters))
         return PrecisionPlan(self.space.model_sha256, {group: Precision(p) for group, p in whole.items()})
-
-    def plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
-        """The plan of a trial."""
-        return self._whole_plan(trial.user_attrs, by_group(trial.params))

@@ -33,7 +33,11 @@ class Sessions:
     def __init__(self, record: StudyRecord) -> None:
         """Read them."""
         self._anchor_ms: float | None = record.note(_FIRST_BASELINE)
-        timings = record.trials.session_timings()
+        timings: dict[str, tuple[SessionTiming, ...]] = {}
+        for evaluation in record.evaluations():
+            if evaluation.latency.session is not None:
+                fingerprint = evaluation.plan.fingerprint
+                timings[fingerprint] = (*timings.get(fingerprint, ()), evaluation.latency.session)
         for key, note in record.notes(_PREFIX).items():
             fingerprint = key.removeprefix(_PREFIX).partition(":")[0]
             reopened = (SessionTiming.from_json(one) for one in note)
@@ -51,7 +55,7 @@ class Sessions:
         It is scaled by what the baseline's session differs from the first one, as far as that is known.
 
         Args:
-            latency: to correct; as it is where one of its sessions is unknown (predicted, or of version 0.1.0).
+            latency: to correct; as it is where one of its sessions is unknown (predicted).
             sessions: all sessions that it sums up; None takes the latency's own.
         """
         given = [latency.session] if sessions is None else list(sessions)

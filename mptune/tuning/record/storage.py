@@ -2,37 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import optuna
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
 
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.tuning.record.backends.journal import remove_stale_locks, repair_journal
-from mptune.tuning.record.backends.journal_storage import BatchedStorage
 from mptune.tuning.record.damage import UNREADABLE, refuse_damage
 from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
-from mptune.tuning.sampler.trials import JSON_MARK
 
 if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
+    from mptune.tuning.record.backends.patience import PatientStorage
 
 
-def open_storage(
-    url: str | None, journal: Path, *, repair: bool = True, packed: bool = False
-) -> tuple[BaseStorage, str | None]:
+class _BatchedFile(BaseJournalBackend):
+    """Optuna's journal file, which goes to the disk once for a whole batch: Optuna syncs it after every record."""
+
+    def __init__(self, path: Path) -> None:
+        # An open lock, not a symbolic link: symbolic links need privileges on Windows and fail on some mounts.
+        self._file = JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path)))
+        self._batch: list[dict[str, Any]] | None = None
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        if self._batch is None:
+            self._file.append_logs(logs)
+        else:
+            self._batch += logs
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        # Within a batch nothing is read: its own records would come behind those of other processes.
+        return self._file.read_logs(log_number_from) if self._batch is None else ()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Write what is appended in the block at its end, in one piece."""
+        assert self._batch is None, "a batch within a batch"
+        self._batch = []
+        try:
+            yield
+        finally:
+            records, self._batch = self._batch, None
+            if records:
+                self._file.append_logs(records)
+
+
+class _Journal(JournalStorage):
+    """Optuna's journal storage on a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = _BatchedFile(path)
+        super().__init__(self.file)
+
+
+def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tuple[BaseStorage, str | None]:
     """Open Optuna's storage, repairing what a killed process left in a journal.
 
     Args:
         url: a database, or None for the journal.
         journal: path of the journal file.
         repair: the caller holds the run directory's lock, so what a dead process left may be cleaned up.
-        packed: attributes of trials that hold JSON for mptune alone are given packed where a journal is kept, so that a
-            long search takes less memory: for ``StudyRecord``, which unpacks them.
 
     Returns:
         The storage, and a warning where something had to be repaired.
@@ -41,14 +75,14 @@ def open_storage(
         RunError: the database cannot be reached, its driver is missing, or the journal cannot be written.
     """
     if url is not None:
-        return _open_database(url), None
+        return cast("BaseStorage", _open_database(url)), None
     copy = None
     if repair:
         remove_stale_locks(journal)
         copy = repair_journal(journal)
     with storing(str(journal)):
         try:
-            storage = BatchedStorage(journal, JSON_MARK if packed else None)
+            storage = _Journal(journal)
         except UNREADABLE:
             refuse_damage(journal)
             raise
@@ -57,19 +91,24 @@ def open_storage(
     return storage, f"the last record of {journal.name} was torn and has been cut off; the old file is {copy.name}"
 
 
+def close_storage(storage: BaseStorage) -> None:
+    """Close a database's connections; a journal has none. Idempotent."""
+    if not isinstance(storage, JournalStorage):
+        with suppress(Exception):
+            cast("PatientStorage", storage).dispose()
+
+
 def check_opens(url: str) -> str:
     """Open a database once; what may be shown and recorded of its URL.
 
     Raises:
         RunError: it cannot be reached, or its driver is missing.
     """
-    storage = _open_database(url)
-    storage.remove_session()
-    storage.engine.dispose()
+    _open_database(url).dispose()
     return without_secrets(url)
 
 
-def _open_database(url: str) -> RDBStorage:
+def _open_database(url: str) -> PatientStorage:
     from mptune.tuning.record.backends.patience import PatientStorage  # SQLAlchemy is slow to import.
 
     shown = scheme_of(url)
@@ -96,7 +135,7 @@ def batch(storage: BaseStorage) -> AbstractContextManager[None]:
     Raises:
         OSError: as ``storing`` takes it.
     """
-    return storage.batch() if isinstance(storage, BatchedStorage) else nullcontext()
+    return storage.file.batch() if isinstance(storage, _Journal) else nullcontext()
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def open_study(
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        storage, repaired = open_storage(url, journal, repair=not is_shared, packed=True)
+        storage, repaired = open_storage(url, journal, repair=not is_shared)
         where = str(journal) if url is None else without_secrets(url)
         with storing(where):
             siblings = [other for other in optuna.get_all_study_names(storage) if other.startswith(f"{name}/")]
@@ -101,7 +101,7 @@ def open_study(
             )
             for other in others:
                 adopt(study, other, record.known(), metric)
-        study.sampler = make_sampler(sampler, derive_seed(seed, record.trial_count))
+        study.sampler = make_sampler(sampler, derive_seed(seed, len(record.trials.every())))
     finally:
         optuna.logging.set_verbosity(verbosity)
     return record, () if repaired is None else (repaired,)

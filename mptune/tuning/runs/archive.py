@@ -76,8 +76,8 @@ def _members(run: RunDirectory, file: RunFile, folder: Path, storage: str | None
     for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE, SEAL_FILE):
         yield f"{run.weights.name}/{name}", run.weights / name
     for path in sorted(run.data.iterdir()) if run.data.is_dir() else ():
-        # How often to repeat, and the baseline's latency then, are notes about this machine; the kept front saves time.
-        is_left = path == run.kept_front_json or path.name.startswith((".", "timing-")) or path.suffix == ".tmp"
+        # How often to repeat, and the baseline's latency then, are notes about this machine.
+        is_left = path.name.startswith((".", "timing-")) or path.suffix == ".tmp"
         if path.is_file() and not is_left:
             yield f"{run.data.name}/{path.name}", path
 

@@ -295,7 +295,7 @@ def read_confirmation(
         raise RunError(f"{search[0].path} holds no evaluation yet", "let `mptune search` go on with it first")
     settings = settings_of(file, file.fixed_settings.target, file.fixed_settings.engine)
     rounds = rounds_needed(settings, "measured")
-    front = front_of(directory, file, record, asked=asked, is_again=True, keep=True)
+    front = front_of(directory, file, record, asked=asked, is_again=True)
     return compare(searched, target, front, record, rounds, settings.latency)
 
 

@@ -62,7 +62,7 @@ class MixedRun(WorkerRun):
         warnings = (*observations.warnings, *about, *kernels.warnings)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
         again = self.file.choice.again()
-        return front_of(self.directory, self.file, self.record, asked=again, is_again=True, keep=True)
+        return front_of(self.directory, self.file, self.record, asked=again, is_again=True)
 
     def _take_budget(self, record: StudyRecord) -> None:
         record.set_note(START_NOTE, self._began_s)

@@ -25,7 +25,6 @@ from mptune.tuning.evaluation import (
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, pareto, reference_error_of
 from mptune.tuning.fronts.content import origin_fields
-from mptune.tuning.fronts.kept import RunStamp, keep_front
 from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits, error_text
 from mptune.tuning.fronts.run_facts import Facts, facts_of, hint_of_exactness, other_devices, shown_findings
 from mptune.tuning.fronts.table import latency_text
@@ -49,7 +48,6 @@ def front_of(
     *,
     asked: Choice | None = None,
     is_again: bool = False,
-    keep: bool = False,
 ) -> Front:
     """The front of a run, from its run.json and its record, with the choice as run.json has it, or as it is asked for.
 
@@ -62,9 +60,7 @@ def front_of(
         record: its study.
         asked: a request; None reads the choice that was made.
         is_again: the request is an earlier one: where its plan is not feasible any more, or here, the knee is chosen.
-        keep: keep the front for ``report`` (``mptune.tuning.fronts.kept``): the caller holds the run's lock.
     """
-    before = RunStamp.of(run, file) if keep else None
     facts = facts_of(run, file)
     fixed, search = file.fixed_settings, file.search
     settings = SearchSettings(
@@ -95,10 +91,7 @@ def front_of(
         choice = choice.model_copy(update=update)
     elif choice.chosen is not None and choice.replaced == choice.chosen:
         choice = choice.model_copy(update={"replaced": made.replaced})
-    front = replace(front, choice=choice)
-    if before is not None:
-        keep_front(run, file, front, before)
-    return replace(front, other_devices=other_devices(run))
+    return replace(front, choice=choice, other_devices=other_devices(run))
 
 
 def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:
@@ -205,7 +198,7 @@ def build_front(
                 reduced=facts.reduced,
                 is_cut_short=record.spent < facts.budget,
                 sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
-                plan_count=plan_count(record.trials.every(), has_failed=record.failed > 0),
+                plan_count=plan_count(record.trials.every(), has_failed=bool(record.trials.failed())),
                 is_untunable=any(NOTHING in text for text in facts.warnings),
             )
         ),
@@ -221,7 +214,7 @@ def build_front(
         choice=choice,
         hint=hint,
         evaluations=record.spent,
-        failures=record.failed,
+        failures=len(record.trials.failed()),
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
         warnings=tuple(dict.fromkeys(warnings)),
         findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=every),

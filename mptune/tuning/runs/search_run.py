@@ -157,7 +157,7 @@ class SearchRun(MeasuringRun):
         return self._front()
 
     def _front(self) -> Front:
-        return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True, keep=True)
+        return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True)
 
     def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:
         """The space's groups; ``auto`` fits the budget of the first search, so that a larger one resumes the run."""
@@ -265,7 +265,7 @@ class SearchRun(MeasuringRun):
         indices: dict[SampleSet, tuple[int, ...]] = {"search": search.indices, "held_out": held_out.indices}
         toolchain, skip = self._open_toolchain(), self._settings.skip_checks
 
-        def ask() -> None:  # Before the observations: a run without an answer was made before the question was asked.
+        def ask() -> None:
             with kept_meanwhile(self.directory, self._workload):
                 keep_kernels(toolchain, self._settings.precisions, self._workload.workspace.data_dir)
 

@@ -41,7 +41,6 @@ from threadpoolctl import ThreadpoolController
 
 from mptune.data.numbers import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.record.storage import batch
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import ENUMERABLE_GROUPS, CandidatePool, find_candidates
 from mptune.tuning.sampler.cuts.labels import (
@@ -163,10 +162,9 @@ class PrecisionSampler(BaseSampler):
         if plan is None:
             return {}
         attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}
-        with batch(study._storage):
-            for name, value in attrs.items():
-                # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
-                study._storage.set_trial_user_attr(trial._trial_id, name, value)
+        for name, value in attrs.items():
+            # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
+            study._storage.set_trial_user_attr(trial._trial_id, name, value)
         return _choices(of_now.prior, plan)
 
     def think_ahead(self, study: Study) -> None:

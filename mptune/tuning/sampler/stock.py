@@ -16,7 +16,7 @@ SAMPLERS = ("precision", "tpe")
 """The names that ``make_sampler`` knows."""
 
 _REMOVED = ("local", "nsga2", "random")
-"""Samplers of version 0.1.0. Runs that used them still open; ``benchmarks/samplers.py`` has them."""
+"""Samplers that were removed; ``benchmarks/samplers.py`` has them."""
 
 
 def derive_seed(seed: int, trials: int) -> int:

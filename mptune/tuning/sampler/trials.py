@@ -1,7 +1,7 @@
-"""What mptune writes on Optuna's trials for the sampler, and reads back: studies of version 0.1.0, too.
+"""What mptune writes on Optuna's trials for the sampler, and reads back.
 
 A trial has one categorical parameter per free group. What the parameters and the two objectives do not say stands in
-user attributes; those that were renamed since version 0.1.0 are read under both names.
+user attributes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.data.numbers import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.record.backends.packed import unpacked
 from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, from_bits, to_bits, to_row
 from mptune.tuning.sampler.posterior import BuiltPlans
 
@@ -70,10 +69,6 @@ def emulated_attr(judge: Judge | None) -> str:
     return EMULATED_ATTR if judge is None else f"{EMULATED_ATTR}: {judge.key}"
 
 
-_OLD_NAMES = {TIMING_ATTR: "measured", EHVI_ATTR: "promise", EMULATED_ATTR: "emulated plans", PLAN_ATTR: "plan"}
-"""Under which version 0.1.0 wrote them."""
-
-
 def set_feasible(trial: Trial, is_feasible: bool) -> None:
     """Write once whether the plan built and its outputs are finite, as the samplers read it; before ``tell``."""
     if CONSTRAINT_ATTR in trial.user_attrs:
@@ -91,19 +86,14 @@ def constraints_of(trial: FrozenTrial) -> Sequence[float]:
 
 def timing_of(trial: FrozenTrial) -> Mapping[str, Any]:
     """What ``TIMING_ATTR`` holds; empty where the plan was not timed."""
-    timing: Mapping[str, Any] = _read(trial, TIMING_ATTR) or {}
+    timing: Mapping[str, Any] = trial.user_attrs.get(TIMING_ATTR, {})
     return timing
 
 
 def ehvi_of(trial: FrozenTrial) -> float | None:
     """The expected hypervolume improvement of the plan when it was proposed; None where another sampler proposed it."""
-    ehvi = _read(trial, EHVI_ATTR)
+    ehvi = trial.user_attrs.get(EHVI_ATTR)
     return None if ehvi is None else float(ehvi)
-
-
-def _read(trial: FrozenTrial, name: str) -> Any:
-    attrs = trial.user_attrs
-    return unpacked(attrs[name] if name in attrs else attrs.get(_OLD_NAMES.get(name, name)))
 
 
 def is_precision(distribution: BaseDistribution) -> bool:
@@ -235,7 +225,7 @@ class TrialReader:
         return known
 
     def _read(self, trial: FrozenTrial) -> _Reading:
-        found: Mapping[str, Any] = _read(trial, emulated_attr(self._judge)) or {}
+        found: Mapping[str, Any] = trial.user_attrs.get(emulated_attr(self._judge), {})
         emulated = {bits: decode_float(error) for bits, error in found.items() if len(bits) == len(self._groups)}
         row = None if trial.state is TrialState.FAIL else to_row(_choices(trial), self._groups, self._reduced)
         if row is None:
@@ -247,7 +237,7 @@ class TrialReader:
             _figures(trial, self._judge),
             np.array([profile.get(group, math.nan) for group in self._groups]) if profile else None,
             trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs,
-            _read(trial, PLAN_ATTR) is not None,
+            PLAN_ATTR in trial.user_attrs,
             emulated,
         )
 

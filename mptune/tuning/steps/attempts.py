@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from mptune.engines.base import Failure, FailureKind, Measurement, Toolchain
 from mptune.errors import RunError
@@ -214,7 +214,7 @@ class Attempts:
         return faults + self._elsewhere[0], jobs + self._elsewhere[1]
 
     def _needed(self, proposal: Proposal, failure: Failure) -> int:
-        trials = self._record.settled()
+        trials = self._record.trials.settled()
         needed = attempts_needed(*self._faults(trials))
         if failure.kind is FailureKind.TIMEOUT:  # The deadline may be an hour away.
             return needed
@@ -249,8 +249,10 @@ class Attempts:
 
     def reconsider(self) -> None:
         """Enqueue plans whose failures are too few, for what is known of this machine by now, to be their own fault."""
-        trials = self._record.settled()
+        trials = self._record.trials.settled()
         needed = attempts_needed(*self._faults(trials))
-        for trial in [trial for trial in trials if trial.state is TrialState.PRUNED]:
+        for trial in self._record.trials.failed():
             if 0 < (failures := failed_attempts(trial)) < needed:
-                self._record.enqueue(self._record.plan_of(trial), origin_of(trial.user_attrs), failures=failures)
+                self._record.enqueue(
+                    self._record.plan_of(trial.user_attrs, trial.params), origin_of(trial.user_attrs), failures=failures
+                )

@@ -8,7 +8,6 @@ work, and nothing is lost with it.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ class EmulatedErrors:
     """
 
     def __init__(self, path: Path, metric: str) -> None:
-        """Read the file, or the one that version 0.1.0 left: the same name with ``.json``, one JSON object.
+        """Read the file.
 
         Raises:
             RunError: it cannot be read.
@@ -36,10 +35,6 @@ class EmulatedErrors:
         self._metric = metric
         self._offset = 0
         self.errors: dict[str, EmulatedError] = {}
-        old = path.with_suffix(".json")
-        if old.exists():
-            with writing(old):
-                self._take(old.read_bytes())
         self.refresh()
 
     def refresh(self) -> None:
@@ -77,8 +72,7 @@ class EmulatedErrors:
         try:
             document: Any = json.loads(text)
             if document["metric"] == self._metric:
-                # 0.1.0 wrote an infinite error, of no sample, where the emulation had failed.
-                found = {p: (decode_float(e) if n != 0 else math.nan, n) for p, (e, n) in document["errors"].items()}
-                self.errors.update({plan: EmulatedError(*error) for plan, error in found.items()})
+                errors = document["errors"].items()
+                self.errors.update({plan: EmulatedError(decode_float(error), n) for plan, (error, n) in errors})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass

@@ -72,7 +72,7 @@ def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None)
 
 def has_proposed(record: StudyRecord) -> bool:
     """Whether a plan of the sampler has been evaluated, or failed."""
-    return any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.settled())
+    return any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.trials.settled())
 
 
 class Guide:
@@ -183,7 +183,7 @@ class Guide:
         """How many plans may be emulated before a proposal to learn from: as many as take little beside a build."""
         if self._emulator is None:
             return 0
-        build_s = median(self._record.trials.build_times_s() or [0.0])
+        build_s = median([e.build_s for e in self._record.evaluations()] or [0.0])
         return self._emulator.affordable(_LEARNING_SHARE * build_s)
 
     def _anchors(self) -> list[OutputError]:
@@ -191,13 +191,14 @@ class Guide:
         if not self._errors.sensitivity().doubts:
             return []
         count = self._toolchain.emulated_samples.count
-        found = (self._record.evaluation_of(seed.origin) for seed in self._space.seeds)
-        usable = [e for e in found if e is not None and e.is_finite and e.plan.reduced_groups]
+        origins = {seed.origin for seed in self._space.seeds}
+        found = (e for e in self._record.evaluations() if e.origin in origins)
+        usable = [e for e in found if e.is_finite and e.plan.reduced_groups]
         counted = (e.counted if self._searched is None else self._searched.of(e.error) for e in usable)
         return [error.of_first(count) for error in counted]
 
     def _settled_seeds(self) -> int:
-        return sum(origin_of(trial.user_attrs) != ORIGIN_SAMPLER for trial in self._record.settled())
+        return sum(origin_of(trial.user_attrs) != ORIGIN_SAMPLER for trial in self._record.trials.settled())
 
     def _tell(self) -> None:
         known = self._errors.sensitivity()

@@ -55,7 +55,7 @@ class MissingKernels:
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
-        """Read what ``save`` wrote; nothing where there is no file: a run of mptune 0.1.0 did not ask.
+        """Read what ``save`` wrote; nothing where there is no file.
 
         Raises:
             RunError: the file cannot be read. Whether it is gone, or holds something else, its hash says.

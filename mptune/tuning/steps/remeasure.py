@@ -132,7 +132,7 @@ def announce(listener: Listener, record: StudyRecord, settings: SearchSettings) 
     """Say how much is left of a search: of its budget, and to confirm a front as long as that of now."""
     baseline, done = record.baseline(), record.spent
     if baseline is not None:
-        points = min(done - record.failed, settings.confirm_points)
+        points = min(done - len(record.trials.failed()), settings.confirm_points)
         confirming = points * rounds_needed(settings, baseline.latency.source)
         count_down(listener, done, max(0, settings.budget - done) + confirming)
 

@@ -24,6 +24,7 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened, reopened_baselines
+from mptune.tuning.sampler.trials import ehvi_of
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts, doubt
 from mptune.tuning.steps.baseline import check_first_evaluation
@@ -152,7 +153,7 @@ class Tuner:
             # Failures of earlier sessions do not count: their cause may have been removed.
             if len(self._record.failures()) - failures >= HOPELESS and not self._has_run_fp16():
                 return Stop.HOPELESS
-            if self._record.is_shared_out(self._settings.budget):
+            if self._is_shared_out():
                 self._wait()
                 continue
             proposal = self._next()
@@ -160,16 +161,22 @@ class Tuner:
                 self._record.release(proposal)
                 return _LIMITS[limit]
             if proposal is None:
-                if not self._record.running:
+                if not self._record.trials.running():
                     return Stop.EXHAUSTED
                 self._wait()  # A plan comes back if the worker that has it in work dies.
-            elif self._record.is_shared_out(self._settings.budget, proposal):
+            elif self._is_shared_out(proposal):
                 self._record.release(proposal)  # Another worker asked at the same time.
                 self._wait()
             else:
                 self._evaluate(proposal)
                 announce(self._listener, self._record, self._settings)
                 self._heal()
+
+    def _is_shared_out(self, proposal: Proposal | None = None) -> bool:
+        """Whether what others have in work, ``proposal`` not counted, would spend the rest of the budget."""
+        own = None if proposal is None else proposal.number
+        others = sum(trial.number != own for trial in self._record.trials.running())
+        return self._record.spent + others >= self._settings.budget
 
     def _wait(self) -> None:
         """Give the other workers a moment, and take up what the dead among them left."""
@@ -203,7 +210,7 @@ class Tuner:
             if self._before_proposal is not None and (not self._record.waiting() or has_proposed(self._record)):
                 self._before_proposal()
             proposal = self._record.ask()
-            if not self._record.is_taken(proposal):
+            if proposal.plan.fingerprint not in self._record.known(but=proposal.number):
                 return proposal
             self._record.tell_duplicate(proposal)
             if repeats % DUPLICATES_IN_A_ROW == 0:
@@ -215,9 +222,9 @@ class Tuner:
 
     def _unseen(self, known: set[str]) -> PrecisionPlan | None:
         """A plan that is not known: close to the front where one is there, else anywhere."""
-        space = self._space.in_question(has_failed=self._record.failed > 0)
+        space = self._space.in_question(has_failed=bool(self._record.trials.failed()))
         free = space.free
-        generator = np.random.default_rng([self._settings.seed, self._record.trial_count])
+        generator = np.random.default_rng([self._settings.seed, len(self._record.trials.every())])
         bases = [e.plan for e in pareto(self._record.evaluations()) if self._space.holds(e.plan)]
         for flips in range(1, min(len(free), 4) + 1) if bases else ():
             for _ in range(_TRIES_PER_FLIP):
@@ -365,9 +372,9 @@ class Tuner:
         attempt, retries = proposal.attempt + 1, self._settings.worker.retries
         what = f"{failure.kind.value} ({failure.stage.value}): {failure.message}"
         if attempt > retries:
-            self._record.tell_fault(proposal, failure, attempt=0)
+            self._record.release(proposal, failure, attempt=0)
             raise machine_error(failure, attempt)
-        self._record.tell_fault(proposal, failure, attempt=attempt)
+        self._record.release(proposal, failure, attempt=attempt)
         self._listener.warning(f"the machine failed, not the plan: {what}; trying again ({attempt} of {retries})")
 
 
@@ -379,14 +386,14 @@ def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
     baseline = record.baseline()
     if baseline is None or baseline.latency.source != "measured":
         return False
-    expected = record.expected_improvements(PATIENCE)
+    expected = [ehvi for t in record.trials.settled() if (ehvi := ehvi_of(t)) is not None][-PATIENCE:]
     return settings.sampler == "precision" and len(expected) == PATIENCE and max(expected) < LEAST_IMPROVEMENT
 
 
 def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     """Whether every plan of the space is known already, or being evaluated."""
-    space = space.in_question(has_failed=record.failed > 0)
-    if record.baseline() is None or record.trial_count < space.size:
+    space = space.in_question(has_failed=bool(record.trials.failed()))
+    if record.baseline() is None or len(record.trials.every()) < space.size:
         return False
     known = record.known()
     # All-FP32 is always evaluated, also where the pins leave it out of the space.

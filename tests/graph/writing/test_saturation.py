@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.switched import SwitchedEmulator
-from mptune.graph.writing.weights import INDEX_FILE, WeightBank, bank_file
-from tests.graph import models, rtx
+from mptune.graph.writing.weights import WeightBank
+from tests.graph import models
 from tests.graph.helpers import relative_l2, run
 from tests.graph.models import constant, node, value, weight
 
@@ -359,30 +358,3 @@ def test_a_mask_that_is_cast_is_held_too(name: str, tmp_path: Path) -> None:
         y = run(path, {**feed, **more})["y"]
         assert np.isfinite(y).all()
         assert relative_l2(y[1], exact[1]) < NOISE[Precision.FP16]
-
-
-def test_a_bank_with_infinities_is_written_anew(tmp_path: Path) -> None:
-    """Version 0.1.0 held what overflows as infinity."""
-    bias = np.full((32, 32), -1e9, np.float32)
-    nodes = [node("Where", ["keep", "x", "bias"], "m", "mask"), node("Softmax", ["m"], "y", "softmax")]
-    inputs = [value("x", [32, 32]), value("keep", [32, 32], TensorProto.BOOL)]
-    proto = models.model(nodes, inputs, [value("y", [32, 32])], [numpy_helper.from_array(bias, "bias")])
-    model = load_model(models.save(proto, tmp_path))
-    bank = WeightBank.write(model, tmp_path / "bank")
-    index, file = tmp_path / "bank" / INDEX_FILE, tmp_path / "bank" / bank_file(Precision.FP16)
-    assert (np.fromfile(file, np.float16) == -65504).all()
-    document = json.loads(index.read_text())
-    del document["saturated"]
-    document["sha256"] = {}
-    index.write_text(json.dumps(document))
-    np.full(bias.size, -np.inf, np.float16).tofile(file)
-    assert WeightBank.write(model, tmp_path / "bank").roundings == bank.roundings
-    assert (np.fromfile(file, np.float16) == -65504).all()
-
-
-def test_tensorrt_rtx_parses_masks_in_fp16(tmp_path: Path) -> None:
-    library = rtx.require()
-    for name in ("times lowest", "times a fill", "causal and padding", "limits"):
-        grouped, _, _ = grouped_block(name, tmp_path)
-        path = Rewriter(grouped).export(uniform(grouped, Precision.FP16), tmp_path / "typed.onnx")
-        assert rtx.refusal(library, path, build=False) is None

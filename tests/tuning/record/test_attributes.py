@@ -17,11 +17,9 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.settings import SearchSettings
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.attributes import (
-    EVALUATION,
     ParameterNames,
     by_group,
     note_key,
-    read_json,
     read_notes,
 )
 from mptune.tuning.sampler.posterior import Prior
@@ -87,13 +85,6 @@ def test_a_study_goes_on_with_the_names_that_it_has(open_record: OpenRecord, tmp
     assert (names.of("g000"), names.of("g001")) == ("g000", f"g001 {groups[1].name}")
     assert names.of("g999") == "g999"
     assert by_group({"g000": "a", f"g001 {groups[1].name}": "b"}) == {"g000": "a", "g001": "b"}
-
-
-def test_json_is_read_under_its_old_name_but_texts_are_not() -> None:
-    assert read_json({"evaluation": {"a": 1}}, EVALUATION) == {"a": 1}
-    assert read_json({"~evaluation": {"a": 2}, "evaluation": {"a": 1}}, EVALUATION) == {"a": 2}
-    assert read_json({"failure": "build, error: no kernel"}, "~failure") is None
-    assert read_json({}, EVALUATION) is None
 
 
 def test_notes_are_read_however_they_were_kept() -> None:

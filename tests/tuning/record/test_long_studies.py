@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-import tracemalloc
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -86,18 +84,3 @@ def test_the_work_and_the_lines_of_a_plan_do_not_grow(open_record: OpenRecord, j
     assert late < 1.2 * early
     lines = np.diff(toolchain.lines_of)
     assert set(lines[EARLY:]) == {lines[EARLY]}
-
-
-def test_a_plan_takes_little_memory(open_record: OpenRecord, journal: Path) -> None:
-    toolchain = make_toolchain(journal, is_counted=False)
-    search(open_record, toolchain, EARLY)
-    del toolchain
-    tracemalloc.start()
-    try:
-        toolchain = make_toolchain(journal, is_counted=False)
-        search(open_record, toolchain, LATE)
-        del toolchain
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 15e3 * LATE
-    finally:
-        tracemalloc.stop()

@@ -12,7 +12,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from optuna.storages import RDBStorage
 from sqlalchemy import text
 
 from mptune.engines.base import Failure, FailureKind, Stage
@@ -22,6 +21,7 @@ from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Or
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.attributes import OWNER
 from mptune.tuning.record.backends.journal import repair_journal
+from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
@@ -135,8 +135,8 @@ def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Pat
     proposal.trial.set_user_attr(OWNER, {**running.user_attrs[OWNER], "host": "elsewhere"})
     assert two.heal(stale_after_s=0) == 0, "however long it runs, its heart beats"
     one._heartbeats.stop()
-    assert isinstance(one._storage, RDBStorage)
-    with one._storage.engine.begin() as connection:
+    assert isinstance(one._storage, PatientStorage)
+    with one._storage._database.engine.begin() as connection:
         connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00.000000'"))
     assert two.heal(stale_after_s=1e9) == 1
     assert two.waiting() == {proposal.plan.fingerprint}

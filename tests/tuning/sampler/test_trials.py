@@ -1,9 +1,8 @@
-"""What the sampler reads back from Optuna's trials, also from those of version 0.1.0."""
+"""What the sampler reads back from Optuna's trials."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import optuna
@@ -11,7 +10,6 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
-from mptune.tuning.record.study import read_study
 from mptune.tuning.sampler.trials import (
     CONSTRAINT_ATTR,
     EMULATED_ATTR,
@@ -23,7 +21,6 @@ from mptune.tuning.sampler.trials import (
 )
 
 GROUPS = ("a", "b")
-OLD_RUNS = Path(__file__).parents[2] / "old_runs" / "0.1.0"
 CHOICES = CategoricalDistribution(("fp32", "fp16"))
 
 
@@ -40,10 +37,9 @@ def make_trial(
     )
 
 
-@pytest.mark.parametrize("name", [TIMING_ATTR, "measured"])
-def test_a_failed_plan_is_timed_under_todays_name_and_that_of_0_1_0(name: str) -> None:
+def test_a_failed_plan_is_timed() -> None:
     timing = {"latency_ms": 3.0, "sd_ms": 0.2, "group_ms": {"a": 1.0}}
-    built = read_built_plans([make_trial("11", **{name: timing})], GROUPS, 99)
+    built = read_built_plans([make_trial("11", **{TIMING_ATTR: timing})], GROUPS, 99)
     assert built.latency_ms.tolist() == [3.0]
     assert built.latency_sd_ms.tolist() == [0.2]
     assert built.finite.tolist() == [0.0]
@@ -80,9 +76,8 @@ def test_a_running_trial_counts_and_the_one_that_asks_does_not() -> None:
     assert np.isnan(built.base_ms)
 
 
-@pytest.mark.parametrize("name", [PLAN_ATTR, "plan"])
-def test_all_fp32_outside_of_the_space_is_the_baseline_and_no_row(name: str) -> None:
-    outside = {name: {"a": "fp32", "b": "fp32"}}
+def test_all_fp32_outside_of_the_space_is_the_baseline_and_no_row() -> None:
+    outside = {PLAN_ATTR: {"a": "fp32", "b": "fp32"}}
     trials = [make_trial("00", (4.0, 1e-7), **outside), make_trial("00", (3.0, 1e-4))]
     built = read_built_plans(trials, GROUPS, 99)
     assert built.base_ms == 4.0
@@ -117,18 +112,3 @@ def test_feasible_or_not() -> None:
         assert constraints_of(study.trials[-1]) == (violation,)
     study.ask()
     assert constraints_of(study.trials[-1]) == (0.0,)
-
-
-@pytest.mark.parametrize(("name", "proposed"), [("local", 0), ("precision", 2)])
-def test_a_study_of_0_1_0(name: str, proposed: int) -> None:
-    journal = OLD_RUNS / name / "study.journal"
-    record = read_study(model_sha256="", name=name, metric="relative_l2", journal=journal)
-    groups = list(next(iter(record.evaluations())).plan.precision)
-    built = record.built_plans(groups)
-    expected = record.expected_improvements()
-    record.close()
-    assert len(built.plans) == 8
-    assert (built.latency_ms > 0).all()
-    assert built.base_ms == pytest.approx(0.537, abs=1e-3)
-    assert len(expected) == proposed
-    assert all(0 <= value < 1 for value in expected)

@@ -45,7 +45,7 @@ def test_one_kill_is_no_plans_fault(open_record: OpenRecord, space: SearchSpace,
     make_tuner(record, space, toolchain, diary).run()
     undisturbed = open_record(sampler="precision", name="undisturbed")
     make_tuner(undisturbed, space, make_toolchain(space)).run()
-    assert record.failed == 0
+    assert len(record.trials.failed()) == 0
     assert [e.plan for e in record.evaluations()] == [e.plan for e in undisturbed.evaluations()]
     assert sum("killed by SIGKILL" in text and "fresh process" in text for text in diary.warnings) == 1
     assert toolchain.restarts == 1
@@ -231,7 +231,7 @@ def test_a_fault_of_the_machine_during_emulation_ends_nothing(space: SearchSpace
 
 def rate(record: StudyRecord, space: SearchSpace) -> tuple[int, int]:
     """Faults and jobs, as a session that begins now knows them."""
-    return Attempts(record, make_toolchain(space), Diary())._faults(record.settled())
+    return Attempts(record, make_toolchain(space), Diary())._faults(record.trials.settled())
 
 
 def test_device_losses_count_as_faults_of_the_machine(open_record: OpenRecord, space: SearchSpace) -> None:

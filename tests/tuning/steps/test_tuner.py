@@ -153,7 +153,7 @@ def test_plans_are_counted_by_the_precisions_in_question(open_record: OpenRecord
     record = open_record(space)
     assert plan_count(record.trials.every(), has_failed=False) is None
     make_tuner(record, space, make_toolchain(space, fails=fails), budget=3).run()
-    assert plan_count(record.trials.every(), has_failed=record.failed > 0) == plans
+    assert plan_count(record.trials.every(), has_failed=bool(record.trials.failed())) == plans
     assert space.in_question(has_failed=bool(fails)).size == plans
 
 
@@ -185,7 +185,7 @@ def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, spac
     record = open_record()
     make_tuner(record, space, toolchain, diary, budget=15).run()
     assert record.spent == 15
-    assert record.failed == len(diary.failures) == len(record.failures()) > 0
+    assert len(record.trials.failed()) == len(diary.failures) == len(record.failures()) > 0
     assert {f.kind for _, f in diary.failures if isinstance(f, Failure)} <= {FailureKind.ERROR, FailureKind.CRASH}
     for plan, _, failure in record.failures():
         assert {"g001", "g002"} & set(plan.fp16_groups)
@@ -226,7 +226,9 @@ def test_the_sampler_learns_what_is_infeasible(open_record: OpenRecord) -> None:
     space = make_small_space(12)
     record = open_record(space)
     make_tuner(record, space, make_toolchain(space, fails={"g003"}), budget=60).run()
-    assert record.failed < 25, "half of all plans hold g003 in FP16; a sampler that forgets them would fail 30 times"
+    assert len(record.trials.failed()) < 25, (
+        "half of all plans hold g003 in FP16; a sampler that forgets them would fail 30 times"
+    )
 
 
 def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: OpenRecord, space: SearchSpace) -> None:
@@ -236,7 +238,7 @@ def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: Ope
     assert spoilt
     assert all("g003" not in e.plan.fp16_groups for e in pareto(record.evaluations()))
     assert diary.failures[0][1] == "6 values are NaN or Inf where the reference has none"
-    assert record.failed == len(spoilt)
+    assert len(record.trials.failed()) == len(spoilt)
 
 
 def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: OpenRecord, space: SearchSpace) -> None:
@@ -245,7 +247,7 @@ def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: Open
     assert record.spent == 12
     assert toolchain.built[:3] == [space.seeds[0].plan.fingerprint] * 3
     assert [w.rsplit("; ", 1)[1] for w in diary.warnings] == ["trying again (1 of 2)", "trying again (2 of 2)"]
-    assert record.failed == 0
+    assert len(record.trials.failed()) == 0
 
 
 def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
@@ -319,7 +321,7 @@ def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord,
     with pytest.raises(BaselineError, match=r"the all-FP32 engine failed .*on fire") as caught:
         make_tuner(record, space, broken).run()
     assert "engine=" in caught.value.hint
-    assert record.spent == record.failed == 0
+    assert record.spent == len(record.trials.failed()) == 0
     assert record.waiting() == {space.seeds[0].plan.fingerprint}
 
 

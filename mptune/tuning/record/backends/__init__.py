@@ -1,1 +1,1 @@
-"""Optuna's storages as a search needs them: a journal that opens quickly, a database that is waited for."""
+"""What a search adds to Optuna's storages: repair of a journal file, patience with a database."""

@@ -6,12 +6,10 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from mptune.errors import RunError
-from mptune.files import writing
-
-_BLOCK = 1 << 16
+from mptune.files import write_bytes, writing
 
 
 def remove_stale_locks(journal: Path) -> None:
@@ -39,21 +37,25 @@ def repair_journal(journal: Path) -> Path | None:
     """
     if not journal.exists():
         return None
-    size = journal.stat().st_size
-    sound = _sound_length(journal, size)
-    if sound == size:
+    content = journal.read_bytes()
+    sound = _sound_length(journal, content)
+    if sound == len(content):
         return None
-    copy = journal.with_name(f"{journal.name}.torn-1")
-    number = 1
-    while copy.exists():
-        number += 1
-        copy = journal.with_name(f"{journal.name}.torn-{number}")
-    with writing(copy):
-        shutil.copyfile(journal, copy)
+    copy = keep_copy(journal, "torn")
     with writing(journal), journal.open("r+b") as file:
         file.truncate(sound)
         file.flush()
         os.fsync(file.fileno())
+    return copy
+
+
+def keep_copy(journal: Path, why: str) -> Path:
+    """Copy the untouched file to ``NAME.WHY-1``, or the next free number, before it is changed."""
+    number = 1
+    while (copy := journal.with_name(f"{journal.name}.{why}-{number}")).exists():
+        number += 1
+    with writing(copy):
+        shutil.copyfile(journal, copy)
     return copy
 
 
@@ -65,52 +67,31 @@ def copy_journal(journal: Path, copy: Path) -> None:
     """
     if not journal.exists():
         raise RunError(f"{journal} is missing: the run is not whole", "let `mptune search` go on with it first")
-    with writing(copy):
-        shutil.copyfile(journal, copy)
-        with copy.open("r+b") as file:
-            file.truncate(_sound_length(copy, copy.stat().st_size))
+    content = journal.read_bytes()
+    write_bytes(copy, [content[: _sound_length(journal, content)]])
 
 
-def _sound_length(journal: Path, size: int) -> int:
+def _sound_length(journal: Path, content: bytes) -> int:
     """Length up to the end of the last line that is whole: ends in a newline and holds a JSON object.
 
     Raises:
         RunError: not one line of several is whole: this is no journal, and nothing of it is touched.
     """
-    with journal.open("rb") as file:
-        end = size
-        while end > 0:
-            start = _line_start(file, end)
-            line = _read(file, start, end)
-            if line.endswith(b"\n") and _is_record(line):
-                return end
-            if start == 0 and end < size:
-                break
-            end = start
-    if end > 0:
-        raise RunError(f"{journal} is not a search's journal", "move it away, or start over with --fresh")
+    end = len(content)
+    while end > 0:
+        start = content.rfind(b"\n", 0, end - 1) + 1
+        if content.endswith(b"\n", start, end) and decode_record(content[start:end]) is not None:
+            return end
+        if start == 0 and end < len(content):
+            raise RunError(f"{journal} is not a search's journal", "move it away, or start over with --fresh")
+        end = start
     return 0
 
 
-def _line_start(file: BinaryIO, end: int) -> int:
-    """Where the line that ends before offset ``end`` begins."""
-    position = end - 1  # The line's own newline does not count.
-    while position > 0:
-        start = max(0, position - _BLOCK)
-        found = _read(file, start, position).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        position = start
-    return 0
-
-
-def _read(file: BinaryIO, start: int, end: int) -> bytes:
-    file.seek(start)
-    return file.read(end - start)
-
-
-def _is_record(line: bytes) -> bool:
+def decode_record(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None where it holds none."""
     try:
-        return isinstance(json.loads(line), dict)
+        record = json.loads(line)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return record if isinstance(record, dict) else None
