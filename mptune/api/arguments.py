@@ -72,7 +72,7 @@ def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetri
     if not isinstance(metric, str):
         raise SettingsError(f"--metric cannot be a {type(metric).__name__}", "give a name, or a function")
     refuse_inside(metric, run)
-    return resolve_metric(metric)[0], None
+    return resolve_metric(metric).name, None
 
 
 def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str, TaskMetric | None], tuple[str, ...]]:

@@ -23,7 +23,7 @@ def flow_axis(array: np.ndarray) -> int | None:
     return 1 if array.shape[1] == 2 else 3 if array.shape[3] == 2 else None
 
 
-def endpoint_error_of_set(
+def endpoint_error(
     outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
 ) -> float:
     """Mean Euclidean distance of flow vectors, in pixels, over all samples; the largest over the outputs.
@@ -40,7 +40,7 @@ def endpoint_error_of_set(
         return flow_axis(array) is not None
 
     for name, output, target, _ in pairs(
-        "endpoint_error", outputs, references, labels, fits, "shape [N, 2, H, W]", is_dense=True
+        "endpoint_error", outputs, references, labels, fits, "shape (N, 2, H, W) or (N, H, W, 2)", is_dense=True
     ):
         got = np.moveaxis(output, flow_axis(output) or 1, 1).astype(np.float64)
         axis = flow_axis(target.astype(np.float64))
