@@ -75,18 +75,8 @@ class CalibrationSet:
     ) -> tuple[CalibrationSet, CalibrationSet]:
         """Split the samples by seed into search samples and held-out samples.
 
-        With two or more samples the two parts are disjoint and neither is empty. A single sample is both.
-
-        Args:
-            seed: the same seed splits the same samples the same way.
-            held_out_fraction: share of the samples that is held out.
-            max_search: no part holds more samples than this; None takes all.
-
-        Returns:
-            The search samples and the held-out samples, both in the order of this set.
-
-        Raises:
-            DataError: ``max_search`` is below 1.
+        With two or more samples the two parts are disjoint and neither is empty, in the order of this set, and of at
+        most ``max_search`` samples each. A single sample is both.
         """
         if max_search is not None and max_search < 1:
             raise DataError(f"at most {max_search} search samples were asked for", "give at least 1")
@@ -105,11 +95,7 @@ class CalibrationSet:
         return tuple(self.names[i] for i in part) if len(self.names) == len(self.samples) else ()
 
     def save(self, path: Path) -> None:
-        """Write the samples as the ``.npz`` that ``read_samples`` reads.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
+        """Write the samples as the ``.npz`` that ``read_samples`` reads."""
         save_samples(path, self.samples)
 
 
@@ -143,9 +129,6 @@ def load_calibration(
         settings: batch, and how random inputs are drawn.
         seed: of random inputs.
         states: inputs that hold a recurrent state (``mptune.graph.hazards.interface.state_inputs``).
-
-    Raises:
-        DataError: no such file, unreadable, or it does not fit the model's inputs.
     """
     for info in inputs:
         if info.numpy_dtype.hasobject:

@@ -48,24 +48,14 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class CheckSet:
-    """What ``check.npz`` holds.
-
-    Attributes:
-        header: see the module.
-        inputs: of each run.
-        references: outputs of each sample.
-    """
+    """What ``check.npz`` holds."""
 
     header: Mapping[str, Any]
     inputs: Sequence[Arrays]
     references: Sequence[Arrays]
 
     def save(self, path: Path) -> None:
-        """Write the file; the same content gives the same bytes.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
+        """Write the file; the same content gives the same bytes."""
         members = {"header": np.frombuffer(json.dumps(self.header, allow_nan=False).encode(), np.uint8)}
         for number, feed in enumerate(self.inputs):
             members.update({f"input_{number}_{k}": feed[name] for k, name in enumerate(self.header["inputs"])})
@@ -93,22 +83,9 @@ def collect_check(
     ignored: Sequence[str] = (),
     rollout: Rollout | None = None,
 ) -> CheckSet | None:
-    """The first few samples of a set, with what is known of one plan on them.
+    """The first few samples of a set, with the error of one plan on them.
 
-    Args:
-        data: the run's data directory.
-        error: of the plan, on all samples of the set.
-        which: the set.
-        plan: fingerprint.
-        metric: the run's.
-        source: of the error.
-        engine: that the outputs were computed with.
-        provider: of ONNX Runtime, where that measured.
-        ignored: outputs that do not count.
-        rollout: outputs that are fed back; None where there are none.
-
-    Returns:
-        None where the samples are gone or too large, or no output can be compared value by value.
+    None where the samples are gone or too large, or no output can be compared value by value.
     """
     samples, reference = data / f"{which}.npz", data / f"{which}_reference.npz"
     steps = 1 if rollout is None else rollout.steps

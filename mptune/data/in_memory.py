@@ -32,9 +32,6 @@ def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arra
 
     Returns:
         One dictionary of concatenated arrays, or one dictionary per sample.
-
-    Raises:
-        DataError: none of these, or an array that NumPy cannot read.
     """
     if isinstance(content, Mapping) or _is_array(content):
         return _feed(content, inputs, SOURCE)

@@ -65,12 +65,6 @@ class OutputError:
         """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf are kept."""
         return _worst([_over_samples(metric, values) for values in self._of(metric)], metric)
 
-    def worst_sample(self, metric: str) -> tuple[int, float]:
-        """Index of the worst sample and its value, the worst over the outputs; NaN is worse than anything."""
-        values = [_worst(list(row), metric) for row in zip(*self._of(metric), strict=True)]
-        worst = _worst(values, metric)
-        return next((k, v) for k, v in enumerate(values) if v == worst or math.isnan(v))
-
     def values_without_one(self, metric: str) -> tuple[float, ...]:
         """``value`` over all samples but one, for each sample in turn; empty for a single sample."""
         taken = self._of(metric)

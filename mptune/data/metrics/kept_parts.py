@@ -29,21 +29,13 @@ def parts_beside(reference: Path, load: Load | None = None) -> dict[str, OutputP
     """The parts that were kept with a reference file; None where none were.
 
     A run of an older version kept none for held-out samples, and takes the search's.
-
-    Args:
-        reference: the file.
-        load: reads one file, as ``load_parts`` does.
     """
     known = (parts_path(reference), reference.with_name(PARTS_JSON))
     return next((found for path in known if (found := (load or load_parts)(path)) is not None), None)
 
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
-    """Write the JSON file that ``load_parts`` reads.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
+    """Write the JSON file that ``load_parts`` reads."""
     outputs = {
         name: {
             "axis": one.axis,

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.student_t import t_quantile
 from mptune.data.metrics.table import METRICS
 
 Floats = NDArray[np.float64]
@@ -59,9 +58,7 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     whole, without = error.value(metric), np.array(error.values_without_one(metric))
     if not len(without) or not math.isfinite(whole) or not np.isfinite(without).all():
         return None
-    if (
-        not is_compared_by_ratio(metric) and (without == whole).all()
-    ):  # one value of the whole set stands for every sample
+    if not is_compared_by_ratio(metric) and (without == whole).all():  # one value stands for all samples
         return None
     values = np.array([whole, *without])
     if is_compared_by_ratio(metric):
@@ -71,7 +68,14 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     return pseudo
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
+def t_quantile(level: float, degrees: float) -> float:
+    """The value that Student's t stays below with probability ``level``; any degrees of freedom above 0."""
+    from scipy.special import stdtrit  # Slow to import.
+
+    return float(stdtrit(degrees, level))
+
+
 def quantile_of_mean(samples: int) -> float:
     """The 97.5 % quantile of Student's t for a mean of so many values (at least 2)."""
     return t_quantile(0.5 + _COVERAGE / 2.0, samples - 1)

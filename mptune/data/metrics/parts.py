@@ -197,12 +197,7 @@ def find_parts(
 def cover_held_out(
     parts: Mapping[str, OutputParts], reference: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, OutputParts]:
-    """The same parts for held-out samples: each scale is the larger one of the search samples' and theirs.
-
-    Args:
-        parts: found from the reference over the search samples.
-        reference: outputs of each held-out sample.
-    """
+    """The same parts for held-out samples: each scale is the larger one of the search samples' and theirs."""
     return {
         name: one.covering([np.asarray(sample[name]) for sample in reference if name in sample])
         for name, one in parts.items()

@@ -36,12 +36,7 @@ def callable_name(function: TaskMetric) -> str:
 
 
 def resolve_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> Metric:
-    """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``.
-
-    Raises:
-        SettingsError: no such metric, one that is larger for better plans, or a function's that was not given.
-        DataError: the script cannot be loaded.
-    """
+    """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``."""
     if spec.startswith(CALLABLE):
         if function is None:
             name = spec.removeprefix(CALLABLE)
@@ -129,11 +124,7 @@ def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDef
 
 
 def load_metric(spec: str) -> TaskMetric:
-    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights.
-
-    Raises:
-        DataError: no such file or function, or the script fails to run.
-    """
+    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
     file, _, name = undirected(spec).rpartition(":")
     if not file or not name.isidentifier():
         raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
@@ -155,11 +146,7 @@ def load_metric(spec: str) -> TaskMetric:
 
 
 def run_script(path: Path) -> ModuleType:
-    """Execute a script as a module of its own; it can import its neighbours, as when Python runs it.
-
-    Raises:
-        DataError: it cannot be loaded, or fails.
-    """
+    """Execute a script as a module of its own; it can import its neighbours, as when Python runs it."""
     spec = importlib.util.spec_from_file_location(f"mptune_metric_{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise DataError(f"{path} cannot be loaded as Python", "its name should end in .py")

@@ -29,11 +29,7 @@ def script_of(metric: str) -> Path | None:
 
 
 def refuse_inside(metric: str, run: Path) -> None:
-    """Refuse a script that lies in a run directory, also by a link in either direction.
-
-    Raises:
-        RunError: it does.
-    """
+    """Refuse a script that lies in a run directory, also by a link in either direction."""
     script = script_of(metric)
     if script is None:
         return

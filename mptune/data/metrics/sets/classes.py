@@ -59,9 +59,6 @@ def _hits(
     shape of the output. Negative labels are left out. The class axis is the one whose removal gives the labels' shape;
     without labels, which then are the reference's largest classes, it is axis 1 of outputs of rank 4 and up, else the
     last. A score that is NaN or Inf makes its row a miss.
-
-    Raises:
-        DataError: no output looks like class scores, or the labels do not fit.
     """
     shares = []
     for name, output, target, is_label in pairs(metric, outputs, references, labels, fits, kind):
@@ -113,9 +110,6 @@ def mean_iou(
     Outputs are class scores as for ``top1_accuracy``, or class numbers (integers). Labels are class numbers; negative
     ones and 255 (where it is no class) are left out. Classes that neither side has do not count. The measure is that of
     Everingham et al., The PASCAL Visual Object Classes Challenge, 2015.
-
-    Raises:
-        DataError: no output looks like class scores or numbers, or the labels do not fit.
     """
     found = []
 

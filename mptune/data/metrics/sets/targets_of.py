@@ -34,9 +34,6 @@ def pairs(
         wanted: the kind in words.
         is_dense: a label is as large as its output: one without its name that is not belongs to another metric, and the
             reference is the target.
-
-    Raises:
-        DataError: no output is of this kind, a label belongs to none, or the shapes vary between samples.
     """
     fitting = [name for name, array in references.items() if isinstance(array, np.ndarray) and fits(array)]
     if not fitting:
@@ -68,11 +65,7 @@ def pairs(
 
 
 def same_shape(metric: str, name: str, output: np.ndarray, target: np.ndarray) -> None:
-    """Refuse what cannot be compared element by element.
-
-    Raises:
-        DataError: the shapes differ.
-    """
+    """Refuse what cannot be compared element by element."""
     if output.shape != target.shape:
         raise DataError(
             f"{metric}: output {name!r} has shape {output.shape}, its target {target.shape}",
