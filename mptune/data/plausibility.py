@@ -43,7 +43,7 @@ def _constant(samples: Sequence[Mapping[str, np.ndarray]], states: Collection[st
         if name in states:
             continue
         found.append(
-            _finding(
+            data_finding(
                 "constant-data",
                 Where(inputs=(name,)),
                 {"value": float(value[0]), "samples": len(samples)},
@@ -65,7 +65,7 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
     if not repeated:
         return []
     return [
-        _finding(
+        data_finding(
             "duplicate-samples",
             Where(samples=tuple(repeated)),
             {"samples": len(samples), "duplicates": len(repeated)},
@@ -76,7 +76,8 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
     ]
 
 
-def _finding(code: str, where: Where, evidence: Mapping[str, int | float | str], text: str, cure: str) -> Finding:
+def data_finding(code: str, where: Where, evidence: Mapping[str, int | float | str], text: str, cure: str) -> Finding:
+    """A finding about the samples."""
     return Finding(code, CODES[code].severity, "search", where, evidence, text, cure)
 
 
@@ -94,7 +95,7 @@ def _random(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
         if not distribution:
             return []
         found.append(
-            _finding(
+            data_finding(
                 "random-data",
                 Where(inputs=(name,)),
                 {"distribution": distribution, "correlation": correlation},

@@ -226,11 +226,9 @@ def _parts_of(arrays: Sequence[np.ndarray], units: Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns along one axis of an output.
+    """The parts that the columns along one axis make.
 
-    Attributes:
-        parts: which they make.
-        has_step: whether neighbouring columns are of two kinds, by their scales; constant columns are of none.
+    ``has_step``: neighbouring columns are of two kinds, by their scales; constant columns are of none.
     """
 
     parts: OutputParts

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 Kind = Literal["element", "sample", "set"]
 
-_CLASSES, _FIELDS, _BOXES = (f"mptune.data.metrics.sets.{name}" for name in ("classes", "fields", "boxes"))
+_CLASSES = "mptune.data.metrics.sets.classes"
+_FIELDS = "mptune.data.metrics.sets.fields"
+_BOXES = "mptune.data.metrics.sets.boxes"
 
 
 @dataclass(frozen=True)
