@@ -30,7 +30,7 @@ from benchmarks.measuring import Bench
 from benchmarks.models.overflowing import add_options, each_network
 from benchmarks.pace import Clock
 from benchmarks.peers.final import Sessions, in_order, measure
-from mptune.data.metrics.student_t import t_quantile
+from mptune.data.metrics.paired import t_quantile
 from mptune.engines.environment import read_gpus
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.workload import Workload

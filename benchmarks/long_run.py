@@ -28,7 +28,8 @@ import psutil  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 import mptune
-from mptune.data.metrics.accuracy import METRICS, OutputError
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.table import STATISTICS
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -70,7 +71,7 @@ class Watched(FakeToolchain):
     def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
         generator = np.random.default_rng(len(plan.fp16_groups))
         error = self.law.error(plan) * factor * generator.uniform(0.9, 1.1, _SAMPLES)
-        statistics = {name: tuple(map(float, error)) for name in METRICS if name != "non_finite"}
+        statistics = {name: tuple(map(float, error)) for name in STATISTICS if name != "non_finite"}
         return OutputError({"y": {**statistics, "non_finite": (0.0,) * _SAMPLES}})
 
 

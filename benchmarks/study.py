@@ -18,7 +18,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import METRICS, OutputError
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.table import STATISTICS
 from mptune.engines.base import Measurement
 from mptune.engines.timing.latency import summarise
 from mptune.graph.grouping.groups import LayerGroup
@@ -48,7 +49,9 @@ def evaluate(plan: PrecisionPlan, number: int, origin: Origin, generator: np.ran
     """An evaluation of the size that real ones have."""
     half = len(plan.fp16_groups)
     error = 1e-6 + 1e-4 * half**0.5 * float(generator.lognormal(0.0, 0.5))
-    statistics = {name: tuple(error * generator.uniform(0.5, 1.5, SAMPLES)) for name in METRICS if name != "non_finite"}
+    statistics = {
+        name: tuple(error * generator.uniform(0.5, 1.5, SAMPLES)) for name in STATISTICS if name != "non_finite"
+    }
     timed = (10.0 - 0.1 * half) * generator.normal(1.0, 0.01, TIMED)
     measurement = Measurement(
         latency=summarise(list(map(float, timed)), QUICK),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,6 @@ settings.load_profile("mptune")
 
 # Tests run beside each other: threads of BLAS, which gain nothing on small matrices, would wait for each other.
 threadpool_limits(limits=1, user_api="blas")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test writes into the configuration folder of whoever runs it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("configuration")))
-        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

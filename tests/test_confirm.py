@@ -510,8 +510,11 @@ class TestExport:
         assert main(["confirm", "model.mptune", "--metric", "evil.py:worst"]) == 1  # the record has no such metric
         assert Path("ran").exists()
         Path("ran").unlink()
-        assert main(["confirm", "model.mptune"]) == 1
-        assert Path("ran").exists(), "the script has been named before"
+        for command in (["confirm", "model.mptune"], ["worker", "model.mptune"], ["search", "model.onnx"]):
+            capsys.readouterr()
+            assert main(command) == 1
+            assert "--metric evil.py:worst`" in capsys.readouterr().err
+            assert not Path("ran").exists(), "it was named in another call"
         assert main(["confirm", "model.mptune", "--metric", "relative_l2"]) == 2
         assert main(["search", "model.onnx", "--out", "model.mptune", "--metric", "model.mptune/evil.py:worst"]) == 1
         assert "is never run" in capsys.readouterr().err

@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 import mptune
-from mptune.data.metrics.trusted_scripts import trust
 from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.settings import DataSettings, LatencySettings, TensorRtSettings
@@ -172,6 +171,8 @@ def test_a_worker_with_another_script_is_refused(tmp_path: Path, storage: str) -
     script.write_text("def score(outputs, reference):\n    return 0.5\n")
     search(tmp_path, "a", storage, budget=1, metric=["relative_l2", f"{script}:score"])
     script.write_text("def score(outputs, reference):\n    return 0.25\n")
-    trust(f"{script}:score")  # as where the user names it on that host
+    mine = {"storage": storage, "open_toolchain": Opener(tmp_path / "diaries")}
+    with pytest.raises(RunError, match="is not run unless you name it"):
+        mptune.worker(tmp_path / "a" / "run.mptune", **mine)
     with pytest.raises(RunError, match="is not what it was"):
-        mptune.worker(tmp_path / "a" / "run.mptune", storage=storage, open_toolchain=Opener(tmp_path / "diaries"))
+        mptune.worker(tmp_path / "a" / "run.mptune", metric=f"{script}:score", **mine)

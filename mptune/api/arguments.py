@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,8 +20,8 @@ from mptune.choice import Choice
 from mptune.data.checks import shape_text
 from mptune.data.in_memory import copied_samples
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.tasks import callable_name, is_own, resolve_metric
-from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust, undirected
+from mptune.data.metrics.tasks import callable_name, resolve_metric
+from mptune.data.metrics.trusted_scripts import refuse_inside, script_of, undirected
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
@@ -60,23 +61,18 @@ def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]
 
 
 def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
-    """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on."""
+    """The name of a metric that the caller gave, and the function where it is one; a script is run to find it."""
     if callable(metric):
         return callable_name(metric), metric
     if not isinstance(metric, str):
         raise SettingsError(f"--metric cannot be a {type(metric).__name__}", "give a name, or a function")
     refuse_inside(metric, run)
-    name = resolve_metric(metric)[0]
-    trust(metric)
-    return name, None
+    return resolve_metric(metric).name, None
 
 
 def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str, TaskMetric | None], tuple[str, ...]]:
     """The objective, as ``metric_argument`` has it, and the names of the metrics that are reported beside it."""
-    is_one = metric is None or isinstance(metric, str) or not isinstance(metric, Sequence)
-    several = [metric] if is_one else list(metric)
-    if metric is None:
-        several = _resumed_metrics(run, fresh=fresh)
+    several = _resumed_metrics(run, fresh=fresh) if metric is None else _several(metric)
     if not several:
         raise SettingsError("--metric names nothing", "give at least one, or leave it away")
     if any(callable(one) for one in several[1:]):
@@ -91,51 +87,69 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str,
     return found[0], tuple(names[1:])
 
 
-def check_reported(recorded: Sequence[str], run: Path, command: str = "confirm") -> None:
-    """Refuse reported metrics that are scripts which only a run directory names."""
-    for metric in recorded:
-        check_recorded(metric, run, command)
+def _several(metric: Any) -> list[Any]:
+    return [metric] if isinstance(metric, str) or not isinstance(metric, Sequence) else list(metric)
 
 
 def _resumed_metrics(run: Path, *, fresh: bool) -> list[str]:
-    """The metrics of a search that names none: the statistics that the run was made with, else the default."""
+    """The metrics of a search that names none: those that the run was made with, else the default."""
     try:
         known = None if fresh else RunDirectory(run).load()
     except RunError:  # said where the run is opened
         known = None
-    names = [] if known is None else [known.search.metric, *known.search.reported_metrics]
-    if not names or is_own(names[0]):
+    if known is None:
         return [SearchSettings().metric]
-    return [name for name in names if not is_own(name)]
+    names = [known.search.metric, *known.search.reported_metrics]
+    _refuse_unnamed(names, (), run, f"mptune search MODEL --out {shlex.quote(str(run))}")
+    return names
 
 
-def recorded_metric(
-    recorded: str, given: str | TaskMetric | None, run: Path, command: str = "confirm"
-) -> tuple[str, TaskMetric | None]:
-    """The metric of a run that may come from a stranger, and the function where the caller gave one.
+def _refuse_unnamed(recorded: Sequence[str], named: Collection[str], run: Path, command: str) -> None:
+    scripts = [metric for metric in recorded if script_of(metric)]
+    for metric in scripts:
+        if metric not in named:
+            refuse_inside(metric, run)
+            options = " ".join(f"--metric {shlex.quote(one)}" for one in scripts)
+            raise RunError(
+                f"the run's metric is the Python script {script_of(metric)}, which is not run unless you name it",
+                f"read the script; if you trust it: `{command} {options}`",
+            )
 
-    Nothing that only the run names is executed, unless the caller has named it before.
+
+def recorded_metric(recorded: Sequence[str], given: Any, run: Path, command: str) -> tuple[str, TaskMetric | None]:
+    """The objective of a run that may come from a stranger, and the function where the caller gave one.
+
+    No script that only the run names is executed.
 
     Args:
-        recorded: the metric in run.json.
-        given: the caller's; None where the caller gave none.
+        recorded: the metrics in run.json, the objective first.
+        given: the caller's, one or several; None where the caller gave none.
         run: the run directory.
         command: of the command line, for the hint.
 
     Returns:
         The name, which differs from the recorded one where the caller's script lies elsewhere; and the function.
     """
-    if given is not None and not callable(given):
-        names = [undirected(one).rpartition(":")[2] for one in (given, recorded)]
-        same = names[0] == names[1] if script_of(given) else given == recorded
-        if not same or (script_of(given) is None) != (script_of(recorded) is None):
+    objective = recorded[0]
+    function, named = None, dict[str, str]()
+    for one in () if given is None else _several(given):
+        if callable(one):
+            function = one
+            continue
+        is_moved = script_of(one) and script_of(objective) and _function_of(one) == _function_of(objective)
+        if one not in recorded and not is_moved:
             raise SettingsError(
-                f"the run's metric is {recorded!r}, not {given!r}", "leave --metric away, or give that one"
+                f"the run's metric is {objective!r}, not {one!r}", "leave --metric away, or give that one"
             )
-        return metric_argument(given, run)
-    check_recorded(recorded, run, command)
-    resolve_metric(recorded, given)
-    return recorded, given
+        metric_argument(one, run)
+        named[one if one in recorded else objective] = one
+    _refuse_unnamed(recorded, named, run, shlex.join(["mptune", command, str(run)]))
+    resolve_metric(named.get(objective, objective), function)
+    return named.get(objective, objective), function
+
+
+def _function_of(script: str) -> str:
+    return undirected(script).rpartition(":")[2]
 
 
 def shapes_argument(shapes: Shapes) -> tuple[ShapeRange, ...]:

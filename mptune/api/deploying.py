@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mptune.api.arguments import check_reported, listening, recorded_metric
+from mptune.api.arguments import listening, recorded_metric
 from mptune.api.reading import with_demands
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.errors import RunError
@@ -28,7 +28,7 @@ def confirm(
     *,
     target: str = "auto",
     engine: EngineChoice = "auto",
-    metric: str | TaskMetric | None = None,
+    metric: str | TaskMetric | Sequence[str | TaskMetric] | None = None,
     tolerance: Tolerances | None = None,
     ignore: Sequence[str] | None = None,
     storage: str | None = None,
@@ -46,7 +46,7 @@ def confirm(
         run: the run directory of a search.
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
         engine: toolchain family.
-        metric: the search's, where it is a function or a script that was never given as ``metric`` before.
+        metric: the search's, where it is a function or a script; several where reported metrics are scripts.
         tolerance: as in ``search``; None takes the search's.
         ignore: as in ``search``; None takes the search's.
         storage: as in ``report``.
@@ -69,9 +69,8 @@ def confirm(
     """
     SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
     directory, file = read_search(run)
-    check_reported(file.search.reported_metrics, directory.path)
     file = with_demands(file, tolerance, ignore)
-    named = recorded_metric(file.search.metric, metric, directory.path)
+    named = recorded_metric((file.search.metric, *file.search.reported_metrics), metric, directory.path, "confirm")
     with full_disk_as_error(directory.path):
         ensure_copy(directory, file)
         with contextlib.ExitStack() as stack:

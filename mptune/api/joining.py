@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from mptune.api.arguments import check_reported, listening, recorded_metric
+from mptune.api.arguments import listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.trusted_scripts import script_of
 from mptune.errors import RunError, TargetError
@@ -40,7 +40,7 @@ def worker(
     *,
     storage: str | None = None,
     gpu: int | None = None,
-    metric: str | TaskMetric | None = None,
+    metric: str | TaskMetric | Sequence[str | TaskMetric] | None = None,
     allow_mixed: bool = False,
     wait_s: float = WAIT_S,
     progress: bool | None = None,
@@ -59,7 +59,7 @@ def worker(
         run: The run directory of the search, or its unpacked ``export`` on another host.
         storage: Optuna storage URL of the search. By default what the run names, or its journal.
         gpu: Use this GPU of those that CUDA shows, counted by their PCI addresses.
-        metric: The search's metric, where it is a function or a script that was never given as ``metric`` before.
+        metric: The search's metric, where it is a function or a script; several where reported metrics are scripts.
         allow_mixed: Keep a front of its own where this host's figures cannot be compared with the search's.
         wait_s: Wait up to so many seconds for a search that is not prepared yet, or whose budget is spent.
         progress: Show progress on stderr, as in ``search``.
@@ -77,8 +77,7 @@ def worker(
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
     directory, file = read_search(Path(run))
-    check_reported(file.search.reported_metrics, directory.path, "worker")
-    named = recorded_metric(file.search.metric, metric, directory.path, "worker")
+    named = recorded_metric((file.search.metric, *file.search.reported_metrics), metric, directory.path, "worker")
     _check_gpus("--gpu", () if gpu is None else (gpu,), open_toolchain)
     with (
         listening(progress, listener) as listens,
@@ -130,12 +129,15 @@ def worker_starter(
     _check_gpus("--gpus", settings.gpus, open_toolchain)
     variables = {gpu: gpu_variables(gpu) for gpu in settings.gpus}
 
+    metrics = (settings.metric_function or settings.metric, *settings.reported_metrics)
+    own = [one for one in metrics if callable(one) or script_of(one)]
+
     def of(run: RunDirectory) -> StartWorker:
         def start(gpu: int) -> WorkerProcess:
             arguments = {
                 "run": run.path.resolve(),
                 "storage": settings.storage,
-                "metric": settings.metric_function or (settings.metric if script_of(settings.metric) else None),
+                "metric": own,
                 "allow_mixed": settings.allow_mixed,
                 "wait_s": 0.0,
                 "progress": False,

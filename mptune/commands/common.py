@@ -208,10 +208,10 @@ StorageOption = Annotated[
     typer.Option(metavar="URL", help="Optuna storage, if the run is kept in a database. Default: $MPTUNE_STORAGE."),
 ]
 RecordedMetricOption = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         metavar="script.py:function",
-        help="The metric script of the run: a script that only RUN names is not run.",
+        help="The metric script of the run: a script that only RUN names is not run. Repeatable.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]

@@ -22,11 +22,7 @@ _FORMAT = 1
 
 
 def read_array(path: Path) -> np.ndarray:
-    """Read one ``.npy`` file.
-
-    Raises:
-        DataError: no such file, not an array, truncated, or pickled.
-    """
+    """Read one ``.npy`` file."""
     content = _read(path, "array")
     if not isinstance(content, np.ndarray):
         raise DataError(f"{path} holds several arrays, not one", "rename it: an archive of arrays ends in .npz")
@@ -34,11 +30,7 @@ def read_array(path: Path) -> np.ndarray:
 
 
 def read_archive(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
-    """Read the arrays of one ``.npz`` file, or some of them by name.
-
-    Raises:
-        DataError: no such file, not an archive of arrays, truncated, or pickled.
-    """
+    """Read the arrays of one ``.npz`` file, or some of them by name."""
     content = _read(path, "archive of arrays", wanted)
     if isinstance(content, np.ndarray):
         raise DataError(f"{path} holds one array without a name", "rename it: a single array ends in .npy")
@@ -90,12 +82,7 @@ def _begins_with(path: Path, magic: bytes) -> bool:
 
 
 def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Write one dictionary of arrays per sample; the file is there whole or not at all.
-
-    Raises:
-        DataError: an array's type cannot be stored without pickling (objects, bfloat16).
-        RunError: the file cannot be written.
-    """
+    """Write one dictionary of arrays per sample; the file is there whole or not at all."""
     names: dict[str, int] = {}
     members: list[tuple[str, np.ndarray]] = []
     for number, sample in enumerate(samples):
@@ -118,15 +105,7 @@ def _write(path: Path, members: Sequence[tuple[str, np.ndarray]]) -> None:
 
 
 def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.ndarray], ...]:
-    """Read what ``save_samples`` wrote.
-
-    Args:
-        path: the file.
-        first: read so many samples only; None reads all.
-
-    Raises:
-        DataError: no such file, damaged, or not one of mptune's.
-    """
+    """Read what ``save_samples`` wrote: the ``first`` so many samples, or all."""
 
     def is_wanted(key: str) -> bool:
         number = key.partition("_")[0]
@@ -150,11 +129,7 @@ def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.nda
 
 
 def read_sample_bytes(path: Path) -> tuple[int, ...]:
-    """How many bytes each sample takes in a file that ``save_samples`` wrote; only the directory is read.
-
-    Raises:
-        DataError: no such file, or damaged.
-    """
+    """How many bytes each sample takes in a file that ``save_samples`` wrote; only the directory is read."""
     found: dict[int, int] = {}
     try:
         with zipfile.ZipFile(path) as archive:
@@ -168,11 +143,7 @@ def read_sample_bytes(path: Path) -> tuple[int, ...]:
 
 
 def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:
-    """The shape of every array that ``save_samples`` wrote, by sample and name; only headers are read.
-
-    Raises:
-        DataError: no such file, damaged, or not one of mptune's.
-    """
+    """The shape of every array that ``save_samples`` wrote, by sample and name; only headers are read."""
     try:
         with zipfile.ZipFile(path) as archive:
             with archive.open("header.npy") as member:

@@ -31,11 +31,10 @@ from mptune.data.archive import read_outputs, read_samples, save_outputs, save_s
 from mptune.data.checks import shape_text
 from mptune.data.forms.files import checked, cut, load_file, load_folder, whole_feed
 from mptune.data.forms.lazy import Loaded
-from mptune.data.in_memory import SOURCE as ARRAYS_SOURCE
-from mptune.data.in_memory import arrays_of
-from mptune.data.plausibility import data_findings
+from mptune.data.in_memory import SOURCE, arrays_of
+from mptune.data.plausibility import data_finding, data_findings
 from mptune.errors import DataError
-from mptune.finding import CODES, Finding, Where
+from mptune.finding import Finding, Where
 from mptune.settings import DataSettings, InMemory
 
 if TYPE_CHECKING:
@@ -75,24 +74,21 @@ class CalibrationSet:
     ) -> tuple[CalibrationSet, CalibrationSet]:
         """Split the samples by seed into search samples and held-out samples.
 
-        With two or more samples the two parts are disjoint and neither is empty. A single sample is both.
-
-        Args:
-            seed: the same seed splits the same samples the same way.
-            held_out_fraction: share of the samples that is held out.
-            max_search: no part holds more samples than this; None takes all.
-
-        Returns:
-            The search samples and the held-out samples, both in the order of this set.
-
-        Raises:
-            DataError: ``max_search`` is below 1.
+        With two or more samples the two parts are disjoint and neither is empty, in the order of this set, and of at
+        most ``max_search`` samples each. A single sample is both.
         """
         if max_search is not None and max_search < 1:
             raise DataError(f"at most {max_search} search samples were asked for", "give at least 1")
         count = len(self.samples)
         if count < 2:
-            both = replace(self, findings=(*self.findings, _too_few(count)))
+            too_few = data_finding(
+                "too-few-samples",
+                Where(),
+                {"samples": count},
+                "one sample only: the held-out error is taken on the sample that the search saw",
+                "give 2 or more samples",
+            )
+            both = replace(self, findings=(*self.findings, too_few))
             return both, both
         search, held_out = (
             replace(self, samples=tuple(self.samples[i] for i in part), indices=part, names=self._names_of(part))
@@ -105,11 +101,7 @@ class CalibrationSet:
         return tuple(self.names[i] for i in part) if len(self.names) == len(self.samples) else ()
 
     def save(self, path: Path) -> None:
-        """Write the samples as the ``.npz`` that ``read_samples`` reads.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
+        """Write the samples as the ``.npz`` that ``read_samples`` reads."""
         save_samples(path, self.samples)
 
 
@@ -143,9 +135,6 @@ def load_calibration(
         settings: batch, and how random inputs are drawn.
         seed: of random inputs.
         states: inputs that hold a recurrent state (``mptune.graph.hazards.interface.state_inputs``).
-
-    Raises:
-        DataError: no such file, unreadable, or it does not fit the model's inputs.
     """
     for info in inputs:
         if info.numpy_dtype.hasobject:
@@ -153,12 +142,13 @@ def load_calibration(
     if source is None:
         return _random(inputs, settings, seed)
     if isinstance(source, InMemory):
-        loaded = _from_memory(source.content, inputs, settings)
+        given = _from_memory(source.content, inputs, settings, SOURCE)
     else:
-        found = _load(source, inputs, settings)
-        loaded = CalibrationSet(found.samples, found.source, False, found.warnings, preprocessing=found.preprocessing)
-        loaded = replace(loaded, names=found.names)
-    return replace(loaded, findings=data_findings(loaded.samples, states))
+        given = _load(source, inputs, settings)
+    findings = data_findings(given.samples, states)
+    return CalibrationSet(
+        given.samples, given.source, False, given.warnings, findings, (), given.preprocessing, given.names
+    )
 
 
 def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> Loaded:
@@ -168,39 +158,25 @@ def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> L
 
     script = script_and_function(path)
     if script is not None:
-        return _loaded_feeds(run_loader(*script), inputs, settings, path.name)
+        return _from_memory(tuple(run_loader(*script)), inputs, settings, path.name)
     declaration = declaration_of(path)
     if declaration is not None:
         return load_images(declaration, inputs, settings.batch)
     if path.is_dir():
         return load_folder(path, inputs, settings)
     if path.suffix.lower() == ".json":
-        return _loaded_feeds(read_json_inputs(path), inputs, settings, path.name)
+        return _from_memory(read_json_inputs(path), inputs, settings, path.name)
     return load_file(path, inputs, settings)
 
 
-def _loaded_feeds(feeds: Any, inputs: Sequence[TensorInfo], settings: DataSettings, source: str) -> Loaded:
-    given = arrays_of(tuple(feeds), inputs)
-    samples = tuple(
-        whole_feed(
-            checked(arrays, inputs, f"{source}, sample {number}"), inputs, settings, f"{source}, sample {number}"
-        )
-        for number, arrays in enumerate(given)
-        if isinstance(arrays, dict)
-    )
-    return Loaded(samples, source)
-
-
-def _from_memory(content: Any, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
+def _from_memory(content: Any, inputs: Sequence[TensorInfo], settings: DataSettings, source: str) -> Loaded:
     given = arrays_of(content, inputs)
-    warnings: list[str] = []
     if isinstance(given, dict):
-        samples = cut(checked(given, inputs, ARRAYS_SOURCE), inputs, settings, ARRAYS_SOURCE, warnings)
-    else:
-        places = [f"{ARRAYS_SOURCE}, sample {number}" for number in range(len(given))]
-        feeds = [(checked(arrays, inputs, where), where) for arrays, where in zip(given, places, strict=True)]
-        samples = tuple(whole_feed(feed, inputs, settings, where) for feed, where in feeds)
-    return CalibrationSet(samples, ARRAYS_SOURCE, False, tuple(warnings))
+        warnings: list[str] = []
+        return Loaded(cut(checked(given, inputs, source), inputs, settings, source, warnings), source, tuple(warnings))
+    places = [f"{source}, sample {number}" for number in range(len(given))]
+    feeds = [(checked(arrays, inputs, where), where) for arrays, where in zip(given, places, strict=True)]
+    return Loaded(tuple(whole_feed(feed, inputs, settings, where) for feed, where in feeds), source)
 
 
 def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> CalibrationSet:
@@ -213,32 +189,15 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
         {info.name: _draw(info, shapes[info.name], generator) for info in inputs}
         for _ in range(settings.random_samples)
     )
-    return CalibrationSet(samples, RANDOM_SOURCE, True, findings=(_drawn(tuple(shapes), len(samples)),))
-
-
-def _drawn(inputs: tuple[str, ...], samples: int) -> Finding:
-    return Finding(
-        code="random-data",
-        severity=CODES["random-data"].severity,
-        origin="search",
-        where=Where(inputs=inputs),
-        evidence={"samples": samples},
-        text="random inputs: no calibration data was given, so every error here is the error on noise, and real inputs"
+    drawn = data_finding(
+        "random-data",
+        Where(inputs=tuple(shapes)),
+        {"samples": len(samples)},
+        "random inputs: no calibration data was given, so every error here is the error on noise, and real inputs"
         " can differ by far",
-        cure="give --data",
+        "give --data",
     )
-
-
-def _too_few(samples: int) -> Finding:
-    return Finding(
-        code="too-few-samples",
-        severity=CODES["too-few-samples"].severity,
-        origin="search",
-        where=Where(),
-        evidence={"samples": samples},
-        text="one sample only: the held-out error is taken on the sample that the search saw",
-        cure="give 2 or more samples",
-    )
+    return CalibrationSet(samples, RANDOM_SOURCE, True, findings=(drawn,))
 
 
 def _random_shape(info: TensorInfo, inputs: Sequence[TensorInfo], batch: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mptune.data.archive import read_sample_bytes, read_samples
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, METRICS, UNMATCHED, OutputError
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, UNMATCHED, OutputError
 from mptune.data.metrics.kept_parts import parts_beside
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
 from mptune.data.numbers import encode_float
@@ -48,24 +48,14 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class CheckSet:
-    """What ``check.npz`` holds.
-
-    Attributes:
-        header: see the module.
-        inputs: of each run.
-        references: outputs of each sample.
-    """
+    """What ``check.npz`` holds."""
 
     header: Mapping[str, Any]
     inputs: Sequence[Arrays]
     references: Sequence[Arrays]
 
     def save(self, path: Path) -> None:
-        """Write the file; the same content gives the same bytes.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
+        """Write the file; the same content gives the same bytes."""
         members = {"header": np.frombuffer(json.dumps(self.header, allow_nan=False).encode(), np.uint8)}
         for number, feed in enumerate(self.inputs):
             members.update({f"input_{number}_{k}": feed[name] for k, name in enumerate(self.header["inputs"])})
@@ -93,22 +83,9 @@ def collect_check(
     ignored: Sequence[str] = (),
     rollout: Rollout | None = None,
 ) -> CheckSet | None:
-    """The first few samples of a set, with what is known of one plan on them.
+    """The first few samples of a set, with the error of one plan on them.
 
-    Args:
-        data: the run's data directory.
-        error: of the plan, on all samples of the set.
-        which: the set.
-        plan: fingerprint.
-        metric: the run's.
-        source: of the error.
-        engine: that the outputs were computed with.
-        provider: of ONNX Runtime, where that measured.
-        ignored: outputs that do not count.
-        rollout: outputs that are fed back; None where there are none.
-
-    Returns:
-        None where the samples are gone or too large, or no output can be compared value by value.
+    None where the samples are gone or too large, or no output can be compared value by value.
     """
     samples, reference = data / f"{which}.npz", data / f"{which}_reference.npz"
     steps = 1 if rollout is None else rollout.steps
@@ -171,7 +148,6 @@ def _is_plain(name: str, error: OutputError, references: Sequence[Arrays]) -> bo
 def _output(name: str, error: OutputError, parts: OutputParts | None) -> dict[str, Any]:
     statistics = error.per_output[name]
     wanted = [each for each in statistics if each in _PLAIN or (parts is not None and belongs_to(each, WORST_PART))]
-    assert all(METRICS[each].over_samples == "mean" for each in _PLAIN)
     return {
         "name": name,
         "figures": {each: encode_float(float(sum(statistics[each])) / len(statistics[each])) for each in wanted},

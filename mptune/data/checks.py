@@ -24,11 +24,7 @@ def shape_text(shape: Iterable[int | str | None]) -> str:
 
 
 def check_names(arrays: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], where: str) -> None:
-    """Every input has its array, and every array its input.
-
-    Raises:
-        DataError: one is missing or too many.
-    """
+    """Every input has its array, and every array its input."""
     wanted = [i.name for i in inputs]
     extra = [name for name in arrays if name not in wanted]
     for name in wanted:
@@ -49,11 +45,7 @@ def check_names(arrays: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], 
 
 
 def check_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarray:
-    """Check type and values; returns the array in native byte order and C order, otherwise untouched.
-
-    Raises:
-        DataError: another type, empty, or NaN or Inf in it.
-    """
+    """Check type and values; returns the array in native byte order and C order, otherwise untouched."""
     expected = info.numpy_dtype
     native = array.dtype.newbyteorder("=")
     if native != expected:
@@ -90,11 +82,7 @@ def _may_be_empty(expected: Dims | None, got: tuple[int, ...]) -> bool:
 
 
 def split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str) -> list[np.ndarray]:
-    """Cut samples that are concatenated along axis 0; one part where the array is one sample.
-
-    Raises:
-        DataError: rank or dimensions do not fit, or rows are left over.
-    """
+    """Cut samples that are concatenated along axis 0; one part where the array is one sample."""
     shape = info.shape
     if shape == () and array.ndim == 1:
         return [np.asarray(value) for value in array]
@@ -120,11 +108,7 @@ def split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str) -> l
 
 
 def check_sample_shape(info: TensorInfo, array: np.ndarray, batch: int, where: str) -> None:
-    """Check one whole feed's array, as it stands in a folder.
-
-    Raises:
-        DataError: rank or dimensions do not fit, or a batch was asked for that the file does not have.
-    """
+    """Check one whole feed's array, as it stands in a folder."""
     if info.shape is None:
         return
     _check_dims(info.name, array, info.shape, where)
@@ -160,11 +144,7 @@ def _shape_hint(got: tuple[int, ...], expected: Dims) -> str:
 
 
 def check_agreement(feed: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], where: str) -> None:
-    """A symbolic dimension has one size throughout a feed.
-
-    Raises:
-        DataError: two inputs disagree about one.
-    """
+    """A symbolic dimension has one size throughout a feed."""
     sizes: dict[str, tuple[int, str]] = {}
     for info in inputs:
         for dim, size in zip(info.shape or (), feed[info.name].shape, strict=False):

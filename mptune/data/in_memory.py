@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SOURCE = "arrays"
 """What such data are called, where a file's name stands otherwise."""
 
-_FORMS = "give a path, an array (for a model with one input), a dict of arrays, or an iterable with a dict per sample"
+_HINT = "give a path, an array (for a model with one input), a dict of arrays, or an iterable with a dict per sample"
 
 Arrays = dict[str, np.ndarray]
 
@@ -32,14 +32,11 @@ def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arra
 
     Returns:
         One dictionary of concatenated arrays, or one dictionary per sample.
-
-    Raises:
-        DataError: none of these, or an array that NumPy cannot read.
     """
     if isinstance(content, Mapping) or _is_array(content):
         return _feed(content, inputs, SOURCE)
     if not isinstance(content, Iterable):
-        raise DataError(f"data cannot be a {type(content).__name__}", _FORMS)
+        raise DataError(f"data cannot be a {type(content).__name__}", _HINT)
     given = enumerate(copied_samples(content))
     samples = tuple(_feed(sample, inputs, f"{SOURCE}, sample {number}") for number, sample in given)
     if not samples:
@@ -74,7 +71,7 @@ def _feed(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
     if isinstance(value, Mapping):
         return {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
     if not _is_array(value):
-        raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _FORMS)
+        raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _HINT)
     if len(inputs) != 1:
         names = ", ".join(f"{info.name!r}: ..." for info in inputs)
         raise DataError(f"{where} is one array, the model has {len(inputs)} inputs", f"give a dict: {{{names}}}")

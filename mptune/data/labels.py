@@ -12,15 +12,7 @@ from mptune.errors import DataError
 
 
 def load_labels(path: Path, samples: int) -> tuple[dict[str, np.ndarray], ...]:
-    """Read an ``.npz`` with one array per kind of label, and cut it into one dictionary per sample.
-
-    Args:
-        path: of the file. Every array has the rows of all samples along axis 0, in the order of the data.
-        samples: how many there are. Each takes the same number of rows.
-
-    Raises:
-        DataError: no such file, unreadable, empty, or its rows do not fit the samples.
-    """
+    """Read an ``.npz`` with one array per kind of label, rows in the order of the data, and cut it into samples."""
     if not path.is_file():
         raise DataError(f"no such file: {path}", "check the path given to --labels")
     arrays = read_archive(path)
@@ -43,11 +35,7 @@ def labels_beside(samples: Path) -> Path:
 
 
 def save_labels(samples: Path, labels: Sequence[dict[str, np.ndarray]]) -> None:
-    """Write labels beside a file of samples; none deletes what was there.
-
-    Raises:
-        RunError: the disk is full, or the directory cannot be written.
-    """
+    """Write labels beside a file of samples; none deletes what was there."""
     if labels:
         save_samples(labels_beside(samples), labels)
     else:

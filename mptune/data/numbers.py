@@ -18,11 +18,7 @@ def encode_float(value: float) -> float | str:
 
 
 def decode_float(value: float | str) -> float:
-    """Inverse of ``encode_float``.
-
-    Raises:
-        ValueError: a string other than the three.
-    """
+    """Inverse of ``encode_float``."""
     if isinstance(value, str):
         if value not in _NON_FINITE:
             raise ValueError(f"{value!r} is not a number; non-finite ones are written 'nan', 'inf' and '-inf'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,53 +21,13 @@ _MOST_READ = 64
 _TOLERANCE = 0.05
 
 
-@dataclass(frozen=True)
-class RandomLooking:
-    """An input whose samples look like random numbers.
-
-    Attributes:
-        name: of the input.
-        distribution: ``standard normal`` or ``uniform``.
-        correlation: of neighbouring values, the largest over the axes.
-    """
-
-    name: str
-    distribution: str
-    correlation: float
-
-    @property
-    def reason(self) -> str:
-        """What was seen, one line."""
-        return (
-            f"the samples of input {self.name!r} look like random numbers ({self.distribution}, neighbours correlate"
-            f" at {self.correlation:.2f})"
-        )
-
-    @property
-    def cure(self) -> str:
-        """What to do, one line."""
-        return "precision is decided on what real inputs make the network compute: give those"
-
-
 def data_findings(samples: Sequence[Mapping[str, np.ndarray]], states: Collection[str] = ()) -> tuple[Finding, ...]:
     """What is wrong with samples as calibration data: random numbers, constants, duplicates.
 
-    Args:
-        samples: one feed per sample, all with the same names.
-        states: inputs that hold a recurrent state, which may well start as one number in every sample.
+    ``states`` are inputs that hold a recurrent state, which may well start as one number in every sample.
     """
     few = samples.spread(_MOST_READ) if isinstance(samples, LazySamples) else samples
-    random = [
-        _finding(
-            "random-data",
-            Where(inputs=(suspect.name,)),
-            {"distribution": suspect.distribution, "correlation": suspect.correlation},
-            suspect.reason,
-            suspect.cure,
-        )
-        for suspect in random_looking(few)
-    ]
-    return (*random, *_constant(few, states), *_duplicates(samples))
+    return (*_random(few), *_constant(few, states), *_duplicates(samples))
 
 
 def _constant(samples: Sequence[Mapping[str, np.ndarray]], states: Collection[str]) -> list[Finding]:
@@ -84,7 +43,7 @@ def _constant(samples: Sequence[Mapping[str, np.ndarray]], states: Collection[st
         if name in states:
             continue
         found.append(
-            _finding(
+            data_finding(
                 "constant-data",
                 Where(inputs=(name,)),
                 {"value": float(value[0]), "samples": len(samples)},
@@ -106,7 +65,7 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
     if not repeated:
         return []
     return [
-        _finding(
+        data_finding(
             "duplicate-samples",
             Where(samples=tuple(repeated)),
             {"samples": len(samples), "duplicates": len(repeated)},
@@ -117,40 +76,50 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
     ]
 
 
-def _finding(code: str, where: Where, evidence: Mapping[str, int | float | str], text: str, cure: str) -> Finding:
+def data_finding(code: str, where: Where, evidence: Mapping[str, int | float | str], text: str, cure: str) -> Finding:
+    """A finding about the samples."""
     return Finding(code, CODES[code].severity, "search", where, evidence, text, cure)
 
 
-def random_looking(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[RandomLooking, ...]:
+def _random(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
     """The inputs that look like random numbers, unless another floating-point input of rank 3 or more looks real.
 
     A model that takes noise beside an image (diffusion, flow matching) is fed as it should be.
     """
-    found, real = [], False
+    found = []
     for name in samples[0] if samples else ():
         arrays = [sample[name] for sample in samples]
         if arrays[0].dtype.kind != "f" or arrays[0].ndim < _MIN_RANK:
             continue
-        suspect = _suspect(name, arrays)
-        if suspect is None:
-            real = True
-        else:
-            found.append(suspect)
-    return () if real else tuple(found)
+        distribution, correlation = _looks_random(arrays)
+        if not distribution:
+            return []
+        found.append(
+            data_finding(
+                "random-data",
+                Where(inputs=(name,)),
+                {"distribution": distribution, "correlation": correlation},
+                f"the samples of input {name!r} look like random numbers ({distribution}, neighbours correlate at"
+                f" {correlation:.2f})",
+                "precision is decided on what real inputs make the network compute: give those",
+            )
+        )
+    return found
 
 
-def _suspect(name: str, arrays: Sequence[np.ndarray]) -> RandomLooking | None:
+def _looks_random(arrays: Sequence[np.ndarray]) -> tuple[str, float]:
+    """The distribution that the values may come from, "" for none, and the largest correlation of neighbours."""
     budget = max(1, _MAX_VALUES // len(arrays))
     few = [array for array in arrays if array.size <= budget] or [arrays[0]]
     values = np.concatenate([np.asarray(array, np.float64).reshape(-1) for array in few])
     if values.size < _MIN_VALUES or not np.isfinite(values).all():
-        return None
+        return "", 0.0
+    rank = min(array.ndim for array in few)
     distribution = _distribution(values)
     if not distribution:
-        return None
-    rank = min(array.ndim for array in few)
+        return "", 0.0
     correlation = max(abs(float(np.mean([_correlation(array, axis) for array in few]))) for axis in range(1, rank))
-    return RandomLooking(name, distribution, correlation) if correlation < _MAX_CORRELATION else None
+    return distribution if correlation < _MAX_CORRELATION else "", correlation
 
 
 def _distribution(values: np.ndarray) -> str:

@@ -10,13 +10,16 @@ sequences, too: an error of one step says nothing of a state that stops moving.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from mptune.errors import SettingsError
+
+Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+"""One run of the model: inputs to outputs."""
 
 RunAll = Callable[[Sequence[Callable[[], Mapping[str, np.ndarray]]]], Sequence[Mapping[str, np.ndarray]]]
 """Makes several runs, at once or one after another, and gives their outputs in order."""
@@ -26,12 +29,7 @@ _HINT = "write --feedback OUTPUT:INPUT, once for each state, and --steps for the
 
 @dataclass(frozen=True)
 class Rollout:
-    """Which outputs are fed back, and over how many steps.
-
-    Attributes:
-        pairs: output and input of each state.
-        steps: samples of one sequence.
-    """
+    """Which outputs are fed back, and over how many steps."""
 
     pairs: tuple[tuple[str, str], ...]
     steps: int
@@ -40,18 +38,7 @@ class Rollout:
     def parse(
         cls, texts: Sequence[str], steps: int | None, inputs: Sequence[str], outputs: Sequence[str], samples: int
     ) -> Rollout | None:
-        """Read ``--feedback`` and ``--steps``; None where nothing is fed back.
-
-        Args:
-            texts: ``OUTPUT:INPUT`` each; names may hold colons.
-            steps: of a sequence; None takes all samples.
-            inputs: of the model.
-            outputs: of the model.
-            samples: how many there are.
-
-        Raises:
-            SettingsError: no such output or input, an input is fed twice, or too few samples.
-        """
+        """Read ``OUTPUT:INPUT`` texts, in which names may hold colons; None where nothing is fed back."""
         if not texts:
             if steps is not None:
                 raise SettingsError(f"--steps {steps} without --feedback", _HINT)
@@ -90,37 +77,22 @@ def _pair(text: str, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str
 
 
 def outputs_of(
-    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+    run: Run,
     samples: Sequence[Mapping[str, np.ndarray]],
     rollout: Rollout | None,
-    run_all: Callable[[Sequence[Callable[[], Mapping[str, np.ndarray]]]], Sequence[Mapping[str, np.ndarray]]]
-    | None = None,
+    run_all: RunAll | None = None,
 ) -> list[dict[str, np.ndarray]]:
-    """The outputs of every sample, or of every sequence of samples.
-
-    Args:
-        run: one run of the model.
-        samples: in their order; what is left of the last sequence is not run.
-        rollout: None runs each sample by itself.
-        run_all: makes several runs of single samples and gives their results in order; None makes one after another.
-    """
+    """The outputs of every sample, or of every whole sequence of samples; ``run_all`` makes several single runs."""
     if rollout is None and run_all is not None:
         return [dict(outputs) for outputs in run_all([partial(run, sample) for sample in samples])]
     if rollout is None:
         return [dict(run(sample)) for sample in samples]
-    return [_end_of(run, sequence, rollout) for sequence in _sequences(samples, rollout.steps)]
+    steps = rollout.steps
+    starts = range(0, len(samples) - steps + 1, steps)
+    return [_end_of(run, samples[start : start + steps], rollout) for start in starts]
 
 
-def _sequences(samples: Sequence[Mapping[str, np.ndarray]], steps: int) -> Iterator[Sequence[Mapping[str, np.ndarray]]]:
-    for start in range(0, len(samples) - steps + 1, steps):
-        yield samples[start : start + steps]
-
-
-def _end_of(
-    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
-    sequence: Sequence[Mapping[str, np.ndarray]],
-    rollout: Rollout,
-) -> dict[str, np.ndarray]:
+def _end_of(run: Run, sequence: Sequence[Mapping[str, np.ndarray]], rollout: Rollout) -> dict[str, np.ndarray]:
     state: dict[str, np.ndarray] = {}
     kept: dict[str, np.ndarray] = {}
     outputs: Mapping[str, np.ndarray] = {}

@@ -7,20 +7,19 @@ The file, every key always there::
      "plans": {fingerprint: {"source": "measured" | "emulated", "outputs": {name: SKETCH, the worst first}}},
      "left_out": [fingerprints whose sketches did not fit into the file]}
 
-``SKETCH`` is ``OutputSketch.to_json``. The chosen plan comes first. A plan is there if it was run on the held-out
-samples by this version or a later one, and this is its front. The file holds at most ``MOST_BYTES``.
+``SKETCH`` is that of ``mptune.data.sketches.taking``. The chosen plan comes first. A plan is there if it was run on the
+held-out samples, and this is its front. The file holds at most ``MOST_BYTES``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mptune.data.sketches.sketch import OutputSketch, sketches_from_json, sketches_to_json
-from mptune.data.sketches.taking import load_sketches
+from mptune.data.sketches.taking import Sketch, load_sketches
 from mptune.files import write_text
 
 Source = Literal["measured", "emulated"]
@@ -35,40 +34,23 @@ MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
-class PlanOutputs:
-    """The outputs of one plan.
-
-    Attributes:
-        source: ``measured``: of the target's own engine; ``emulated``: of FP32 arithmetic with roundings to FP16.
-        outputs: output -> its sketch, the largest error first; outputs without numbers to compare are left out.
-    """
-
-    source: Source
-    outputs: Mapping[str, OutputSketch]
-
-
-@dataclass(frozen=True)
 class RunOutputs:
-    """See the module.
+    """The content of ``outputs.json``.
 
     Attributes:
-        metric: the run's.
-        count: held-out samples, or sequences where outputs are fed back.
-        plans: fingerprint -> its outputs, the chosen plan first.
+        plans: fingerprint -> source of its error, and sketch of each output; the most important plan first.
         indices: which of the user's samples the held-out ones are, 0-based; of sequences where each begins. Empty
             where not known.
         names: their file names, where the user gave a folder that is still there; else empty.
         unit: what a number of a sample counts.
-        left_out: fingerprints of plans that did not fit into the file.
     """
 
     metric: str
     count: int
-    plans: Mapping[str, PlanOutputs] = field(default_factory=dict)
+    plans: Mapping[str, tuple[Source, Mapping[str, Sketch]]] = field(default_factory=dict)
     indices: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     unit: Literal["sample", "sequence"] = "sample"
-    left_out: tuple[str, ...] = ()
 
     def sample(self, number: int) -> str:
         """What a held-out sample is called: its file's name, else by its index in the user's data."""
@@ -80,25 +62,22 @@ class RunOutputs:
 
     @classmethod
     def of_plans(cls, plans: Iterable[tuple[str, Source]], folder: Path, metric: str) -> RunOutputs:
-        """The sketches that jobs have left.
+        """The sketches that jobs have left in ``FINGERPRINT.json``, of fingerprints and the sources of their errors.
 
-        Args:
-            plans: fingerprint and source of the error, the most important first.
-            folder: holds ``FINGERPRINT.json``; what is not there, damaged or of another metric is passed over.
-            metric: the run's.
+        What is not there, damaged or of another metric is passed over.
         """
-        found: dict[str, PlanOutputs] = {}
+        found: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
         count = 0
         for fingerprint, source in plans:
             known = None if fingerprint in found else load_sketches(folder / f"{fingerprint}.json", metric)
             if known is not None and known[1]:
                 count = known[0]
-                found[fingerprint] = PlanOutputs(source, known[1])
+                found[fingerprint] = source, known[1]
         return cls(metric, count, found)
 
     def to_json(self) -> dict[str, Any]:
         """The document, as long as it may be: of plans that do not fit the maps are left out, then all."""
-        left_out = list(self.left_out)
+        left_out: list[str] = []
         plans: dict[str, Any] = {}
         document = {
             "format": FORMAT,
@@ -111,9 +90,10 @@ class RunOutputs:
             "left_out": left_out,
         }
         room = MOST_BYTES - len(_text(document)) - sum(len(name) + 4 for name in self.plans)
-        for fingerprint, plan in self.plans.items():
-            for outputs in (plan.outputs, _without_maps(plan.outputs)):
-                entry = {"source": plan.source, "outputs": sketches_to_json(outputs)}
+        for fingerprint, (source, sketches) in self.plans.items():
+            without_maps = {name: {**sketch, "error_map": None} for name, sketch in sketches.items()}
+            for outputs in (sketches, without_maps):
+                entry = {"source": source, "outputs": outputs}
                 size = len(_text({fingerprint: entry}))
                 if size <= room:
                     room -= size
@@ -123,40 +103,10 @@ class RunOutputs:
                 left_out.append(fingerprint)
         return document
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> RunOutputs:
-        """Inverse of ``to_json``."""
-        plans = {
-            fingerprint: PlanOutputs(plan["source"], sketches_from_json(plan["outputs"]))
-            for fingerprint, plan in document["plans"].items()
-        }
-        return cls(
-            metric=str(document["metric"]),
-            count=int(document["count"]),
-            plans=plans,
-            indices=tuple(map(int, document["indices"])),
-            names=tuple(map(str, document["names"] or ())),
-            unit="sequence" if document["unit"] == "sequence" else "sample",
-            left_out=tuple(map(str, document["left_out"])),
-        )
-
 
 def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
-    """Write ``outputs.json``, whole or not at all.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
+    """Write ``outputs.json``, whole or not at all."""
     write_text(path, _text(outputs.to_json()).decode("utf-8") + "\n")
-
-
-def read_run_outputs(path: Path) -> RunOutputs | None:
-    """Read ``outputs.json``; None where it is not there, or cannot be read."""
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        return RunOutputs.from_json(document) if document["format"] == FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
 
 
 def read_names(path: Path) -> tuple[str, ...]:
@@ -166,10 +116,6 @@ def read_names(path: Path) -> tuple[str, ...]:
     except (OSError, ValueError, RecursionError):
         return ()
     return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def _without_maps(outputs: Mapping[str, OutputSketch]) -> dict[str, OutputSketch]:
-    return {name: replace(output, error_map=None) for name, output in outputs.items()}
 
 
 def _text(document: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.data.calibration import load_calibration
-from mptune.data.plausibility import data_findings, random_looking
+from mptune.data.plausibility import data_findings
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
 
@@ -32,10 +32,11 @@ def image(seed: int = 0) -> np.ndarray:
 )
 def test_drawn_numbers_look_drawn(draw: object, distribution: str) -> None:
     samples = [{"image": draw((1, 3, 32, 32)).astype(np.float32)} for _ in range(4)]  # type: ignore[operator]
-    (found,) = random_looking(samples)
-    assert (found.name, found.distribution) == ("image", distribution)
-    assert found.correlation < 0.05
-    assert "'image'" in found.reason
+    (found,) = data_findings(samples)
+    assert (found.code, found.where.inputs) == ("random-data", ("image",))
+    assert found.evidence["distribution"] == distribution
+    assert float(found.evidence["correlation"]) < 0.05
+    assert "'image'" in found.text
     assert found.cure
 
 
@@ -53,8 +54,8 @@ def test_drawn_numbers_look_drawn(draw: object, distribution: str) -> None:
     ids=lambda sample: next(iter(sample)),
 )
 def test_what_may_be_real_is_left_alone(sample: dict[str, np.ndarray]) -> None:
-    assert random_looking([sample]) == ()
-    assert random_looking([]) == ()
+    assert [found for found in data_findings([sample]) if found.code == "random-data"] == []
+    assert data_findings([]) == ()
 
 
 def test_calibration_warns(tmp_path: Path) -> None:

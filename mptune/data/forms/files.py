@@ -27,11 +27,7 @@ _SHARD = "shard"
 
 
 def load_file(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> Loaded:
-    """The samples of one file.
-
-    Raises:
-        DataError: unreadable, or it does not fit the model.
-    """
+    """The samples of one file."""
     if path.suffix.lower() not in (".npz", ".npy"):
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
     arrays, warnings = _read_feed(path, inputs)
@@ -39,11 +35,7 @@ def load_file(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) 
 
 
 def load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> Loaded:
-    """The samples of a folder, read when they are needed.
-
-    Raises:
-        DataError: it holds no such files, or both kinds of them, or the first does not fit the model.
-    """
+    """The samples of a folder, read when they are needed."""
     files = [f for f in path.iterdir() if f.is_file() and not f.name.startswith(".")]
     chosen = sorted((f for f in files if f.suffix.lower() in (".npz", ".npy")), key=lambda f: _natural(f.name))
     if not chosen:
@@ -65,11 +57,7 @@ def load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings
 
 
 class _Folder(LazySamples):
-    """One file after another; the last one that was read is kept, as its neighbours are often asked for next.
-
-    Attributes:
-        warnings: about the files; what is the same for all of them once.
-    """
+    """One file after another; the last one that was read is kept, as its neighbours are often asked for next."""
 
     def __init__(self, files: Sequence[Path], inputs: Sequence[TensorInfo], settings: DataSettings) -> None:
         """Read all files once, one at a time, to count and check their samples."""

@@ -82,16 +82,7 @@ def has_images(folder: Path) -> bool:
 
 
 def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> Loaded:
-    """The images of a folder as samples that are read when they are needed.
-
-    Args:
-        declaration: how an image becomes an input.
-        inputs: of the model.
-        batch: rows per sample of a dynamic batch.
-
-    Raises:
-        DataError: the declaration cannot be read or does not fit the model, or there are no images, or no Pillow.
-    """
+    """The images of a folder as samples that are read when they are needed."""
     try:
         import PIL  # noqa: F401
     except ImportError:

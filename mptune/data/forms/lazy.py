@@ -31,11 +31,7 @@ class LazySamples(Sequence[Feed]):
 
     @abstractmethod
     def read(self, index: int) -> Feed:
-        """One sample, checked.
-
-        Raises:
-            DataError: it cannot be read, or does not fit the model.
-        """
+        """One sample, checked."""
 
     @abstractmethod
     def digests(self) -> Sequence[bytes]:
@@ -58,15 +54,7 @@ class LazySamples(Sequence[Feed]):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a form of data gives.
-
-    Attributes:
-        samples: each a whole feed, checked.
-        source: what to call it.
-        warnings: one line each.
-        preprocessing: how images become inputs (``mptune.data.forms.images``); None for other forms.
-        names: of the file of each sample; empty where they are no files.
-    """
+    """What a form of data gives."""
 
     samples: Sequence[Feed]
     source: str

@@ -29,11 +29,7 @@ _CALLED = "it is called without arguments and gives one dictionary of arrays per
 
 
 def read_json_inputs(path: Path) -> tuple[dict[str, np.ndarray], ...]:
-    """The feeds of a JSON file of Polygraphy.
-
-    Raises:
-        DataError: unreadable, or none of Polygraphy's inputs.
-    """
+    """The feeds of a JSON file of Polygraphy."""
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -73,11 +69,7 @@ def script_and_function(source: Path) -> tuple[Path, str] | None:
 
 
 def run_loader(script: Path, name: str) -> Iterable[Mapping[str, Any]]:
-    """What a loader script gives. It runs with the user's rights, so only where the user named it.
-
-    Raises:
-        DataError: no such file or function, or it fails, or it gives nothing that can be iterated over.
-    """
+    """What a loader script gives. It runs with the user's rights, so only where the user named it."""
     if not script.is_file():
         raise DataError(f"no such file: {script}", "check the path given to --data")
     function = getattr(run_script(script), name, None)

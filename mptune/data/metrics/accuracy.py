@@ -10,12 +10,12 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from mptune.data.metrics.calling import call_metric
-from mptune.data.metrics.elementwise import RELATIVE_FLOOR, statistics_of
+from mptune.data.metrics.elementwise import statistics_of
 from mptune.data.metrics.parts import (
     WORST_PART,
     ColumnErrors,
@@ -26,6 +26,7 @@ from mptune.data.metrics.parts import (
     find_parts,
 )
 from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
+from mptune.data.metrics.table import METRICS, STATISTICS
 from mptune.data.numbers import decode_float, encode_float
 from mptune.errors import DataError, SettingsError
 from mptune.finding import OutputColumns
@@ -43,48 +44,8 @@ MATCHED = "matched_relative_l2"
 """``relative_l2`` of the rows that have one."""
 
 
-@dataclass(frozen=True)
-class Metric:
-    """What a named statistic means.
-
-    Attributes:
-        name: as in ``--metric`` and front.json.
-        description: one line.
-        higher_is_worse: False only for ``sqnr_db``.
-        over_samples: how the values of the samples become one.
-        is_task: computed from all outputs of a sample together.
-    """
-
-    name: str
-    description: str
-    higher_is_worse: bool = True
-    over_samples: Literal["mean", "sum"] = "mean"
-    is_task: bool = False
-
-
-METRICS: Mapping[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric("relative_l2", "norm(y - y_ref) / norm(y_ref); 0 where both are all zero, inf where only y_ref is"),
-        Metric("max_abs", "largest absolute difference"),
-        Metric("mean_abs", "mean absolute difference"),
-        Metric("median_abs", "median absolute difference"),
-        Metric("p99_abs", "99th percentile of the absolute differences"),
-        Metric("max_rel", f"largest abs(y - y_ref) / max(abs(y_ref), {RELATIVE_FLOOR:.2g})"),
-        Metric("cosine_distance", "1 - cosine similarity; 0 where both are all zero, 1 where only one is"),
-        Metric("sqnr_db", "signal to quantisation noise, 10 log10(sum y_ref^2 / sum (y - y_ref)^2)", False),
-        Metric("non_finite", "values that are NaN or Inf where the reference is finite", over_samples="sum"),
-        Metric(WORST_PART, "worst over the parts: root mean square of y - y_ref over the part's standard deviation"),
-        Metric("top1_disagreement", "classification: share of rows whose largest class differs", is_task=True),
-        Metric("endpoint_error", "optical flow: mean distance of the flow vectors, in pixels", is_task=True),
-    )
-}
-
-
 _COLUMNS = "columns"
 """Beside the statistics of an output, in JSON: the errors of its columns."""
-
-_STATISTICS = tuple(name for name, metric in METRICS.items() if not metric.is_task)
 
 
 @dataclass(frozen=True)
@@ -92,38 +53,20 @@ class OutputError:
     """The error of one plan against the reference.
 
     Attributes:
-        per_output: output name -> statistic -> one value per sample. Task metrics stand under ``"*"``. An output with
-            several parts (``mptune.data.metrics.parts``) has ``worst_part[COLUMNS]`` for each of them.
-        columns: output name -> the errors of its columns over all samples, where it has columns.
+        per_output: output -> statistic -> one value per sample. Metrics that see all outputs at once stand under
+            ``"*"``. An output with several parts has ``worst_part[COLUMNS]`` for each of them.
+        columns: output -> the errors of its columns over all samples, where it has columns.
     """
 
     per_output: Mapping[str, Mapping[str, tuple[float, ...]]]
     columns: Mapping[str, ColumnErrors] = field(default_factory=dict, compare=False)
 
     def value(self, metric: str) -> float:
-        """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf are kept.
-
-        Raises:
-            SettingsError: no such statistic was taken.
-        """
+        """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf are kept."""
         return _worst([_over_samples(metric, values) for values in self._of(metric)], metric)
 
-    def worst_sample(self, metric: str) -> tuple[int, float]:
-        """Index of the worst sample and its value, the worst over the outputs; NaN is worse than anything.
-
-        Raises:
-            SettingsError: no such statistic was taken.
-        """
-        values = [_worst(list(row), metric) for row in zip(*self._of(metric), strict=True)]
-        worst = _worst(values, metric)
-        return next((k, v) for k, v in enumerate(values) if v == worst or math.isnan(v))
-
     def values_without_one(self, metric: str) -> tuple[float, ...]:
-        """``value`` over all samples but one, for each sample in turn; empty for a single sample.
-
-        Raises:
-            SettingsError: no such statistic was taken.
-        """
+        """``value`` over all samples but one, for each sample in turn; empty for a single sample."""
         taken = self._of(metric)
         totals = [float(sum(values)) for values in taken]
         rest = len(taken[0]) - 1
@@ -247,11 +190,7 @@ class OutputError:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> OutputError:
-        """Inverse of ``to_json``.
-
-        Raises:
-            ValueError: it holds something else.
-        """
+        """Inverse of ``to_json``; ValueError where it holds something else."""
         per_output = {
             output: {name: _decoded(values) for name, values in statistics.items() if name != _COLUMNS}
             for output, statistics in document.items()
@@ -282,13 +221,14 @@ def _over_samples(metric: str, values: Sequence[float]) -> float:
 
 
 def _is_summed(metric: str) -> bool:
-    return metric in METRICS and METRICS[metric].over_samples == "sum"
+    return metric in METRICS and METRICS[metric].is_summed
 
 
 def _worst(values: Sequence[float], metric: str) -> float:
     if any(math.isnan(v) for v in values):
         return math.nan
-    return max(values) if metric not in METRICS or METRICS[metric].higher_is_worse else min(values)
+    row = METRICS.get(metric)
+    return min(values) if row is not None and row.kind == "element" and row.larger_is_better else max(values)
 
 
 def compare_outputs(
@@ -305,16 +245,11 @@ def compare_outputs(
     Args:
         outputs: one dictionary per sample; outputs that the reference lacks are ignored.
         reference: the same samples in the same order.
-        extra: task metrics by name (``mptune.data.metrics.tasks.resolve_metric``); their values stand under output
-            ``"*"``.
-        row_sets: outputs that are compared as sets of rows (``mptune.data.metrics.row_sets``): ``UNMATCHED`` and
-            ``MATCHED`` are taken of them, too.
-        any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a task metric
-            may know what to do with them.
+        extra: metrics of single samples by name; their values stand under output ``"*"``.
+        row_sets: outputs that are compared as sets of rows: ``UNMATCHED`` and ``MATCHED`` are taken of them, too.
+        any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a metric of the
+            user's may know what to do with them.
         parts: of the outputs; None finds them from the reference, as if its samples were all that there are.
-
-    Raises:
-        DataError: samples, outputs or shapes do not match, an output is not numeric, or a task metric failed.
     """
     if len(outputs) != len(reference) or not reference:
         raise DataError(
@@ -336,7 +271,7 @@ def compare_outputs(
                 statistics = _row_statistics(name, aligned[name], number)
                 by_part.pop(name, None)
             elif any_shape and np.shape(got[name]) != np.shape(expected):
-                statistics = dict.fromkeys(_STATISTICS, math.nan)
+                statistics = dict.fromkeys(STATISTICS, math.nan)
                 statistics["non_finite"] = float(np.count_nonzero(~np.isfinite(got[name])))
                 by_part.pop(name, None)
             else:

@@ -27,27 +27,12 @@ def call_metric(
     wanted: Mapping[str, np.ndarray],
     where: str = "",
 ) -> float:
-    """The value of a task metric on one sample; ``where`` says which sample, for the message.
-
-    Raises:
-        DataError: the function raised, ended the process, took too long, or returned no number.
-    """
+    """The value of a task metric on one sample; ``where`` says which sample, for the message."""
     return number_of(metric, function, (got, wanted), where, "outputs, reference")
 
 
 def number_of(metric: str, function: Callable[..., Any], arguments: tuple[Any, ...], where: str, names: str) -> float:
-    """What a metric returns, as one number.
-
-    Args:
-        metric: its name, for messages.
-        function: a user's, or a built-in one.
-        arguments: that it is called with.
-        where: which sample these are of, for messages.
-        names: of the arguments.
-
-    Raises:
-        DataError: the function raised, ended the process, took too long, or returned no number.
-    """
+    """What a metric returns, as one number."""
     called = f"it is called as function({names}) with arrays by name, and returns one number"
     try:
         with guarded_call():

@@ -26,21 +26,12 @@ def parts_path(reference: Path) -> Path:
 
 
 def parts_beside(reference: Path, load: Load | None = None) -> dict[str, OutputParts] | None:
-    """The parts that were kept with a reference file; None where none were.
-
-    Args:
-        reference: the file.
-        load: reads one file, as ``load_parts`` does.
-    """
+    """The parts that were kept with a reference file; None where none were."""
     return (load or load_parts)(parts_path(reference))
 
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
-    """Write the JSON file that ``load_parts`` reads.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
+    """Write the JSON file that ``load_parts`` reads."""
     outputs = {
         name: {
             "axis": one.axis,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.accuracy import METRICS, OutputError
-from mptune.data.metrics.student_t import t_quantile
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.table import METRICS
 
 Floats = NDArray[np.float64]
 
@@ -30,13 +30,7 @@ _COVERAGE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """How two errors differ: the first one's less the second one's, or their ratio.
-
-    Attributes:
-        value: ratio of the errors where ``is_ratio``, else their difference.
-        ci95: its 95 % interval.
-        is_ratio: whether the metric is compared by ratios.
-    """
+    """How two errors differ: their ratio where ``is_ratio``, else the first one's less the second one's."""
 
     value: float
     ci95: tuple[float, float]
@@ -51,20 +45,20 @@ class Difference:
 
 def is_compared_by_ratio(metric: str) -> bool:
     """Whether errors of this metric are compared by their ratio, not their difference."""
-    return metric in METRICS and METRICS[metric].higher_is_worse
+    return metric in METRICS and METRICS[metric].is_ratio
 
 
 def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     """The jackknife's pseudo-values, shape (samples,), of the logarithm where the metric is compared by ratio.
 
     Their mean is the statistic itself: the jackknife's correction of its bias is left out, so that a ratio is the one
-    of the two errors that are shown. None where there is a single sample, a
-    value is not finite, or a metric of the user's is the same on all samples.
+    of the two errors that are shown. None where there is a single sample, a value is not finite, or all samples have
+    one value of a metric over the whole set.
     """
     whole, without = error.value(metric), np.array(error.values_without_one(metric))
     if not len(without) or not math.isfinite(whole) or not np.isfinite(without).all():
         return None
-    if metric not in METRICS and (without == whole).all():  # one value of the whole set stands for every sample
+    if not is_compared_by_ratio(metric) and (without == whole).all():  # one value stands for all samples
         return None
     values = np.array([whole, *without])
     if is_compared_by_ratio(metric):
@@ -74,7 +68,14 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     return pseudo
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
+def t_quantile(level: float, degrees: float) -> float:
+    """The value that Student's t stays below with probability ``level``; any degrees of freedom above 0."""
+    from scipy.special import stdtrit  # Slow to import.
+
+    return float(stdtrit(degrees, level))
+
+
 def quantile_of_mean(samples: int) -> float:
     """The 97.5 % quantile of Student's t for a mean of so many values (at least 2)."""
     return t_quantile(0.5 + _COVERAGE / 2.0, samples - 1)
@@ -118,15 +119,12 @@ def is_larger_beyond_noise(error: OutputError, other: OutputError, metric: str) 
 
 
 def significantly_smaller(values: Floats, pseudo: Sequence[Floats | None]) -> NDArray[np.bool_]:
-    """Which of many errors are smaller than which others beyond doubt.
+    """Which of many errors are smaller than which others beyond doubt: (plans, plans), the row's than the column's.
 
     Args:
         values: the errors, shape (plans,): none is significantly smaller that is not smaller by these.
         pseudo: of each plan, all of the same samples; None where unknown: such errors are compared as they are, and so
             are those that differ in their number of samples.
-
-    Returns:
-        Shape (plans, plans): whether the row's error is significantly smaller than the column's.
     """
     smaller = values[:, None] < values[None, :]
     rows_of: dict[int, list[int]] = {}

@@ -197,12 +197,7 @@ def find_parts(
 def cover_held_out(
     parts: Mapping[str, OutputParts], reference: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, OutputParts]:
-    """The same parts for held-out samples: each scale is the larger one of the search samples' and theirs.
-
-    Args:
-        parts: found from the reference over the search samples.
-        reference: outputs of each held-out sample.
-    """
+    """The same parts for held-out samples: each scale is the larger one of the search samples' and theirs."""
     return {
         name: one.covering([np.asarray(sample[name]) for sample in reference if name in sample])
         for name, one in parts.items()
@@ -231,11 +226,9 @@ def _parts_of(arrays: Sequence[np.ndarray], units: Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns along one axis of an output.
+    """The parts that the columns along one axis make.
 
-    Attributes:
-        parts: which they make.
-        has_step: whether neighbouring columns are of two kinds, by their scales; constant columns are of none.
+    ``has_step``: neighbouring columns are of two kinds, by their scales; constant columns are of none.
     """
 
     parts: OutputParts

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mptune.data.metrics.sets.boxes import intersection_over_union
+
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
@@ -91,25 +93,11 @@ def _costs(mine: Columns, its: Columns) -> Floats:
     apart = np.sqrt(squares / width)
     if mine.boxes is None or its.boxes is None:
         return np.where(apart <= MOST_DISTANCE, apart, np.inf)
-    overlap = _iou(mine.boxes, its.boxes)
+    overlap = intersection_over_union(mine.boxes, its.boxes)
     costs = 1.0 - overlap + _OTHER_COLUMNS * np.minimum(apart, 1.0)
     # Boxes without an area overlap nothing, themselves included.
     costs = np.where(apart <= SAME_DISTANCE, np.minimum(costs, apart), costs)
     return np.where((overlap >= LEAST_IOU) | (apart <= SAME_DISTANCE), costs, np.inf)
-
-
-def _iou(mine: Floats, its: Floats) -> Floats:
-    """Intersection over union of every box with every other."""
-    shape = (len(mine), len(its))
-    sides = []
-    for k in range(2):
-        low = np.maximum.outer(mine[:, k], its[:, k])
-        sides.append(np.maximum(np.minimum.outer(mine[:, k + 2], its[:, k + 2]) - low, 0.0))
-    common = sides[0] * sides[1]
-    areas = [np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0), axis=1) for boxes in (mine, its)]
-    union = np.add.outer(*areas) - common
-    overlap: Floats = np.divide(common, union, out=np.zeros(shape), where=union > 0)
-    return overlap
 
 
 def _assign(costs: Floats) -> tuple[Indices, Indices]:

@@ -182,12 +182,7 @@ def aligned_rows(
 def find_row_sets(
     dependent: Sequence[DependentOutput], reference: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[RowSet, ...]:
-    """The sets of rows among the outputs of a model, and what their columns are on the reference.
-
-    Args:
-        dependent: outputs whose shape depends on values (``mptune.graph.loading.value_dependent``).
-        reference: outputs of all samples.
-    """
+    """The sets of rows among the outputs of a model, and what their columns are on the reference."""
     members: dict[tuple[object, ...], list[tuple[DependentOutput, int]]] = {}
     for output in dependent:
         arrays = [np.asarray(sample[output.name]) for sample in reference if output.name in sample]

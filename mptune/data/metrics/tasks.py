@@ -1,7 +1,4 @@
-"""Task metrics: errors in the terms of what the model is for. Built-in ones, and a user's own script.
-
-All are ``function(outputs, reference) -> float`` for one sample (``mptune.data.metrics.accuracy.TaskMetric``).
-"""
+"""Which metric a name means: a row of the table, a user's script, or a function of the calling program."""
 
 from __future__ import annotations
 
@@ -11,16 +8,17 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import METRICS, TaskMetric, unknown_metric
+from mptune.data.metrics.accuracy import TaskMetric, unknown_metric
 from mptune.data.metrics.calling import CodeDefinition, definition_of, definition_of_function
-from mptune.data.metrics.sets.fields import flow_axis
-from mptune.data.metrics.sets.whole_set import BUILT_IN_SETS, SetMetric, own_value, takes_whole_set
+from mptune.data.metrics.sets.whole_set import own_value, takes_whole_set
+from mptune.data.metrics.table import METRICS, Metric
 from mptune.data.metrics.trusted_scripts import script_of, undirected
 from mptune.errors import DataError, SettingsError
 
@@ -37,20 +35,8 @@ def callable_name(function: TaskMetric) -> str:
     return CALLABLE + ("lambda" if name == "<lambda>" else name)
 
 
-def resolve_metric(spec: str, function: TaskMetric | None = None) -> tuple[str, Mapping[str, TaskMetric]]:
-    """Find the objective that ``--metric`` names.
-
-    Args:
-        spec: a name in ``METRICS``, ``script.py:function``, or ``callable:NAME`` for ``function``.
-        function: computes a metric ``callable:NAME``.
-
-    Returns:
-        The statistic's name, for ``OutputError.value``, and what ``compare_outputs`` needs as ``extra`` to take it.
-
-    Raises:
-        SettingsError: no such metric, one that is higher for better plans, or a function's that was not given.
-        DataError: the script cannot be loaded.
-    """
+def resolve_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> Metric:
+    """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``."""
     if spec.startswith(CALLABLE):
         if function is None:
             name = spec.removeprefix(CALLABLE)
@@ -58,55 +44,36 @@ def resolve_metric(spec: str, function: TaskMetric | None = None) -> tuple[str, 
                 f"the metric {name!r} is a Python function, which a run directory does not hold",
                 f"give the function itself in Python: metric={name} in mptune.search or mptune.confirm",
             )
-        return spec, {} if takes_whole_set(function) else {spec: function}
-    if spec in _BUILT_IN:
-        return spec, {spec: _BUILT_IN[spec]}
-    if spec in BUILT_IN_SETS:
-        return spec, {}
-    if spec in METRICS:
-        if not METRICS[spec].higher_is_worse:
+        return Metric(spec, "set" if takes_whole_set(function) else "sample", function)
+    row = METRICS.get(spec)
+    if row is not None:
+        if row.kind == "element" and row.larger_is_better:
             raise SettingsError(
                 f"{spec} cannot be the objective: it is higher for better plans",
                 "use relative_l2, which ranks a sample alike (sqnr_db = -20 log10(relative_l2)); both are reported",
             )
-        return spec, {}
+        return replace(row, kind="set") if has_labels and row.is_set_with_labels else row
     if ":" in spec or spec.endswith(".py"):
-        return spec, _of_samples(spec, load_metric(spec))
-    raise unknown_metric(spec, [*METRICS, *BUILT_IN_SETS])
+        loaded = load_metric(spec)
+        is_directed = undirected(spec) != spec
+        return Metric(spec, "set" if takes_whole_set(loaded) else "sample", loaded, larger_is_better=is_directed)
+    raise unknown_metric(spec, [*METRICS])
 
 
-def _of_samples(spec: str, function: TaskMetric) -> Mapping[str, TaskMetric]:
-    """What a script's function is on each sample; nothing where it takes the whole set."""
-    if takes_whole_set(function):
+def sample_functions(metric: Metric) -> Mapping[str, TaskMetric]:
+    """What is taken of each sample for a metric of single samples, by the statistic's name; nothing for others."""
+    if metric.kind != "sample":
         return {}
-    if undirected(spec) == spec:
-        return {spec: function}
+    function = metric.load()
+    if metric.name in METRICS:
+        return {metric.name: lambda outputs, reference: function(outputs, reference, {}, {})}
+    if not metric.larger_is_better:
+        return {metric.name: function}
 
     def lost(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
         return float(function(reference, reference)) - float(function(outputs, reference))
 
-    return {spec: lost, own_value(spec): function}
-
-
-def resolve_set_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> SetMetric | None:
-    """The metric over the whole set that ``--metric`` names; None where it is one of single samples.
-
-    Args:
-        spec: as ``resolve_metric`` takes it.
-        function: computes ``callable:NAME``, where that takes the whole set.
-        has_labels: ``endpoint_error`` is a metric of single samples without them.
-
-    Raises:
-        DataError: the script cannot be loaded.
-    """
-    if spec.startswith(CALLABLE):
-        return None if function is None else SetMetric(spec, function)
-    if spec in BUILT_IN_SETS:
-        return BUILT_IN_SETS[spec] if has_labels or spec not in METRICS else None
-    if spec in METRICS:
-        return None
-    loaded: Any = load_metric(spec)
-    return SetMetric(spec, loaded, undirected(spec) != spec) if takes_whole_set(loaded) else None
+    return {metric.name: lost, own_value(metric.name): function}
 
 
 def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> str:
@@ -116,14 +83,13 @@ def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> 
     with relative L2 is enough for the sampler: plans that are non-dominated stay so under a monotone function of the
     error. The metric itself is taken of every plan that is evaluated, and the front is made of those values.
     """
-    own = function if function is not None and takes_whole_set(function) else None
-    is_set = resolve_set_metric(spec, own, has_labels=has_labels) is not None
-    return "relative_l2" if is_set or undirected(spec) != spec else spec
+    metric = resolve_metric(spec, function, has_labels=has_labels)
+    return "relative_l2" if metric.kind == "set" or metric.larger_is_better else spec
 
 
 def is_own(spec: str) -> bool:
     """Whether a metric is the user's own: a script's, or a function."""
-    return spec not in METRICS and spec not in _BUILT_IN and spec not in BUILT_IN_SETS
+    return spec not in METRICS
 
 
 def definition_of_metric(spec: str, function: TaskMetric | None = None) -> str:
@@ -158,11 +124,7 @@ def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDef
 
 
 def load_metric(spec: str) -> TaskMetric:
-    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights.
-
-    Raises:
-        DataError: no such file or function, or the script fails to run.
-    """
+    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
     file, _, name = undirected(spec).rpartition(":")
     if not file or not name.isidentifier():
         raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
@@ -184,11 +146,7 @@ def load_metric(spec: str) -> TaskMetric:
 
 
 def run_script(path: Path) -> ModuleType:
-    """Execute a script as a module of its own; it can import its neighbours, as when Python runs it.
-
-    Raises:
-        DataError: it cannot be loaded, or fails.
-    """
+    """Execute a script as a module of its own; it can import its neighbours, as when Python runs it."""
     spec = importlib.util.spec_from_file_location(f"mptune_metric_{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise DataError(f"{path} cannot be loaded as Python", "its name should end in .py")
@@ -205,63 +163,3 @@ def run_script(path: Path) -> ModuleType:
     finally:
         sys.path.remove(folder)
     return module
-
-
-def top1_disagreement(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
-    """Share of rows whose largest class differs, the largest over the outputs that look like class scores.
-
-    Class scores are floating outputs of shape (rows, classes) with 2 classes or more. A row with NaN or Inf differs.
-
-    Raises:
-        DataError: no output looks like class scores.
-    """
-    shares = []
-    for name, wanted in reference.items():
-        if wanted.dtype.kind == "f" and wanted.ndim == 2 and wanted.shape[0] and wanted.shape[1] > 1:
-            got = _same_shape(name, outputs, wanted)
-            differ = (got.argmax(axis=1) != wanted.argmax(axis=1)) | ~np.isfinite(got).all(axis=1)
-            shares.append(float(differ.mean()))
-    if not shares:
-        raise DataError(
-            "top1_disagreement found no output of shape (rows, classes)",
-            "use relative_l2, or your own script.py:function",
-        )
-    return max(shares)
-
-
-def endpoint_error(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
-    """Mean Euclidean distance between flow vectors, the largest over the outputs that look like optical flow.
-
-    Optical flow is a floating output of shape (N, 2, H, W) or (N, H, W, 2), in pixels. Pixels at which the reference
-    is not finite are left out. The measure is that of Baker et al., A Database and Evaluation Methodology for Optical
-    Flow, 2011.
-
-    Raises:
-        DataError: no output looks like optical flow.
-    """
-    means = []
-    for name, wanted in reference.items():
-        axis = flow_axis(wanted)
-        if axis is not None:
-            got = np.moveaxis(_same_shape(name, outputs, wanted), axis, 1)
-            wanted = np.moveaxis(wanted, axis, 1)
-            valid = np.isfinite(wanted).all(axis=1)
-            with np.errstate(invalid="ignore", over="ignore"):
-                difference = got.astype(np.float64) - wanted
-                distance = np.hypot(difference[:, 0], difference[:, 1])[valid]
-            means.append(float(distance.mean()) if distance.size else 0.0)
-    if not means:
-        raise DataError(
-            "endpoint_error found no output of shape (N, 2, H, W) or (N, H, W, 2)",
-            "use relative_l2, or your own script.py:function",
-        )
-    return float(np.max(means))
-
-
-def _same_shape(name: str, outputs: Mapping[str, np.ndarray], wanted: np.ndarray) -> np.ndarray:
-    if name not in outputs or outputs[name].shape != wanted.shape:
-        raise DataError(f"output {name!r} is missing or of another shape", f"the reference has shape {wanted.shape}")
-    return outputs[name]
-
-
-_BUILT_IN: Mapping[str, TaskMetric] = {"top1_disagreement": top1_disagreement, "endpoint_error": endpoint_error}

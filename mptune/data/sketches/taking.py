@@ -1,38 +1,47 @@
-"""Takes the sketches of one plan's outputs (``mptune.data.sketches.sketch``), sample by sample."""
+"""Sketches: what one plan's outputs look like beside the reference, a few kilobytes whatever their size.
+
+A sketch is JSON, which the page's script reads; every key always there, non-finite numbers as in
+``mptune.data.numbers``::
+
+    {"shape": [of sample 0], "as_rows": compared as a set of rows, "part_count": n, "error_map": MAP or null,
+     "parts": [the worst ones, the worst first:
+       {"statistic": NAME, "columns": [K] or null, "error": mean over the samples, "worst_samples": [[sample, error]],
+        "reference": HISTOGRAM, "plan": HISTOGRAM, "difference": HISTOGRAM of plan - reference,
+        "every": histograms count every so many-th value,
+        "largest": {"value", "reference", "sample", "index": [K] or null for rows} or null}]}
+
+HISTOGRAM is ``{"range": [first edge, last edge], "counts": [n], "below": n, "above": n, "non_finite": n}``. MAP is the
+largest absolute difference in each cell of a grid over the worst sample: ``{"sample": k, "size": [height, width],
+"scale": what ``HIGHEST_LEVEL`` stands for, "grid": [rows, columns], "levels": Base64 of a byte each}``.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, METRICS, OutputError
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
 from mptune.data.metrics.row_sets import RowSet, aligned_rows
-from mptune.data.sketches.sketch import (
-    HIGHEST_LEVEL,
-    ErrorMap,
-    Histogram,
-    LargestDifference,
-    OutputSketch,
-    PartSketch,
-    sketches_from_json,
-    sketches_to_json,
-)
-from mptune.files import write_text
+from mptune.data.numbers import encode_float
+from mptune.files import parse_json, write_text
 
 Outputs = Mapping[str, np.ndarray]
 Floats = NDArray[np.float64]
-PartErrors = tuple[str, tuple[float, ...]]
-"""The statistic of a part, and its value on each sample."""
+Sketch: TypeAlias = dict[str, Any]
+"""JSON; see the module."""
 
-FORMAT = 1
+SKETCHES_FORMAT = 1
+
+HIGHEST_LEVEL = 255
+"""An error map holds this many steps above 0."""
 
 BINS = 64
 """Of histograms; the differences' have one less, so that 0 lies in the middle of one."""
@@ -67,36 +76,31 @@ def sketch_outputs(
     metric: str,
     parts: Mapping[str, OutputParts],
     row_sets: Sequence[RowSet] = (),
-) -> dict[str, OutputSketch]:
-    """The sketches of the outputs with the largest errors, the worst first.
-
-    One sample of one output is widened to float64 at a time.
-
-    Args:
-        outputs: of each sample.
-        reference: of the same samples.
-        error: of these outputs.
-        metric: the run's.
-        parts: of the outputs.
-        row_sets: outputs that are compared as sets of rows.
-    """
+) -> dict[str, Sketch]:
+    """The sketches of the outputs with the largest errors under the run's metric, the worst first."""
     ranked = []
     for name in reference[0] if reference else ():
         statistics = _part_errors(error, name, metric)
         if statistics and all(name in got and name in wanted for got, wanted in zip(outputs, reference, strict=True)):
             ranked.append((_badness(statistics[0][1]), name, statistics))
     ranked.sort(key=lambda entry: -entry[0])
-    found: dict[str, OutputSketch] = {}
+    found: dict[str, Sketch] = {}
     maps = 0
     for _, name, statistics in ranked[:MOST_OUTPUTS]:
         rows = [each for each in row_sets if name in each.names]
         pairs = _pairs(name, outputs, reference, rows)
         if pairs is None:
             continue
-        sketcher = _OutputSketcher(name, pairs, None if rows else parts.get(name))
-        shape = np.shape(reference[0][name])
-        found[name] = sketcher.sketch(statistics, shape, as_rows=bool(rows), with_map=maps < MOST_MAPS)
-        maps += found[name].error_map is not None
+        columns = None if rows else parts.get(name)
+        error_map = None if rows or maps == MOST_MAPS else _error_map(pairs, statistics[0][1])
+        maps += error_map is not None
+        found[name] = {
+            "shape": list(np.shape(reference[0][name])),
+            "as_rows": bool(rows),
+            "parts": [_part_sketch(pairs, columns, bool(rows), *each) for each in statistics[:MOST_PARTS]],
+            "part_count": len(statistics),
+            "error_map": error_map,
+        }
     return found
 
 
@@ -120,35 +124,27 @@ def _pairs(
     return found
 
 
-def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, OutputSketch]) -> None:
-    """Write the JSON file that ``load_sketches`` reads, and the directory above it.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
+def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
+    """Write the JSON file that ``load_sketches`` reads, and the directory above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"format": FORMAT, "metric": metric, "samples": samples, "outputs": sketches_to_json(outputs)}
+    document = {"format": SKETCHES_FORMAT, "metric": metric, "samples": samples, "outputs": outputs}
     write_text(path, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
 
 
-def load_sketches(path: Path, metric: str) -> tuple[int, dict[str, OutputSketch]] | None:
+def load_sketches(path: Path, metric: str) -> tuple[int, dict[str, Sketch]] | None:
     """How many samples there were, and the sketches; None where there are none of this metric, or none readable."""
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT or document["metric"] != metric:
-            return None
-        return int(document["samples"]), sketches_from_json(document["outputs"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        document: Any = parse_json(path.read_text(encoding="utf-8"))
+        is_wanted = document["format"] == SKETCHES_FORMAT and document["metric"] == metric
+        return (int(document["samples"]), dict(document["outputs"])) if is_wanted else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _part_errors(error: OutputError, name: str, metric: str) -> list[PartErrors]:
-    """Statistic and error on each sample of the parts of an output, the worst first."""
-    statistics = error.per_output.get(name, {})
-    if name == ALL_OUTPUTS:
-        return []
-    is_error = metric in METRICS and METRICS[metric].higher_is_worse
-    wanted = metric if is_error and any(belongs_to(each, metric) for each in statistics) else WORST_PART
+def _part_errors(error: OutputError, name: str, metric: str) -> list[tuple[str, tuple[float, ...]]]:
+    """Statistic, and error on each sample, of the parts of an output, the worst first."""
+    statistics = {} if name == ALL_OUTPUTS else error.per_output.get(name, {})
+    wanted = metric if any(belongs_to(each, metric) for each in statistics) else WORST_PART
     found = [(each, values) for each, values in statistics.items() if belongs_to(each, wanted)]
     return sorted(found, key=lambda entry: -_badness(entry[1]))
 
@@ -158,111 +154,88 @@ def _badness(values: Sequence[float]) -> float:
     return math.inf if math.isnan(total) else total
 
 
-class _OutputSketcher:
-    """Sketches one output."""
+def _part_sketch(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+    parts: OutputParts | None,
+    as_rows: bool,
+    statistic: str,
+    errors: Sequence[float],
+) -> dict[str, Any]:
+    """``pairs`` are the plan's values and the reference's on each sample, of the same shape."""
+    columns = columns_of_part(statistic)
+    views = [(_columns(got, columns, parts), _columns(wanted, columns, parts)) for got, wanted in pairs]
+    got, wanted, every = _values(views)
+    worst = sorted(range(len(errors)), key=lambda k: -_badness(errors[k : k + 1]))[:WORST_SAMPLES]
+    with np.errstate(all="ignore"):
+        apart = np.subtract(got, wanted)[np.isfinite(wanted)]
+    edges = _range_of(wanted, is_whole=all(array.dtype.kind in "iub" for array in pairs[0]))
+    return {
+        "statistic": statistic,
+        "columns": None if columns is None else list(columns),
+        "error": encode_float(float(sum(errors)) / len(errors)),
+        "worst_samples": [[k, encode_float(errors[k])] for k in worst],
+        "reference": _histogram(wanted, *edges),
+        "plan": _histogram(got, *edges),
+        "difference": _histogram(apart, *_range_around_zero(apart)),
+        "every": every,
+        "largest": _largest(pairs, columns, parts, as_rows),
+    }
 
-    def __init__(self, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]], parts: OutputParts | None) -> None:
-        """Take what is compared.
 
-        Args:
-            name: of the output.
-            pairs: the plan's values and the reference's on each sample, of the same shape.
-            parts: of the output; None where it is rows that were paired.
-        """
-        self._name = name
-        self._pairs = pairs
-        self._parts = parts
+def _columns(array: np.ndarray, columns: Sequence[int] | None, parts: OutputParts | None) -> np.ndarray:
+    """A view of the part of an array; all of it where it has no such columns."""
+    if columns is None or parts is None or parts.axis is None or not parts.fits(array.shape):
+        return array
+    return array[(slice(None),) * parts.axis + (slice(columns[0], columns[-1] + 1),)]
 
-    def sketch(
-        self,
-        statistics: Sequence[PartErrors],
-        shape: Sequence[int],
-        *,
-        as_rows: bool,
-        with_map: bool,
-    ) -> OutputSketch:
-        """The sketch, of the worst parts."""
-        chosen = statistics[:MOST_PARTS]
-        largest: list[LargestDifference | None] = [None] * len(chosen)
-        for number, (got, wanted) in enumerate(self._pairs):
-            apart = _apart(got, wanted)
-            for k, (statistic, _) in enumerate(chosen):
-                largest[k] = self._larger(largest[k], apart, wanted, statistic, number)
-        if as_rows:
-            largest = [None if far is None else replace(far, index=None) for far in largest]
-        sketches = tuple(
-            self._part(statistic, errors, far) for (statistic, errors), far in zip(chosen, largest, strict=True)
-        )
-        error_map = self._map(statistics[0][1]) if with_map and not as_rows else None
-        return OutputSketch(tuple(map(int, shape)), as_rows, sketches, len(statistics), error_map)
 
-    def _columns(self, array: np.ndarray, statistic: str) -> tuple[np.ndarray, int | None, int]:
-        """A view of the part of an array; its axis of columns, None where it is whole, and its first column."""
-        columns, parts = columns_of_part(statistic), self._parts
-        if columns is None or parts is None or parts.axis is None or not parts.fits(array.shape):
-            return array, None, 0
-        place = [slice(None)] * array.ndim
-        place[parts.axis] = slice(columns[0], columns[-1] + 1)
-        return array[tuple(place)], parts.axis, columns[0]
+def _largest(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+    columns: Sequence[int] | None,
+    parts: OutputParts | None,
+    as_rows: bool,
+) -> dict[str, Any] | None:
+    """The largest absolute difference on any sample, one of which is widened to float64 at a time."""
+    largest, most = None, -1.0
+    for number, (got, wanted) in enumerate(pairs):
+        mine, its = _columns(got, columns, parts), _columns(wanted, columns, parts)
+        apart = _apart(mine, its)
+        if not apart.size or apart.max() <= most:
+            continue
+        place = np.unravel_index(int(apart.argmax()), apart.shape)
+        most, index = float(apart[place]), [int(k) for k in place]
+        if its is not wanted and columns is not None and parts is not None and parts.axis is not None:
+            index[parts.axis] += columns[0]
+        value, reference = encode_float(most), encode_float(float(its[place]))
+        largest = {"value": value, "reference": reference, "sample": number, "index": None if as_rows else index}
+    return largest
 
-    def _larger(
-        self, known: LargestDifference | None, apart: Floats, wanted: np.ndarray, statistic: str, number: int
-    ) -> LargestDifference | None:
-        view, axis, start = self._columns(apart, statistic)
-        if not view.size:
-            return known
-        place = np.unravel_index(int(view.argmax()), view.shape)
-        value = float(view[place])
-        if known is not None and value <= known.value:
-            return known
-        index = tuple(int(k) + (start if at == axis else 0) for at, k in enumerate(place))
-        return LargestDifference(value, float(wanted[index]), number, index)
 
-    def _part(self, statistic: str, errors: Sequence[float], largest: LargestDifference | None) -> PartSketch:
-        got, wanted, every = self._values(statistic)
-        is_whole = all(array.dtype.kind in "iub" for array in self._pairs[0])
-        order = sorted(range(len(errors)), key=lambda k: -_badness(errors[k : k + 1]))
-        with np.errstate(all="ignore"):
-            apart = np.subtract(got, wanted)[np.isfinite(wanted)]
-        edges = _range_of(wanted, is_whole=is_whole)
-        return PartSketch(
-            statistic=statistic,
-            error=float(sum(errors)) / len(errors),
-            worst_samples=tuple((k, float(errors[k])) for k in order[:WORST_SAMPLES]),
-            reference=_histogram(wanted, *edges),
-            plan=_histogram(got, *edges),
-            difference=_histogram(apart, *_range_around_zero(apart)),
-            every=every,
-            largest=largest,
-        )
+def _values(views: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[Floats, Floats, int]:
+    """Every so many-th value on all samples, as float64: of the plan and of the reference."""
+    every = max(1, math.ceil(sum(wanted.size for _, wanted in views) / MOST_VALUES))
+    while every > 1 and any(math.gcd(every, length) > 1 for length in views[0][1].shape if length > 1):
+        every += 1  # a step that divides a dimension would see some columns only
+    # ``flat`` copies no column of a large output whole.
+    taken = [[np.asarray(array.flat[::every]).astype(np.float64) for array in pair] for pair in views]
+    got, wanted = (np.concatenate([np.zeros(0), *arrays]) for arrays in zip(*taken, strict=True))
+    return got, wanted, every
 
-    def _values(self, statistic: str) -> tuple[Floats, Floats, int]:
-        """Every so many-th value of the part on all samples, as float64: of the plan and of the reference."""
-        views = [tuple(self._columns(array, statistic)[0] for array in pair) for pair in self._pairs]
-        sizes = [wanted.size for _, wanted in views]
-        every = max(1, math.ceil(sum(sizes) / MOST_VALUES))
-        while every > 1 and any(math.gcd(every, length) > 1 for length in views[0][1].shape if length > 1):
-            every += 1  # a step that divides a dimension would see some columns only
-        taken = [[_every(array, every) for array in pair] for pair in views]
-        empty = np.zeros(0)
-        got, wanted = (np.concatenate([empty, *arrays]) for arrays in zip(*taken, strict=True))
-        return got, wanted, every
 
-    def _map(self, errors: Sequence[float]) -> ErrorMap | None:
-        sample = max(range(len(errors)), key=lambda k: _badness(errors[k : k + 1]))
-        apart = _image(_apart(*self._pairs[sample]))
-        if apart is None:
-            return None
-        finite = np.where(np.isfinite(apart), apart, 0.0)
-        scale = float(finite.max())
-        cells = apart
-        for axis in (0, 1):
-            length = cells.shape[axis]
-            starts = np.arange(min(GRID, length)) * length // min(GRID, length)
-            cells = np.maximum.reduceat(cells, starts, axis=axis)
-        shares = np.where(np.isfinite(cells), cells / scale if scale else 0.0, 1.0)
-        levels = np.ceil(np.minimum(shares, 1.0) * HIGHEST_LEVEL).astype(np.uint8)
-        return ErrorMap(sample, (apart.shape[0], apart.shape[1]), scale, levels)
+def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[float]) -> dict[str, Any] | None:
+    sample = max(range(len(errors)), key=lambda k: _badness(errors[k : k + 1]))
+    apart = _image(_apart(*pairs[sample]))
+    if apart is None:
+        return None
+    scale = float(np.where(np.isfinite(apart), apart, 0.0).max())
+    cells = apart
+    for axis, length in enumerate(apart.shape):
+        starts = np.arange(min(GRID, length)) * length // min(GRID, length)
+        cells = np.maximum.reduceat(cells, starts, axis=axis)
+    shares = np.where(np.isfinite(cells), cells / scale if scale else 0.0, 1.0)
+    levels = np.ceil(np.minimum(shares, 1.0) * HIGHEST_LEVEL).astype(np.uint8)
+    text = base64.b64encode(levels.tobytes()).decode("ascii")
+    return {"sample": sample, "size": list(apart.shape), "scale": scale, "grid": list(levels.shape), "levels": text}
 
 
 def _apart(got: np.ndarray, wanted: np.ndarray) -> Floats:
@@ -286,13 +259,6 @@ def _image(array: Floats) -> Floats | None:
     if min(width, channels) < SMALLEST_IMAGE:
         return None
     return np.asarray(array.reshape(-1, width, channels).max(axis=0))
-
-
-def _every(array: np.ndarray, step: int) -> Floats:
-    """Every so many-th value, as float64; a column of a large output is not copied whole."""
-    if step == 1:
-        return array.astype(np.float64).ravel()
-    return np.asarray(array.flat[::step]).astype(np.float64)
 
 
 def _range_of(values: Floats, *, is_whole: bool) -> tuple[float, float, int]:
@@ -335,11 +301,16 @@ def _ends(values: Floats) -> tuple[float, float]:
     return low, high
 
 
-def _histogram(values: Floats, low: float, high: float, bins: int) -> Histogram:
+def _histogram(values: Floats, low: float, high: float, bins: int) -> dict[str, Any]:
     finite = values[np.isfinite(values)]
     inside = finite[(finite >= low) & (finite <= high)]
     width = high - low
     places = ((inside - low) / width * bins).astype(np.intp) if width > 0 else np.zeros(inside.size, np.intp)
     counts = np.bincount(np.minimum(places, bins - 1), minlength=bins)
-    below, above = int(np.count_nonzero(finite < low)), int(np.count_nonzero(finite > high))
-    return Histogram(low, high, tuple(map(int, counts)), below, above, int(values.size - finite.size))
+    return {
+        "range": [low, high],
+        "counts": counts.tolist(),
+        "below": int(np.count_nonzero(finite < low)),
+        "above": int(np.count_nonzero(finite > high)),
+        "non_finite": int(values.size - finite.size),
+    }

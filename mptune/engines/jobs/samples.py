@@ -11,16 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import read_outputs, read_sample_shapes, read_samples, save_outputs
+from mptune.data.labels import labels_beside
 from mptune.data.metrics.accuracy import OutputError, TaskMetric, compare_outputs
 from mptune.data.metrics.calling import call_metric
 from mptune.data.metrics.guarded import metric_limit
 from mptune.data.metrics.kept_parts import load_parts, parts_beside
 from mptune.data.metrics.parts import OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
-from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric
+from mptune.data.metrics.table import Metric
+from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
 from mptune.data.sketches.taking import save_sketches, sketch_outputs
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.jobs.scoring import Scoring, file_identity, set_errors
+from mptune.engines.jobs.scoring import Scoring, ask_caller, file_identity, set_errors
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 
@@ -62,20 +64,16 @@ def output_error(
     """
     references = cached_reference(state, reference)
     wanted = references[start : start + len(outputs)]
-    function = partial(_value_by_caller, state) if metric.startswith(CALLABLE) else None
-    if scoring.callable_takes_set:
-        function = None
-    metrics = (metric, *scoring.reported)
-    extra: dict[str, TaskMetric] = {}
-    for spec in metrics:
-        if not (scoring.callable_takes_set and spec.startswith(CALLABLE)):
-            extra.update(state.cached(f"metric {spec}", spec, partial(resolve_metric, spec, function))[1])
+    samples = reference.with_name(reference.name.replace("_reference", ""))
+    has_labels = labels_beside(samples).is_file()
+    metrics = [_metric(state, spec, scoring, has_labels=has_labels) for spec in (metric, *scoring.reported)]
+    extra = {name: function for one in metrics for name, function in sample_functions(one).items()}
     identity = (*file_identity(reference), dependent)
     row_sets = state.cached(f"rows {reference}", identity, partial(find_row_sets, dependent, references))
     names = {name for rows in row_sets for name in rows.names}
     changed = _changed_rows(outputs, wanted, names)
     row_sets = (*row_sets, *find_row_sets(changed, references))
-    any_shape = all(is_own(spec) or spec == "map" for spec in metrics)
+    any_shape = all(is_own(one.name) or one.name == "map" for one in metrics)
     if not any_shape:
         _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
     parts = cached_parts(state, reference)
@@ -87,6 +85,16 @@ def output_error(
             sketches = sketch_outputs(outputs, wanted, error, metric, parts, row_sets)
             save_sketches(scoring.sketches, metric, len(outputs), sketches)
         return error.beside(set_errors(state, metrics, scoring, outputs, reference))
+
+
+def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool) -> Metric:
+    if not spec.startswith(CALLABLE):
+        make = partial(resolve_metric, spec, has_labels=has_labels)
+        found: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
+        return found
+    if scoring.callable_takes_set:
+        return Metric(spec, "set", partial(ask_caller, state))
+    return Metric(spec, "sample", partial(_value_by_caller, state))
 
 
 def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:

@@ -16,8 +16,8 @@ from mptune.data.labels import labels_beside
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.calling import number_of
 from mptune.data.metrics.guarded import METRIC_TIMEOUT_S
-from mptune.data.metrics.sets.whole_set import SampleSetArrays, SetMetric, errors_of, set_values, takes_whole_set
-from mptune.data.metrics.tasks import CALLABLE, resolve_set_metric
+from mptune.data.metrics.sets.whole_set import SampleSetArrays, errors_of, set_values, takes_whole_set
+from mptune.data.metrics.table import Metric
 from mptune.data.rollout import Rollout
 from mptune.engines.worker.child import WorkerState
 from mptune.settings import SearchSettings
@@ -79,7 +79,7 @@ class SetQuestion:
 
 
 def set_errors(
-    state: WorkerState, metrics: Sequence[str], scoring: Scoring, outputs: Sequence[Outputs], reference: Path
+    state: WorkerState, metrics: Sequence[Metric], scoring: Scoring, outputs: Sequence[Outputs], reference: Path
 ) -> OutputError | None:
     """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one.
 
@@ -95,28 +95,24 @@ def set_errors(
     """
     samples = reference.with_name(reference.name.replace("_reference", ""))
     labels = labels_beside(samples)
-    has_labels = labels.is_file()
     found: dict[str, tuple[float, ...]] = {}
-    for spec in metrics:
-        function = partial(_ask, state) if scoring.callable_takes_set and spec.startswith(CALLABLE) else None
-        make = partial(resolve_set_metric, spec, function, has_labels=has_labels)
-        metric: SetMetric | None = state.cached(f"set metric {spec}", (spec, has_labels), make)
-        if metric is None:
+    for metric in metrics:
+        if metric.kind != "set":
             continue
         data = SampleSetArrays(
             outputs,
             state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference)),
             _inputs(state, samples, scoring.rollout),
             state.cached(f"labels {labels}", file_identity(labels), partial(read_samples, labels))
-            if has_labels
+            if labels.is_file()
             else [{} for _ in outputs],
         )
         call = partial(_value, metric)
         wanted: Sequence[float] = ()
         if metric.larger_is_better:
-            key = (*file_identity(reference), spec)
+            key = (*file_identity(reference), metric.name)
             make_values = partial(set_values, metric, data.of_reference(), call)
-            wanted = state.cached(f"{spec} of {reference}", key, make_values)
+            wanted = state.cached(f"{metric.name} of {reference}", key, make_values)
         found.update(errors_of(metric, data, call, wanted))
     return OutputError({ALL_OUTPUTS: found}) if found else None
 
@@ -129,15 +125,17 @@ def _inputs(state: WorkerState, path: Path, rollout: Rollout | None) -> Sequence
     return [samples[end - 1] for end in range(rollout.steps, len(samples) + 1, rollout.steps)]
 
 
-def _value(metric: SetMetric, data: SampleSetArrays) -> float:
-    if isinstance(metric.function, partial):  # the caller's: it goes to the parent as it is
-        return float(metric.function(data))
-    return number_of(metric.spec, metric.function, data.arguments(), "", _NAMES)
+def _value(metric: Metric, data: SampleSetArrays) -> float:
+    function = metric.load()
+    if isinstance(function, partial):  # the caller's: it goes to the parent as it is
+        return float(function(data))
+    return number_of(metric.name, function, data.arguments(), "", _NAMES)
 
 
-def _ask(state: WorkerState, data: SampleSetArrays) -> float:
+def ask_caller(state: WorkerState, data: SampleSetArrays) -> float:
+    """The value of the calling program's metric over a whole set, which only the parent process can compute."""
     with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
-        for k, part in enumerate((data.outputs, data.references, data.inputs, data.labels)):
+        for k, part in enumerate(data.parts):
             save_outputs(Path(folder) / f"{k}.npz", part)
         return float(state.ask(SetQuestion(Path(folder))))
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.student_t import t_quantile
+from mptune.data.metrics.paired import t_quantile
 from mptune.engines.timing.latency import Latency
 
 Bools = NDArray[np.bool_]

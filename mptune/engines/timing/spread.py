@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.student_t import t_quantile
+from mptune.data.metrics.paired import t_quantile
 from mptune.engines.timing.session_timing import SessionTiming
 
 Floats = NDArray[np.float64]

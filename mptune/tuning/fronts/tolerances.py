@@ -6,9 +6,10 @@ import difflib
 import math
 from collections.abc import Collection, Sequence
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, METRICS, OutputError
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.data.metrics.parts import ADD_IN_SQUARES, part_statistic
+from mptune.data.metrics.table import METRICS
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 from mptune.settings import Tolerance
@@ -129,7 +130,7 @@ def _check_unit(tolerance: Tolerance, metric: str) -> None:
     if tolerance.is_absolute:
         return
     by_column = (*ADD_IN_SQUARES, "max_abs")
-    if metric not in METRICS or METRICS[metric].is_task:
+    if metric not in METRICS or METRICS[metric].kind != "element":
         raise SettingsError(
             f"--tolerance {tolerance}: {metric} sees all outputs at once, so no output has an error of its own",
             "write abs:X, the largest absolute error",

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.accuracy import METRICS, OutputError
+from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import belongs_to
+from mptune.data.metrics.table import METRICS
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
@@ -149,7 +150,7 @@ class _Maker:
     def _is_ratio(self) -> bool:
         """Whether the metric is one of the named errors: the user's own may have any scale."""
         metric = METRICS.get(self.chosen.metric)
-        return metric is not None and not metric.is_task and metric.over_samples == "mean"
+        return metric is not None and metric.kind == "element" and not metric.is_summed
 
     def _finding(self, code: str, where: Where, numbers: Mapping[str, float], kind: str = "", **names: Any) -> Finding:
         names |= {"plan": self.chosen.plan.fingerprint, "run": self.run}

@@ -1,62 +1,39 @@
-"""A script that only a run directory names is not run."""
+"""A script that only a run directory names is not run, and one inside of it never."""
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 from pathlib import Path
 
 import pytest
 
-from mptune.data.metrics.trusted_scripts import check_recorded, configuration_folder, refuse_inside, script_of, trust
-from mptune.errors import RunError
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a script and a run directory, and an empty configuration folder."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
-    work = tmp_path / "work"
-    (work / "run.mptune").mkdir(parents=True)
-    (work / "mine.py").write_text("def worst(outputs, reference):\n    return 0.0\n")
-    monkeypatch.chdir(work)
-    return work
-
+from mptune.api.arguments import recorded_metric
+from mptune.data.metrics.trusted_scripts import refuse_inside, script_of
+from mptune.errors import RunError, SettingsError
 
 RUN = Path("run.mptune")
 
 
-def test_a_script_is_trusted_by_its_content() -> None:
-    with pytest.raises(RunError, match="is not run unless you name it") as caught:
-        check_recorded("mine.py:worst", RUN)
-    assert "`mptune confirm run.mptune --metric mine.py:worst`" in caught.value.hint
-    trust("mine.py:worst")
-    check_recorded("mine.py:worst", RUN)
-    check_recorded("mine.py:other", RUN)
-    Path("mine.py").write_text("import os\n")
-    with pytest.raises(RunError):
-        check_recorded("mine.py:worst", RUN)
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a script and a run directory."""
+    (tmp_path / "run.mptune").mkdir()
+    (tmp_path / "mine.py").write_text("def worst(outputs, reference):\n    return 0.0\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_the_list_is_the_users_alone() -> None:
-    trust("mine.py:worst")
-    path = configuration_folder() / "trusted_scripts.json"
-    assert path == Path(os.environ["XDG_CONFIG_HOME"]) / "mptune" / "trusted_scripts.json"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert len(json.loads(path.read_text())["scripts"]) == 1
-
-
-def test_the_same_script_among_other_neighbours_is_not_trusted(place: Path) -> None:
-    Path("mine.py").write_text("import helpers\nfrom helpers.more import x\n")
-    trust("mine.py:worst")
-    other = place / "other"
-    other.mkdir()
-    (other / "mine.py").write_text(Path("mine.py").read_text())
-    check_recorded(f"{other}/mine.py:worst", RUN)
-    (other / "helpers.py").write_text("raise SystemExit")
-    with pytest.raises(RunError):
-        check_recorded(f"{other}/mine.py:worst", RUN)
+def test_every_script_of_a_run_has_to_be_named_in_each_call(place: Path) -> None:
+    recorded = ("relative_l2", "mine.py:worst")
+    assert recorded_metric(recorded, "mine.py:worst", RUN, "confirm") == ("relative_l2", None)
+    for given in (None, "relative_l2"):
+        with pytest.raises(RunError, match="is not run unless you name it") as caught:
+            recorded_metric(recorded, given, RUN, "confirm")
+        assert "`mptune confirm run.mptune --metric mine.py:worst`" in caught.value.hint
+    (place / "sub").mkdir()
+    Path("mine.py").rename("sub/mine.py")
+    assert recorded_metric(("mine.py:worst",), "sub/mine.py:worst", RUN, "worker") == ("sub/mine.py:worst", None)
+    with pytest.raises(SettingsError, match="the run's metric is"):
+        recorded_metric(("mine.py:least",), "sub/mine.py:worst", RUN, "worker")
 
 
 @pytest.mark.parametrize(
@@ -66,28 +43,11 @@ def test_a_script_in_the_run_directory_is_never_run(metric: str) -> None:
     (RUN / "evil.py").write_text("")
     Path("link.py").symlink_to("run.mptune/evil.py")
     (RUN / "out.py").symlink_to("../mine.py")
-    trust(metric)
-    for check in (check_recorded, refuse_inside):
+    with pytest.raises(RunError, match="lies in the run directory"):
+        refuse_inside(metric, RUN)
+    for given in (None, metric):
         with pytest.raises(RunError, match="lies in the run directory"):
-            check(metric, RUN)
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"scripts": []}', '{"scripts": {"a": 1}}', "[" * 100_000])
-def test_a_damaged_list_trusts_nothing_and_is_written_anew(content: str) -> None:
-    path = configuration_folder() / "trusted_scripts.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(content)
-    with pytest.raises(RunError):
-        check_recorded("mine.py:worst", RUN)
-    trust("mine.py:worst")
-    check_recorded("mine.py:worst", RUN)
-
-
-def test_a_folder_that_cannot_be_written_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("file").write_text("")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path("file").resolve()))
-    trust("mine.py:worst")
-    assert Path("file").read_text() == ""
+            recorded_metric((metric,), given, RUN, "confirm")
 
 
 def test_what_is_a_script() -> None:

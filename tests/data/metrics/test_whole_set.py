@@ -13,16 +13,16 @@ from mptune.data.metrics.guarded import metric_limit
 from mptune.data.metrics.paired import error_interval
 from mptune.data.metrics.sets.boxes import intersection_over_union, mean_average_precision
 from mptune.data.metrics.sets.classes import mean_iou, top1_accuracy, top5_accuracy
-from mptune.data.metrics.sets.fields import cosine_similarity, endpoint_error_of_set, psnr, ssim
+from mptune.data.metrics.sets.fields import cosine_similarity, endpoint_error, psnr, ssim
 from mptune.data.metrics.sets.whole_set import (
-    BUILT_IN_SETS,
     SampleSetArrays,
     errors_of,
     own_value,
     set_values,
     together,
 )
-from mptune.data.metrics.tasks import is_own, law_metric, resolve_metric, resolve_set_metric
+from mptune.data.metrics.table import METRICS
+from mptune.data.metrics.tasks import is_own, law_metric, resolve_metric, sample_functions
 from mptune.data.metrics.trusted_scripts import script_of
 from mptune.errors import DataError
 
@@ -78,8 +78,8 @@ def test_end_point_error_in_both_layouts(layout: str) -> None:
     moved = flow + np.array([3.0, 4.0], np.float32)[None, :, None, None]
     if layout == "NHWC":
         flow, moved = np.moveaxis(flow, 1, -1), np.moveaxis(moved, 1, -1)
-    assert endpoint_error_of_set({"f": moved}, {"f": flow}, {}, {}) == pytest.approx(5.0)
-    assert endpoint_error_of_set({"f": moved}, {"f": flow}, {}, {"gt": moved}) == 0.0
+    assert endpoint_error({"f": moved}, {"f": flow}, {}, {}) == pytest.approx(5.0)
+    assert endpoint_error({"f": moved}, {"f": flow}, {}, {"gt": moved}) == 0.0
 
 
 def test_cosine_psnr_and_ssim() -> None:
@@ -146,10 +146,10 @@ def arrays_of(rows: int) -> SampleSetArrays:
 
 @pytest.mark.parametrize("rows", [1, 2, 12, 29])
 def test_pseudo_values_have_the_metric_as_their_mean_and_its_standard_error(rows: int) -> None:
-    metric, data = BUILT_IN_SETS["top1_accuracy"], arrays_of(rows)
+    metric, data = METRICS["top1_accuracy"], arrays_of(rows)
 
     def call(part: SampleSetArrays) -> float:
-        return metric.function(*part.arguments())
+        return metric.load()(*part.arguments())
 
     values = set_values(metric, data, call)
     assert len(values) == rows
@@ -180,21 +180,24 @@ def test_names_resolve(tmp_path) -> None:
         "def whole(outputs, references, inputs, labels):\n    return 0.5\n\n\n"
         "def each(outputs, reference):\n    return 2.0\n"
     )
-    for name in BUILT_IN_SETS:
-        assert resolve_metric(name)[0] == name
+    for name, row in METRICS.items():
         assert not is_own(name)
-        metric = resolve_set_metric(name, has_labels=True)
-        assert metric is not None
-        assert metric.larger_is_better == (name != "endpoint_error")
-    assert resolve_set_metric("endpoint_error") is None, "of single samples without labels"
-    whole = resolve_set_metric(f"{script}:whole:max")
-    assert whole is not None
-    assert whole.larger_is_better
-    assert resolve_set_metric(f"{script}:each:max") is None
-    _, extra = resolve_metric(f"{script}:each:max")
+        if row.kind != "element":
+            metric = resolve_metric(name, has_labels=True)
+            assert metric.name == name
+            assert callable(metric.load())
+            assert metric.kind == ("sample" if name == "top1_disagreement" else "set")
+            assert metric.larger_is_better == (name not in ("endpoint_error", "top1_disagreement"))
+            assert list(sample_functions(row)) == ([] if row.kind == "set" else [name])
+    assert resolve_metric("endpoint_error").kind == "sample", "of single samples without labels"
+    whole = resolve_metric(f"{script}:whole:max")
+    assert (whole.kind, whole.larger_is_better) == ("set", True)
+    each = resolve_metric(f"{script}:each:max")
+    assert each.kind == "sample"
+    extra = sample_functions(each)
     assert extra[f"{script}:each:max"]({}, {}) == 0.0
     assert extra[own_value(f"{script}:each:max")]({}, {}) == 2.0
-    assert script_of(f"{script}:whole:max") == script, "it is trusted and refused as the script that it is"
+    assert script_of(f"{script}:whole:max") == script, "it is refused as the script that it is"
     assert script_of("a.py:max") is not None
     assert law_metric("map") == law_metric(f"{script}:whole") == "relative_l2"
     assert law_metric(f"{script}:each") == f"{script}:each"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.data.metrics.student_t import t_quantile
+from mptune.data.metrics.paired import t_quantile
 from mptune.engines.timing.apart import LEVEL, are_lower, is_lower
 from mptune.engines.timing.latency import Latency
 

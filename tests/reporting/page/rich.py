@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from mptune.data.run_outputs import PlanOutputs, RunOutputs
-from mptune.data.sketches.sketch import ErrorMap, Histogram, LargestDifference, OutputSketch, PartSketch
+from mptune.data.run_outputs import RunOutputs
+from mptune.data.sketches.taking import Sketch
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import Finding, Where
@@ -68,12 +70,16 @@ def _explanation(front: Front, groups: tuple[LayerGroup, ...]) -> Explanation:
     return Explanation(kept, worths, "the roofline")
 
 
-def _outputs(seed: int) -> PlanOutputs:
-    counts = tuple(int(n) for n in np.random.default_rng(seed).integers(0, 50, 32))
-    values = Histogram(-1.0, 2.0, counts)
-    part = PartSketch(
-        "relative_l2", seed / 100, ((2, seed / 50), (0, seed / 60)), values, replace(values, counts=counts[::-1]),
-        replace(values, non_finite=2), 1, LargestDifference(0.5, 1.0, 2, (0, 3)),
-    )  # fmt: skip
-    grid = ErrorMap(2, (32, 32), 0.5, np.arange(64, dtype=np.uint8).reshape(8, 8) * seed)
-    return PlanOutputs("measured", {HOSTILE: OutputSketch((1, 3, 32, 32), False, (part,), 1, grid)})
+def _outputs(seed: int) -> tuple[Literal["measured"], dict[str, Sketch]]:
+    counts = [int(n) for n in np.random.default_rng(seed).integers(0, 50, 32)]
+    values = {"range": [-1.0, 2.0], "counts": counts, "below": 0, "above": 0, "non_finite": 0}
+    part = {
+        "statistic": "relative_l2", "columns": None, "error": seed / 100,
+        "worst_samples": [[2, seed / 50], [0, seed / 60]], "reference": values,
+        "plan": {**values, "counts": counts[::-1]}, "difference": {**values, "non_finite": 2}, "every": 1,
+        "largest": {"value": 0.5, "reference": 1.0, "sample": 2, "index": [0, 3]},
+    }  # fmt: skip
+    levels = base64.b64encode((np.arange(64, dtype=np.uint8) * seed).tobytes()).decode()
+    grid = {"sample": 2, "size": [32, 32], "scale": 0.5, "grid": [8, 8], "levels": levels}
+    sketch = {"shape": [1, 3, 32, 32], "as_rows": False, "parts": [part], "part_count": 1, "error_map": grid}
+    return "measured", {HOSTILE: sketch}

@@ -13,7 +13,8 @@ import numpy as np
 import optuna
 import pytest
 
-from mptune.data.metrics.accuracy import METRICS, OutputError
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.table import STATISTICS
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.graph.plan import PrecisionPlan
 from tests.fakes import FakeToolchain, Law
@@ -53,7 +54,7 @@ class Counting(FakeToolchain):
 
     def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
         error = self.law.error(plan) * factor * np.random.default_rng(len(self.calls)).uniform(0.9, 1.1, SAMPLES)
-        names = (name for name, metric in METRICS.items() if not metric.is_task and name != "non_finite")
+        names = (name for name in STATISTICS if name != "non_finite")
         statistics = {name: tuple(map(float, error)) for name in names}
         return OutputError({"y": {**statistics, "non_finite": (0.0,) * SAMPLES}})
 

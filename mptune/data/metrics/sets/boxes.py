@@ -42,9 +42,6 @@ def mean_average_precision(
     [N, M, C]; or one tensor [N, M, 6] of corners, score and class. Names need only contain these words. Arrays may also
     be lists with one image's each. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box.
     Without labels the reference's detections with a score of at least 0.25 are the labels.
-
-    Raises:
-        DataError: outputs or labels are not of this form.
     """
     found = _detections(outputs, "output")
     if labels:

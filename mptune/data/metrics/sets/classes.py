@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,24 @@ from mptune.errors import DataError
 IGNORED = 255
 """A class label that segmentation data sets give to pixels of no class; so do negative ones."""
 
-_KIND = "class scores (floating, a batch and a class axis)"
-
 
 def top1_accuracy(
     outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
 ) -> float:
-    """Share of rows (or pixels, or tokens) whose largest score is that of the label; the smallest over the outputs.
-
-    See ``_hits`` for labels, the axis of the classes, and what counts without labels.
-    """
+    """Share of rows (or pixels, or tokens) whose largest score is that of the label; the smallest over the outputs."""
     return min(_hits("top1_accuracy", 1, outputs, references, labels))
+
+
+def top1_disagreement(
+    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
+) -> float:
+    """Share of rows whose largest class differs, the largest over the floating outputs of shape (rows, classes)."""
+
+    def fits(array: np.ndarray) -> bool:
+        return array.ndim == 2 and len(array) > 0 and _is_scores(array)
+
+    shares = _hits("top1_disagreement", 1, outputs, references, labels, fits, "shape (rows, classes)")
+    return 1.0 - min(shares)
 
 
 def top5_accuracy(
@@ -33,8 +40,18 @@ def top5_accuracy(
     return min(_hits("top5_accuracy", 5, outputs, references, labels))
 
 
+def _is_scores(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" and array.ndim >= 2 and max(array.shape[1:]) > 1
+
+
 def _hits(
-    metric: str, count: int, outputs: Mapping[str, Any], references: Mapping[str, Any], labels: Mapping[str, Any]
+    metric: str,
+    count: int,
+    outputs: Mapping[str, Any],
+    references: Mapping[str, Any],
+    labels: Mapping[str, Any],
+    fits: Callable[[np.ndarray], bool] = _is_scores,
+    kind: str = "class scores (floating, a batch and a class axis)",
 ) -> list[float]:
     """The accuracy of each output.
 
@@ -42,12 +59,9 @@ def _hits(
     shape of the output. Negative labels are left out. The class axis is the one whose removal gives the labels' shape;
     without labels, which then are the reference's largest classes, it is axis 1 of outputs of rank 4 and up, else the
     last. A score that is NaN or Inf makes its row a miss.
-
-    Raises:
-        DataError: no output looks like class scores, or the labels do not fit.
     """
     shares = []
-    for name, output, target, is_label in pairs(metric, outputs, references, labels, _is_scores, _KIND):
+    for name, output, target, is_label in pairs(metric, outputs, references, labels, fits, kind):
         scores, wanted = _scores_and_classes(metric, name, output, target, is_label)
         valid = wanted >= 0
         kept = min(count, scores.shape[-1])
@@ -67,10 +81,6 @@ def _hits(
             raise DataError(f"{metric}: every label of {name!r} is negative", "class numbers begin with 0")
         shares.append(float(hit[valid].mean()))
     return shares
-
-
-def _is_scores(array: np.ndarray) -> bool:
-    return array.dtype.kind == "f" and array.ndim >= 2 and max(array.shape[1:]) > 1
 
 
 def _scores_and_classes(
@@ -100,9 +110,6 @@ def mean_iou(
     Outputs are class scores as for ``top1_accuracy``, or class numbers (integers). Labels are class numbers; negative
     ones and 255 (where it is no class) are left out. Classes that neither side has do not count. The measure is that of
     Everingham et al., The PASCAL Visual Object Classes Challenge, 2015.
-
-    Raises:
-        DataError: no output looks like class scores or numbers, or the labels do not fit.
     """
     found = []
 

@@ -23,16 +23,13 @@ def flow_axis(array: np.ndarray) -> int | None:
     return 1 if array.shape[1] == 2 else 3 if array.shape[3] == 2 else None
 
 
-def endpoint_error_of_set(
+def endpoint_error(
     outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
 ) -> float:
     """Mean Euclidean distance of flow vectors, in pixels, over all samples; the largest over the outputs.
 
     Flow is [N, 2, H, W] or [N, H, W, 2], each on its own side. Pixels whose target is not finite are left out (Baker et
     al., A Database and Evaluation Methodology for Optical Flow, 2011).
-
-    Raises:
-        DataError: no output looks like optical flow, or the labels do not fit.
     """
     means = []
 
@@ -40,7 +37,7 @@ def endpoint_error_of_set(
         return flow_axis(array) is not None
 
     for name, output, target, _ in pairs(
-        "endpoint_error", outputs, references, labels, fits, "shape [N, 2, H, W]", is_dense=True
+        "endpoint_error", outputs, references, labels, fits, "shape (N, 2, H, W) or (N, H, W, 2)", is_dense=True
     ):
         got = np.moveaxis(output, flow_axis(output) or 1, 1).astype(np.float64)
         axis = flow_axis(target.astype(np.float64))
@@ -59,9 +56,6 @@ def cosine_similarity(
     """Mean over the rows of the cosine between an embedding (the last axis) and its target; the smallest output's.
 
     Two rows of zeros have cosine 1, a row of zeros and another one 0.
-
-    Raises:
-        DataError: no output is a floating one with rows, or the labels have another shape.
     """
     means = []
     for name, output, target, _ in pairs(
@@ -102,9 +96,6 @@ def psnr(
 
     Images are [N, C, H, W] or [N, H, W, C]. The peak is 1 or 255 where the target's values lie in 0..1 or 0..255, else
     the range of its values.
-
-    Raises:
-        DataError: no output is an image, or the labels have another shape.
     """
 
     def decibels(output: np.ndarray, target: np.ndarray) -> float:
@@ -122,9 +113,6 @@ def ssim(
     Gaussian window with a standard deviation of 1.5 pixels, constants 0.01 and 0.03 (Wang et al., Image Quality
     Assessment: From Error Visibility to Structural Similarity, IEEE TIP 13, 2004, equation 13). Images and peak as for
     ``psnr``; channels are the axis of 1 to 4, axis 1 where both are.
-
-    Raises:
-        DataError: no output is an image, or the labels have another shape.
     """
     return _least("ssim", outputs, references, labels, _ssim)
 

@@ -25,18 +25,9 @@ def pairs(
     A label belongs to the output of its name. One label for one output that fits needs no name in common. Without
     labels every output that fits is judged against the reference.
 
-    Args:
-        metric: its name, for messages.
-        outputs: all samples together.
-        references: likewise.
-        labels: likewise; empty where there are none.
-        fits: whether an output is of the metric's kind, by its reference.
-        wanted: the kind in words.
-        is_dense: a label is as large as its output: one without its name that is not belongs to another metric, and the
-            reference is the target.
-
-    Raises:
-        DataError: no output is of this kind, a label belongs to none, or the shapes vary between samples.
+    ``fits`` says by the reference whether an output is of the metric's kind, ``wanted`` is that kind in words. Where
+    ``is_dense``, a label is as large as its output: one without its name that is not belongs to another metric, and the
+    reference is the target.
     """
     fitting = [name for name, array in references.items() if isinstance(array, np.ndarray) and fits(array)]
     if not fitting:
@@ -68,11 +59,7 @@ def pairs(
 
 
 def same_shape(metric: str, name: str, output: np.ndarray, target: np.ndarray) -> None:
-    """Refuse what cannot be compared element by element.
-
-    Raises:
-        DataError: the shapes differ.
-    """
+    """Refuse what cannot be compared element by element."""
     if output.shape != target.shape:
         raise DataError(
             f"{metric}: output {name!r} has shape {output.shape}, its target {target.shape}",

@@ -19,9 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mptune.data.metrics.sets.boxes import mean_average_precision
-from mptune.data.metrics.sets.classes import mean_iou, top1_accuracy, top5_accuracy
-from mptune.data.metrics.sets.fields import cosine_similarity, endpoint_error_of_set, psnr, ssim
+from mptune.data.metrics.table import METRICS, Metric
 from mptune.errors import DataError
 
 Arrays: TypeAlias = Mapping[str, np.ndarray]
@@ -32,38 +30,6 @@ samples' rows concatenated along axis 0, or to a list with an array per sample w
 
 _GROUPS = 8
 """Parts of the samples that are left out in turn, at most."""
-
-
-@dataclass(frozen=True)
-class SetMetric:
-    """A metric over a whole set.
-
-    Attributes:
-        spec: as in ``--metric`` and front.json.
-        function: computes it.
-        larger_is_better: its error is the reference's value less the plan's.
-        is_built_in: cheap enough to be taken without each part of the samples, too.
-    """
-
-    spec: str
-    function: SetFunction
-    larger_is_better: bool = False
-    is_built_in: bool = False
-
-
-BUILT_IN_SETS: Mapping[str, SetMetric] = {
-    metric.spec: metric
-    for metric in (
-        SetMetric("top1_accuracy", top1_accuracy, True, True),
-        SetMetric("top5_accuracy", top5_accuracy, True, True),
-        SetMetric("map", mean_average_precision, True, True),
-        SetMetric("miou", mean_iou, True, True),
-        SetMetric("cosine", cosine_similarity, True, True),
-        SetMetric("psnr", psnr, True, True),
-        SetMetric("ssim", ssim, True, True),
-        SetMetric("endpoint_error", endpoint_error_of_set, False, True),
-    )
-}
 
 
 def own_value(spec: str) -> str:
@@ -97,14 +63,7 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
 
 @dataclass(frozen=True)
 class SampleSetArrays:
-    """What a set metric is computed from, all of the same samples in the same order.
-
-    Attributes:
-        outputs: of each sample.
-        references: of each sample.
-        inputs: of each sample.
-        labels: of each sample; empty dictionaries where there are none.
-    """
+    """What a set metric is computed from, sample by sample; labels are empty dictionaries where there are none."""
 
     outputs: Sequence[Arrays]
     references: Sequence[Arrays]
@@ -115,35 +74,29 @@ class SampleSetArrays:
         """The same with the reference in the place of the outputs."""
         return SampleSetArrays(self.references, self.references, self.inputs, self.labels)
 
-    def without(self, left_out: frozenset[int]) -> SampleSetArrays:
+    def without(self, left_out: range) -> SampleSetArrays:
         """The same without some samples."""
         kept = [k for k in range(len(self.outputs)) if k not in left_out]
-        return SampleSetArrays(*([part[k] for k in kept] for part in self._parts))
+        return SampleSetArrays(*([part[k] for k in kept] for part in self.parts))
 
     @property
-    def _parts(self) -> tuple[Sequence[Arrays], ...]:
+    def parts(self) -> tuple[Sequence[Arrays], ...]:
+        """The four arguments of a set metric, sample by sample."""
         return self.outputs, self.references, self.inputs, self.labels
 
     def arguments(self) -> tuple[dict[str, Any], ...]:
         """The four arguments of a set metric."""
-        return tuple(together(part) for part in self._parts)
+        return tuple(together(part) for part in self.parts)
 
 
-def set_values(metric: SetMetric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float]) -> tuple[float, ...]:
-    """The metric's own value, as one number per sample whose mean it is.
-
-    Args:
-        metric: which.
-        data: of all samples.
-        call: computes it, and turns what goes wrong into an error that names it.
-    """
+def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float]) -> tuple[float, ...]:
+    """The metric's own value, as ``call`` computes it, as one number per sample whose mean it is."""
     count = len(data.outputs)
     whole = call(data)
     groups = min(count, _GROUPS)
-    if not metric.is_built_in or groups < 2 or not math.isfinite(whole):
+    if metric.name not in METRICS or groups < 2 or not math.isfinite(whole):
         return (whole,) * count
-    members = [frozenset(range(group, count, groups)) for group in range(groups)]
-    without = np.array([call(data.without(left_out)) for left_out in members])
+    without = np.array([call(data.without(range(group, count, groups))) for group in range(groups)])
     if not np.isfinite(without).all():
         return (whole,) * count
     # So scaled that the standard error of the mean over the samples is the one over the groups.
@@ -153,20 +106,16 @@ def set_values(metric: SetMetric, data: SampleSetArrays, call: Callable[[SampleS
 
 
 def errors_of(
-    metric: SetMetric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float], reference: Sequence[float] = ()
+    metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float], reference: Sequence[float] = ()
 ) -> dict[str, tuple[float, ...]]:
     """The statistics of one set metric: its error and its own value, one number per sample.
 
-    Args:
-        metric: which.
-        data: of all samples.
-        call: as ``set_values`` takes it.
-        reference: ``set_values`` of the reference; needed where the metric is larger for better plans.
+    ``reference`` are the ``set_values`` of the reference, where the metric is larger for better plans.
     """
     values = set_values(metric, data, call)
     if not metric.larger_is_better:
-        return {metric.spec: values, own_value(metric.spec): values}
+        return {metric.name: values, own_value(metric.name): values}
     if len(reference) != len(values):
-        raise DataError(f"the metric {metric.spec} has no value of the reference", "start the run again with --fresh")
+        raise DataError(f"the metric {metric.name} has no value of the reference", "start the run again with --fresh")
     differences = tuple(wanted - value for wanted, value in zip(reference, values, strict=True))
-    return {metric.spec: differences, own_value(metric.spec): values}
+    return {metric.name: differences, own_value(metric.name): values}

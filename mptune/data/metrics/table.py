@@ -1,0 +1,89 @@
+"""The metrics: one row each, with how it is computed and how its values are judged.
+
+A new metric is a row here, and the function that the row names. Nothing here imports NumPy: the help lists the names.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["element", "sample", "set"]
+
+_CLASSES = "mptune.data.metrics.sets.classes"
+_FIELDS = "mptune.data.metrics.sets.fields"
+_BOXES = "mptune.data.metrics.sets.boxes"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, built in or of the user's.
+
+    Attributes:
+        name: as in ``--metric`` and front.json.
+        kind: ``element``: a statistic of every output; ``sample``: one value for all outputs of a sample; ``set``: one
+            value for all samples.
+        function: computes it, or its place as ``module:function``. Built-in ones take ``(outputs, references, inputs,
+            labels)``; statistics have none (``mptune.data.metrics.elementwise``, ``mptune.data.metrics.parts``).
+        larger_is_better: of a ``sample`` or ``set`` metric the error is the reference's value less the plan's.
+        is_summed: over the samples; else the mean is taken.
+        is_set_with_labels: a ``sample`` metric becomes a ``set`` metric where labels are given.
+    """
+
+    name: str
+    kind: Kind
+    function: str | Callable[..., Any] = ""
+    larger_is_better: bool = False
+    is_summed: bool = False
+    is_set_with_labels: bool = False
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether two errors are compared by their ratio: they are never negative, and spread as they grow."""
+        return self.kind != "set" and not self.larger_is_better
+
+    def load(self) -> Callable[..., Any]:
+        """The function."""
+        if not isinstance(self.function, str):
+            return self.function
+        module, _, name = self.function.partition(":")
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return function
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        # Worst over the parts: root mean square of y - y_ref over the part's standard deviation.
+        Metric("worst_part", "element"),
+        # norm(y - y_ref) / norm(y_ref); 0 where both are all zero, inf where only y_ref is.
+        Metric("relative_l2", "element"),
+        Metric("max_abs", "element"),
+        Metric("mean_abs", "element"),
+        Metric("median_abs", "element"),
+        Metric("p99_abs", "element"),
+        # Largest abs(y - y_ref) / max(abs(y_ref), 2^-14).
+        Metric("max_rel", "element"),
+        # 1 - cosine similarity; 0 where both are all zero, 1 where only one is.
+        Metric("cosine_distance", "element"),
+        # 10 log10(sum y_ref^2 / sum (y - y_ref)^2).
+        Metric("sqnr_db", "element", larger_is_better=True),
+        # Values that are NaN or Inf where the reference is finite.
+        Metric("non_finite", "element", is_summed=True),
+        Metric("top1_disagreement", "sample", f"{_CLASSES}:top1_disagreement"),
+        Metric("endpoint_error", "sample", f"{_FIELDS}:endpoint_error", is_set_with_labels=True),
+        Metric("top1_accuracy", "set", f"{_CLASSES}:top1_accuracy", larger_is_better=True),
+        Metric("top5_accuracy", "set", f"{_CLASSES}:top5_accuracy", larger_is_better=True),
+        Metric("map", "set", f"{_BOXES}:mean_average_precision", larger_is_better=True),
+        Metric("miou", "set", f"{_CLASSES}:mean_iou", larger_is_better=True),
+        Metric("cosine", "set", f"{_FIELDS}:cosine_similarity", larger_is_better=True),
+        Metric("psnr", "set", f"{_FIELDS}:psnr", larger_is_better=True),
+        Metric("ssim", "set", f"{_FIELDS}:ssim", larger_is_better=True),
+    )
+}
+"""By name, in the order of the help."""
+
+STATISTICS = tuple(name for name, metric in METRICS.items() if metric.kind == "element")
+"""Names of those that are taken of every output."""
