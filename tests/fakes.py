@@ -103,7 +103,6 @@ class FakeToolchain:
         emulation_fails: emulating any of these groups crashes.
         unshared: as a toolchain says it of its emulation.
         emulation_holds: as a toolchain says it of its engines.
-        leaves_cores: as a toolchain says it of its measuring.
         non_finite: a plan with any of these groups in FP16 gives NaN.
         non_finite_held_out: the same, on the held-out samples alone.
         non_finite_calls: numbers of the evaluations, from 0, that give NaN whatever the plan: a process went wrong.
@@ -164,7 +163,6 @@ class FakeToolchain:
     emulation_fails: Collection[str] = ()
     unshared: Failure | None = None
     emulation_holds: bool = True
-    leaves_cores: bool = False
     emulated_samples: EmulatedSamples = AT_ONCE
     emulated: list[str] = field(default_factory=list)
     profiling: Profiling = "none"

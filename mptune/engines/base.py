@@ -252,11 +252,6 @@ class Toolchain(Protocol):
         ...
 
     @property
-    def leaves_cores(self) -> bool:
-        """Whether ``evaluate`` measures on a device of its own, so that what a thread computes here is no matter."""
-        ...
-
-    @property
     def emulation_holds(self) -> bool:
         """Whether engines round every value that a plan puts in FP16, so that emulated errors predict theirs."""
         ...

@@ -194,11 +194,6 @@ class BaseToolchain(ABC):
         """See ``Toolchain``."""
         return self.emulation.errors(plans, part=range(self.emulation.samples.count) if part is None else part)
 
-    @property
-    def leaves_cores(self) -> bool:
-        """See ``Toolchain``; a Jetson's GPU has its memory and its power in common with the CPU."""
-        return self.latency_source == "measured" and self.target.kind == "gpu"
-
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""
         from mptune.targets.roofline import FUSED, UNFUSED, roofline

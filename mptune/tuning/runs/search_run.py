@@ -341,7 +341,6 @@ class SearchRun(MeasuringRun):
             limits=self._limits,
             before_proposal=None if guide is None else guide.before_proposal,
             seeds_first=None if guide is None else guide.seeds_first,
-            beside=None if guide is None else guide.beside,
         ).run()
         self._listener.stage(f"stopped: {stop.value}")
 

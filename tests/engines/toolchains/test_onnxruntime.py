@@ -125,13 +125,3 @@ def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_workload: Workloa
     about = kernels.findings(mlp_workload.grouped)
     assert {finding.code for finding in about} == {"no-bf16-kernel"}
     assert {finding.evidence["operator"] for finding in about} == {node.op_type for node in found}
-
-
-@pytest.mark.parametrize(
-    ("target", "measures_apart"), [("h200", True), ("rtx-4500-ada", True), ("jetson-orin-nano-8gb", False)]
-)
-def test_only_a_gpu_of_its_own_is_measured_apart(
-    target: str, measures_apart: bool, mlp_workload: Workload, settings: SearchSettings
-) -> None:
-    with OnnxRuntimeToolchain(load_target(target), mlp_workload, settings, "cuda") as tools:
-        assert tools.leaves_cores is measures_apart
