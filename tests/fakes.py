@@ -188,9 +188,6 @@ class FakeToolchain:
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         return self._kill() or self.report
 
-    def observe_ahead(self) -> None:
-        pass
-
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         self.observed += 1
         return self._kill() or self.ranges

@@ -1,16 +1,17 @@
-"""``search``, the call that makes a run: it starts the worker process, then loads everything else."""
+"""``search``, the call that makes a run."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mptune.api.arguments import data_arguments, metric_arguments, shapes_argument
+from mptune.api.reading import one_or_several
 from mptune.api.run_path import run_path
-from mptune.engines.toolchains.probing import started_ahead
+from mptune.api.search_call import run_search
 from mptune.settings import (
     DataSettings,
     EngineChoice,
@@ -153,54 +154,47 @@ def search(
         KeyboardInterrupt: It was interrupted; the same call resumes it.
     """
     path = run_path(model, out)
-    measures_here = open_toolchain is None and not gpus and (fresh or not (path / "run.json").exists())
-    with started_ahead(os.fspath(target), tf32=tf32) if measures_here else contextlib.nullcontext():
-        # What follows takes a second to load. Meanwhile the worker process starts, and CUDA in it.
-        from mptune.api.arguments import data_arguments, metric_arguments, shapes_argument
-        from mptune.api.reading import one_or_several
-        from mptune.api.search_call import run_search
-
-        (name, function), reported = metric_arguments(metric, path, fresh=fresh)
-        sampling = data_settings or DataSettings()
-        first, others = data_arguments(data)
-        settings = SearchSettings(
-            budget=budget,
-            data=first,
-            more_data=others,
-            out=None if out is None else Path(out),
-            target=os.fspath(target),
-            space=os.fspath(space),
-            precisions=tuple(precisions.split(",") if isinstance(precisions, str) else precisions),
-            opset=opset,
-            engine=engine,
-            max_error=max_error,
-            max_latency_ms=max_latency_ms,
-            max_memory_bytes=max_memory_bytes,
-            tolerance=Tolerance.parse_all(tolerance or ()),
-            ignore=one_or_several(ignore or ()),
-            metric=name,
-            reported_metrics=reported,
-            labels=None if labels is None else Path(labels),
-            limits=one_or_several(limits),
-            feedback=one_or_several(feedback),
-            steps=steps,
-            timeout_s=timeout_s,
-            max_disk_bytes=max_disk_bytes,
-            storage=storage,
-            gpus=tuple(gpus),
-            allow_mixed=allow_mixed,
-            seed=seed,
-            fresh=fresh,
-            tf32=tf32,
-            sampler=sampler,
-            confirm_rounds=confirm_rounds,
-            confirm_points=confirm_points,
-            skip_checks=skip_checks,
-            shapes=shapes_argument(shapes),
-            tensorrt=tensorrt or TensorRtSettings(),
-            data_settings=sampling if batch == 1 else replace(sampling, batch=batch),
-            latency=latency or LatencySettings(),
-            worker=worker or WorkerSettings(),
-            metric_function=function,
-        )
-        return run_search(model, path, settings, listener=listener, progress=progress, open_toolchain=open_toolchain)
+    (name, function), reported = metric_arguments(metric, path, fresh=fresh)
+    sampling = data_settings or DataSettings()
+    first, others = data_arguments(data)
+    settings = SearchSettings(
+        budget=budget,
+        data=first,
+        more_data=others,
+        out=None if out is None else Path(out),
+        target=os.fspath(target),
+        space=os.fspath(space),
+        precisions=tuple(precisions.split(",") if isinstance(precisions, str) else precisions),
+        opset=opset,
+        engine=engine,
+        max_error=max_error,
+        max_latency_ms=max_latency_ms,
+        max_memory_bytes=max_memory_bytes,
+        tolerance=Tolerance.parse_all(tolerance or ()),
+        ignore=one_or_several(ignore or ()),
+        metric=name,
+        reported_metrics=reported,
+        labels=None if labels is None else Path(labels),
+        limits=one_or_several(limits),
+        feedback=one_or_several(feedback),
+        steps=steps,
+        timeout_s=timeout_s,
+        max_disk_bytes=max_disk_bytes,
+        storage=storage,
+        gpus=tuple(gpus),
+        allow_mixed=allow_mixed,
+        seed=seed,
+        fresh=fresh,
+        tf32=tf32,
+        sampler=sampler,
+        confirm_rounds=confirm_rounds,
+        confirm_points=confirm_points,
+        skip_checks=skip_checks,
+        shapes=shapes_argument(shapes),
+        tensorrt=tensorrt or TensorRtSettings(),
+        data_settings=sampling if batch == 1 else replace(sampling, batch=batch),
+        latency=latency or LatencySettings(),
+        worker=worker or WorkerSettings(),
+        metric_function=function,
+    )
+    return run_search(model, path, settings, listener=listener, progress=progress, open_toolchain=open_toolchain)

@@ -198,10 +198,6 @@ class Toolchain(Protocol):
         """Run the model once over the search samples and reduce each float tensor to its range."""
         ...
 
-    def observe_ahead(self) -> None:
-        """Begin with ``observe`` beside other jobs, where there is room for both; it returns at once."""
-        ...
-
     def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
         """The nodes of the all-FP16 plan that another execution provider runs than in FP32.
 

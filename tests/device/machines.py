@@ -245,5 +245,5 @@ def _with_root(function: Callable[..., Any]) -> tuple[Any, ...]:
 def _forget() -> None:
     """Empty the caches of what was found on this machine."""
     importlib.invalidate_caches()
-    for found in (choose.find_library, probing.probed, runtime.runtime, cuda_runtime):
+    for found in (choose.find_library, probing.probe, runtime.runtime, cuda_runtime):
         found.cache_clear()

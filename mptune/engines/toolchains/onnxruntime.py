@@ -213,7 +213,6 @@ class OnnxRuntimeToolchain(BaseToolchain):
         path = self._typed_model(plan)
         try:
             job = self._measure_job(plan, path, which, repetitions)
-            self._predict_memory(plan)
             return self._call(job)
         finally:
             path.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import os
 import pickle
 import signal
@@ -12,7 +11,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -153,9 +152,8 @@ def _serve(requests: int, answers: int, state: WorkerState) -> None:
     """
     while (message := _receive(requests)) is not None:
         if message[0] == "start":
-            sys.path[:], preloaded = message[1]
+            sys.path[:] = message[1]
             _write(answers, encode(("ready", os.getpid())))
-            _preload(preloaded)
         else:
             answer = _answer(message[1], state)
             sys.stdout.flush()
@@ -179,13 +177,6 @@ def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
         traceback.print_exc()
         failure = Failure(state.stage, *describe(error))
     return encode(("failure", failure))
-
-
-def _preload(modules: Sequence[str]) -> None:
-    """Import what jobs need, before there is one; what fails here fails in the job, too, which says why."""
-    for name in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
 
 
 def _tidy(state: WorkerState) -> None:

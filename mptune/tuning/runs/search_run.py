@@ -159,7 +159,7 @@ class SearchRun(MeasuringRun):
         self._warn(*repaired)
         self._search(self.record.space)
         self._check_begun(self._limits)
-        self._end_engines()
+        self._engines.close()
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
