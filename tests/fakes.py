@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -122,7 +121,7 @@ class FakeToolchain:
         interrupt_after: KeyboardInterrupt when this many evaluations are done.
         profiling: as a toolchain says it; a profile gives each group twice its gain in FP32, and its gain in FP16.
         profiled: fingerprints of the plans that a profile was asked of.
-        missing_kernels: answers to the question for FP16 kernels, one after another; the last stays.
+        kernel_answers: answers to the question for FP16 kernels, one after another; the last stays.
         asked_for_kernels: how often that was asked.
     """
 
@@ -167,7 +166,7 @@ class FakeToolchain:
     emulated: list[str] = field(default_factory=list)
     profiling: Profiling = "none"
     profiled: list[str] = field(default_factory=list)
-    missing_kernels: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)
+    kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)
     asked_for_kernels: int = 0
     fused: tuple[FusedNodes, ...] = ()
 
@@ -192,12 +191,11 @@ class FakeToolchain:
         self.observed += 1
         return self._kill() or self.ranges
 
-    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        if precision is Precision.BF16:
+            return ()
         self.asked_for_kernels += 1
-        return self.missing_kernels[min(self.asked_for_kernels, len(self.missing_kernels)) - 1]
-
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        return ()
+        return self.kernel_answers[min(self.asked_for_kernels, len(self.kernel_answers)) - 1]
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         return self.fused
@@ -218,7 +216,8 @@ class FakeToolchain:
         return LatencyTerms(self.law.base_ms, dict(self.law.gains), boundaries)
 
     def listen(self, callback: Callable[[Progress], None]) -> None:
-        """Nothing is built that takes its time."""
+        """Nothing is built that takes its time; every run listens once it has opened a toolchain."""
+        self.opened += 1
 
     def restart(self) -> None:
         self.restarts += 1
@@ -319,15 +318,6 @@ class FakeToolchain:
 
     def close(self) -> None:
         self.closed += 1
-
-    def __enter__(self) -> FakeToolchain:
-        self.opened += 1
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def open(self, workload: Workload, settings: object) -> FakeToolchain:
         """For ``mptune.api.search(open_toolchain=...)``: the law must be of the model's groups."""

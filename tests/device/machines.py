@@ -162,7 +162,7 @@ class _WorkerHere(parent.Worker):
     def call(self, job: Any, timeout_s: float) -> Any:
         self._state = self._state or WorkerState(report=self.on_progress, ask=self.on_question)
         answer = child._answer(pickle.loads(pickle.dumps(job)), self._state)
-        child._tidy(self._state)
+        self._state.end_job()
         kind, value = pickle.loads(answer[child.HEADER.size :])
         if kind == "error":
             raise value

@@ -25,6 +25,8 @@ from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.ort.session import Provider
+from mptune.engines.tensorrt.library import Kind
+from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.emulation import Emulation
@@ -35,7 +37,7 @@ from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.memory import plan_memory
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from mptune.targets.target import Target
 
 T = TypeVar("T")
+ToolchainT = TypeVar("ToolchainT", bound="BaseToolchain")
 
 _STARVED = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.CRASH, FailureKind.DEVICE_LOST})
 """What a job may end in for what runs beside it: then that is ended, and the job gets another try."""
@@ -165,13 +168,10 @@ class BaseToolchain(ABC):
         """See ``Toolchain``; a predicted latency has no sessions."""
         return ()
 
-    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``."""
-        return ()
-
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``."""
-        return ()
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        """See ``Toolchain``; by operator, as TensorRT's parser refuses them, on a device that is predicted, too."""
+        kind: Kind = "tensorrt-rtx" if self.name == "tensorrt-rtx" else "tensorrt"
+        return refused_in_bf16(self.workload.model, kind) if precision is Precision.BF16 else ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``Toolchain``; what TensorRT fuses is known once it has built an engine, and differs by version."""
@@ -212,6 +212,9 @@ class BaseToolchain(ABC):
         self._worker.close()
         if self._emulation is not None:
             self._emulation.close()
+
+    def __enter__(self: ToolchainT) -> ToolchainT:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -133,7 +133,19 @@ def main() -> None:
 
     state = WorkerState(lambda stage: send(("stage", stage)), lambda progress: send(("progress", progress)), ask)
     try:
-        _serve(requests, answers, state)
+        while (message := _receive(requests)) is not None:
+            if message[0] == "start":
+                sys.path[:] = message[1]
+                _write(answers, encode(("ready", os.getpid())))
+                continue
+            answer = _answer(message[1], state)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            _write(answers, answer)
+            try:
+                state.end_job()
+            except Exception:  # What goes wrong once the answer is sent is for the log alone.
+                traceback.print_exc()
     except BrokenPipeError:
         pass  # The parent is gone.
     finally:
@@ -142,24 +154,6 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 os.kill(guard, signal.SIGKILL)  # The parent kills what else is in the group.
                 os.waitpid(guard, 0)
-
-
-def _serve(requests: int, answers: int, state: WorkerState) -> None:
-    """Answer requests until the parent closes the pipe.
-
-    Raises:
-        BrokenPipeError: the parent is gone.
-    """
-    while (message := _receive(requests)) is not None:
-        if message[0] == "start":
-            sys.path[:] = message[1]
-            _write(answers, encode(("ready", os.getpid())))
-        else:
-            answer = _answer(message[1], state)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            _write(answers, answer)
-            _tidy(state)
 
 
 def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
@@ -177,14 +171,6 @@ def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
         traceback.print_exc()
         failure = Failure(state.stage, *describe(error))
     return encode(("failure", failure))
-
-
-def _tidy(state: WorkerState) -> None:
-    """Tear down what the job used, once its answer is sent: what goes wrong in it is for the log alone."""
-    try:
-        state.end_job()
-    except Exception:
-        traceback.print_exc()
 
 
 def describe(error: BaseException) -> tuple[FailureKind, str]:

@@ -377,7 +377,8 @@ class SearchRun(MeasuringRun):
         """The toolchain, opened when it is first needed: a run that is finished already needs none."""
         if self._toolchain is None:
             opener = self._opener or self._open_by_target
-            toolchain = self._engines.enter_context(opener(self._workload, self._settings))
+            toolchain = opener(self._workload, self._settings)
+            self._engines.callback(toolchain.close)
             toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
             self._check_target(section)
