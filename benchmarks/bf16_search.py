@@ -32,7 +32,6 @@ from benchmarks.pace import Clock
 from benchmarks.peers.final import Sessions, in_order, measure
 from mptune.data.metrics.paired import t_quantile
 from mptune.engines.environment import read_gpus
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
@@ -73,8 +72,7 @@ def search(
     ``parts`` says where the seconds went, ``stages`` what jobs did in them.
     """
     started, clock = time.monotonic(), Clock()
-    kernels = clock.around("builds, measuring", OnnxRuntimeToolchain, "missing_bf16_kernels")
-    with clock.running(), kernels:
+    with clock.running():
         front = mptune.search(
             path,
             data=data,

@@ -215,7 +215,7 @@ class Bench:
             SystemExit: a worker cannot be started again, or fails to time the baseline.
         """
         for worker in self._all:
-            worker.restart()
+            worker.close()
             self._open(worker)
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from unittest.mock import patch
 
 import mptune
 from benchmarks.common import rounded, save
@@ -22,7 +21,6 @@ from benchmarks.pace import WORK, Clock
 from mptune.engines.workload import Workload
 from mptune.settings import SearchSettings
 from mptune.tuning.front import Front
-from mptune.tuning.steps import guide
 from tests.fakes import FakeToolchain, Law
 
 _SESSION_SPREAD = 0.002
@@ -37,7 +35,6 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=50)
     parser.add_argument("--target", default="auto")
     parser.add_argument("--stand-in", type=float, metavar="S", help="no engine is built: each plan takes S seconds")
-    parser.add_argument("--cores", type=int, help="with --stand-in: as on a machine of so many cores")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     clock = Clock()
@@ -68,10 +65,9 @@ def search_stand_in(options: argparse.Namespace, out: Path, clock: Clock) -> Fro
 
     def open_toolchain(workload: Workload, settings: SearchSettings) -> FakeToolchain:
         law = Law([group.id for group in workload.groups])
-        return FakeToolchain(law, delay_s=options.stand_in, session_spread=_SESSION_SPREAD, leaves_cores=True)
+        return FakeToolchain(law, delay_s=options.stand_in, session_spread=_SESSION_SPREAD)
 
-    cores = guide.usable_cores() if options.cores is None else options.cores
-    with patch.object(guide, "usable_cores", lambda: cores), clock.running(FakeToolchain):
+    with clock.running(FakeToolchain):
         return mptune.search(
             options.model,
             data=options.data,

@@ -223,7 +223,7 @@ class Clock:
             ("emulation", BaseToolchain, "emulate"),
             ("builds, measuring", OnnxRuntimeToolchain, "evaluate"),
             ("builds, measuring", OnnxRuntimeToolchain, "reopen"),
-            ("builds, measuring", OnnxRuntimeToolchain, "missing_fp16_kernels"),
+            ("builds, measuring", OnnxRuntimeToolchain, "missing_kernels"),
             ("builds, measuring", OnnxRuntimeToolchain, "fused_nodes"),
             ("builds, measuring", BaseToolchain, "restart"),
             (FP32, BaseToolchain, "reference"),

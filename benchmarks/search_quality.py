@@ -18,8 +18,7 @@ With ``--hard`` the models are less like the law that the sampler knows, and les
 
 With ``--harder`` timings are noisier, too, and rooflines worse (``simulator.HARDER``).
 
-"ahead" is "precision" as it searches on a GPU: candidates are found while the last plan is measured. With ``--against
-precision`` the differences on the same models are shown, too, with their standard errors.
+With ``--against precision`` the differences on the same models are shown, too, with their standard errors.
 
 With ``--exact`` some of what the sampler does not know is told to it, or taken away (``simulator.EXACT``): what the
 figures gain is what that costs.
@@ -60,7 +59,7 @@ from mptune.tuning.sampler.cuts.min_cut import CutSolver  # noqa: E402
 from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans  # noqa: E402
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler  # noqa: E402
 
-EMULATING = ("precision", "ahead", "profiled", "no designed emulations", "law known", "one decade wrong")
+EMULATING = ("precision", "profiled", "no designed emulations", "law known", "one decade wrong")
 LEARNING = (*EMULATING, "not emulated", "no prior")
 SAMPLERS = (*LEARNING, "prior only", "local", "tpe", "nsga2", "gp", "random")
 GP_GROUPS = 40
@@ -94,9 +93,7 @@ def make(kind: str, truth: Truth) -> BaseSampler:
     if kind in LEARNING:
         emulate = truth.emulate if kind in EMULATING else None
         to_learn = 0 if kind == "no designed emulations" else EMULATIONS_TO_LEARN
-        return PrecisionSampler(
-            truth.prior(kind), truth.seed, emulate=emulate, emulations_to_learn=to_learn, ahead=kind == "ahead"
-        )
+        return PrecisionSampler(truth.prior(kind), truth.seed, emulate=emulate, emulations_to_learn=to_learn)
     return make_compared(kind, truth.seed, truth.groups)
 
 
@@ -116,9 +113,7 @@ def run_one(task: Task) -> dict[str, Any]:
     else:
         # GPSampler proposes built plans again and again, and takes seconds each time.
         tries = (2 if kind == "gp" else 20) * budget
-        sampler = make(kind, truth)
-        ahead = sampler.think_ahead if isinstance(sampler, PrecisionSampler) and kind == "ahead" else None
-        plans, seconds = search(truth, sampler, budget, profiled=kind == "profiled", tries=tries, ahead=ahead)
+        plans, seconds = search(truth, make(kind, truth), budget, profiled=kind == "profiled", tries=tries)
     shares = [truth.hypervolume(plans[:b]) / exact for b in range(1, budget + 1)]
     if cliffs is not None:
         document["met"] = np.flatnonzero(truth.meets_cliff(plans)).tolist()
@@ -201,7 +196,6 @@ def results(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
         "gp": 100,
         "one decade wrong": 4,
         "precision": 4,
-        "ahead": 4,
         "profiled": 4,
         "no designed emulations": 4,
         "law known": 4,

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -342,7 +342,6 @@ def search(
     profiled: bool = False,
     tries: int | None = None,
     first: Sequence[Mapping[str, str]] | None = None,
-    ahead: Callable[[optuna.Study], None] | None = None,
 ) -> tuple[Bools, list[float]]:
     """Search a simulated model, all-FP32 and all-FP16 first.
 
@@ -353,7 +352,6 @@ def search(
         profiled: tell the sampler the times of the groups, too.
         tries: proposals at most, those counted in that are built already; None is 20 times the budget.
         first: plans that are built first, in place of all-FP32 and all-FP16.
-        ahead: called while each plan is measured; what it takes does not count.
 
     Returns:
         The plans that were built, in their order, and the seconds of computing that each proposal took.
@@ -377,8 +375,6 @@ def search(
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue
         built[plan.tobytes()] = plan[0]
-        if ahead is not None:
-            ahead(study)
         latency = float(truth.latency(plan)[0] * (1 + truth.timing * rng.normal()))
         measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": truth.timing * latency}
         if profiled:

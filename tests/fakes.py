@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -103,7 +102,6 @@ class FakeToolchain:
         emulation_fails: emulating any of these groups crashes.
         unshared: as a toolchain says it of its emulation.
         emulation_holds: as a toolchain says it of its engines.
-        leaves_cores: as a toolchain says it of its measuring.
         non_finite: a plan with any of these groups in FP16 gives NaN.
         non_finite_held_out: the same, on the held-out samples alone.
         non_finite_calls: numbers of the evaluations, from 0, that give NaN whatever the plan: a process went wrong.
@@ -123,7 +121,7 @@ class FakeToolchain:
         interrupt_after: KeyboardInterrupt when this many evaluations are done.
         profiling: as a toolchain says it; a profile gives each group twice its gain in FP32, and its gain in FP16.
         profiled: fingerprints of the plans that a profile was asked of.
-        missing_kernels: answers to the question for FP16 kernels, one after another; the last stays.
+        kernel_answers: answers to the question for FP16 kernels, one after another; the last stays.
         asked_for_kernels: how often that was asked.
     """
 
@@ -164,12 +162,11 @@ class FakeToolchain:
     emulation_fails: Collection[str] = ()
     unshared: Failure | None = None
     emulation_holds: bool = True
-    leaves_cores: bool = False
     emulated_samples: EmulatedSamples = AT_ONCE
     emulated: list[str] = field(default_factory=list)
     profiling: Profiling = "none"
     profiled: list[str] = field(default_factory=list)
-    missing_kernels: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)
+    kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)
     asked_for_kernels: int = 0
     fused: tuple[FusedNodes, ...] = ()
 
@@ -190,19 +187,15 @@ class FakeToolchain:
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         return self._kill() or self.report
 
-    def observe_ahead(self) -> None:
-        pass
-
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         self.observed += 1
         return self._kill() or self.ranges
 
-    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        if precision is Precision.BF16:
+            return ()
         self.asked_for_kernels += 1
-        return self.missing_kernels[min(self.asked_for_kernels, len(self.missing_kernels)) - 1]
-
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        return ()
+        return self.kernel_answers[min(self.asked_for_kernels, len(self.kernel_answers)) - 1]
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         return self.fused
@@ -223,7 +216,8 @@ class FakeToolchain:
         return LatencyTerms(self.law.base_ms, dict(self.law.gains), boundaries)
 
     def listen(self, callback: Callable[[Progress], None]) -> None:
-        """Nothing is built that takes its time."""
+        """Nothing is built that takes its time; every run listens once it has opened a toolchain."""
+        self.opened += 1
 
     def restart(self) -> None:
         self.restarts += 1
@@ -324,15 +318,6 @@ class FakeToolchain:
 
     def close(self) -> None:
         self.closed += 1
-
-    def __enter__(self) -> FakeToolchain:
-        self.opened += 1
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def open(self, workload: Workload, settings: object) -> FakeToolchain:
         """For ``mptune.api.search(open_toolchain=...)``: the law must be of the model's groups."""

@@ -226,7 +226,7 @@ def test_each_device_is_asked_for_its_own_missing_kernels(prepared: Path, tmp_pa
     class Lacks(Opener):
         def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
             toolchain = super().__call__(workload, settings)
-            toolchain.missing_kernels = ((MissingKernel(node, "MatMul", "Fake", "CPU"),),)
+            toolchain.kernel_answers = ((MissingKernel(node, "MatMul", "Fake", "CPU"),),)
             return toolchain
 
     opener = other(tmp_path)

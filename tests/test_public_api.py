@@ -75,19 +75,3 @@ assert type(mptune) is types.ModuleType
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_like_it"):
         mptune.nothing_like_it  # noqa: B018
-
-
-def test_a_search_starts_its_process_before_it_loads_what_is_slow_to_load() -> None:
-    code = """
-import sys
-import mptune
-from mptune.engines.worker import process
-
-def started(environment, preloaded):
-    print(sorted({"numpy", "onnx", "optuna", "pydantic", "onnxruntime", "scipy"} & sys.modules.keys()))
-    raise SystemExit
-
-process.WorkerProcess = started
-mptune.search("model.onnx")
-"""
-    assert run_python(code).stdout == "[]\n"

@@ -18,7 +18,6 @@ from mptune.tuning.fronts.tolerances import check_tolerances
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.search_run import SearchRun
-from mptune.tuning.sampler.precision import load_ahead
 from mptune.tuning.sampler.stock import check_sampler
 
 
@@ -36,8 +35,6 @@ def run_search(
     if settings.target != "auto":
         load_target(settings.target)
     starter = worker_starter(settings, open_toolchain)
-    if open_toolchain is None and not settings.gpus and (settings.fresh or not (path / "run.json").exists()):
-        load_ahead()
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(loaded_model(model, settings.opset))
         outputs = [output.name for output in loaded.outputs]

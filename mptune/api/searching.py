@@ -1,14 +1,14 @@
-"""``search``, the call that makes a run: it starts the worker process, then loads everything else."""
+"""``search``, the call that makes a run."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mptune.api.arguments import search_settings
 from mptune.api.run_path import run_path
-from mptune.engines.toolchains.probing import started_ahead
+from mptune.api.search_call import run_search
 from mptune.settings import (
     DataSettings,
     EngineChoice,
@@ -151,11 +151,5 @@ def search(
     """
     arguments = locals()  # every argument by its name
     path = run_path(model, out)
-    measures_here = open_toolchain is None and not gpus and (fresh or not (path / "run.json").exists())
-    with started_ahead(os.fspath(target), tf32=tf32) if measures_here else contextlib.nullcontext():
-        # What follows takes a second to load. Meanwhile the worker process starts, and CUDA in it.
-        from mptune.api.arguments import search_settings
-        from mptune.api.search_call import run_search
-
-        settings = search_settings(arguments, path)
-        return run_search(model, path, settings, listener=listener, progress=progress, open_toolchain=open_toolchain)
+    settings = search_settings(arguments, path)
+    return run_search(model, path, settings, listener=listener, progress=progress, open_toolchain=open_toolchain)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -24,7 +23,7 @@ from mptune.engines.worker.failure import Failure as Failure
 from mptune.engines.worker.failure import FailureKind as FailureKind
 from mptune.engines.worker.failure import Progress as Progress
 from mptune.engines.worker.failure import Stage as Stage
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.scratch import scratch_name
 from mptune.targets.engine_memory import EngineMemory
 
@@ -198,19 +197,11 @@ class Toolchain(Protocol):
         """Run the model once over the search samples and reduce each float tensor to its range."""
         ...
 
-    def observe_ahead(self) -> None:
-        """Begin with ``observe`` beside other jobs, where there is room for both; it returns at once."""
-        ...
-
-    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """The nodes of the all-FP16 plan that another execution provider runs than in FP32.
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        """The nodes that another execution provider runs in a reduced precision than in FP32, or none in BF16.
 
         Empty where the engine has one provider only, or does not say.
         """
-        ...
-
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """The same of the all-BF16 plan; an operator that no provider runs in BF16 is named, too."""
         ...
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
@@ -252,11 +243,6 @@ class Toolchain(Protocol):
         ...
 
     @property
-    def leaves_cores(self) -> bool:
-        """Whether ``evaluate`` measures on a device of its own, so that what a thread computes here is no matter."""
-        ...
-
-    @property
     def emulation_holds(self) -> bool:
         """Whether engines round every value that a plan puts in FP16, so that emulated errors predict theirs."""
         ...
@@ -276,9 +262,3 @@ class Toolchain(Protocol):
     def close(self) -> None:
         """End the worker. Idempotent."""
         ...
-
-    def __enter__(self) -> Toolchain: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...

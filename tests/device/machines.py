@@ -162,7 +162,7 @@ class _WorkerHere(parent.Worker):
     def call(self, job: Any, timeout_s: float) -> Any:
         self._state = self._state or WorkerState(report=self.on_progress, ask=self.on_question)
         answer = child._answer(pickle.loads(pickle.dumps(job)), self._state)
-        child._tidy(self._state)
+        self._state.end_job()
         kind, value = pickle.loads(answer[child.HEADER.size :])
         if kind == "error":
             raise value
@@ -245,5 +245,5 @@ def _with_root(function: Callable[..., Any]) -> tuple[Any, ...]:
 def _forget() -> None:
     """Empty the caches of what was found on this machine."""
     importlib.invalidate_caches()
-    for found in (choose.find_library, probing.probed, runtime.runtime, cuda_runtime):
+    for found in (choose.find_library, probing.probe, runtime.runtime, cuda_runtime):
         found.cache_clear()

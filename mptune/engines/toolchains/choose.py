@@ -9,7 +9,6 @@ from functools import cache
 from importlib import metadata
 from typing import Literal
 
-from mptune.engines.base import Toolchain
 from mptune.engines.environment import cpu_model
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryJob, LibraryReport
@@ -18,6 +17,7 @@ from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators,
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.toolchains.probing import PROBE_TIMEOUT_S, probe
+from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.once import run_once
 from mptune.engines.workload import Workload
@@ -115,7 +115,7 @@ def open_toolchain(
     target: Target,
     workload: Workload,
     settings: SearchSettings,
-) -> Toolchain:
+) -> BaseToolchain:
     """Open the toolchain for a target: one that measures where the device is here, else one that predicts.
 
     Raises:

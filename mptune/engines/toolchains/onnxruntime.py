@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING
 from mptune.engines.base import ErrorSource, Failure, Measurement, MissingKernel, Profiling, SampleSet
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.layer_times import LayerTime
-from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
+from mptune.engines.jobs.measure import MeasureJob, ReopenJob
 from mptune.engines.jobs.ort_profile import OrtProfileJob
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.jobs.scoring import Scoring
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, Provider
-from mptune.engines.timing.latency import LatencySource, Repetitions
+from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.engines.toolchains.timed import Profiler, Timer
@@ -70,9 +71,6 @@ class OnnxRuntimeToolchain(BaseToolchain):
         self._convolves: bool | None = None
         self._fused: tuple[FusedNodes, ...] | None = None
 
-    def __enter__(self) -> OnnxRuntimeToolchain:
-        return self
-
     @property
     def fuses(self) -> bool:
         """See ``BaseToolchain``; the CUDA provider runs a kernel for each node."""
@@ -113,7 +111,9 @@ class OnnxRuntimeToolchain(BaseToolchain):
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        measurement = self._with_memory(plan, self._timer.time(plan, partial(self._measure, plan, which)))
+        with self._written(plan) as path:
+            result = self._call(self._measure_job(plan, path, which))
+        measurement = self._with_memory(plan, self._timer.corrected(plan, result))
         if isinstance(measurement, Failure) or not profile or self.profiling == "none":
             return measurement
         return self._profiler.profile(measurement, partial(self._layer_times, plan))
@@ -125,17 +125,19 @@ class OnnxRuntimeToolchain(BaseToolchain):
             self._baseline.unlink(missing_ok=True)
             self._baseline = None
 
-    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``; from the CPU provider, the last one, no node can fall, but some do not run there."""
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        """See ``Toolchain``; from the CPU provider, the last one, no node can fall, but some do not run there in FP16.
+
+        Of BF16 the CPU is not asked: no profile of a CPU has it.
+        """
         if self.provider == "cpu":
-            return _refused_by_cpu(self.workload.model)
+            return _refused_by_cpu(self.workload.model) if precision is Precision.FP16 else ()
+        if precision is Precision.BF16:
+            return self.unopened_in_bf16()
         grouped = self.workload.grouped
         kept = {group.id: Precision.FP32 for group in grouped.groups if group.pinned is not None}
-        half = self._typed_model(grouped.uniform(Precision.FP16).replace(kept), "all-fp16")
-        try:
-            return self._call(PlacementJob(half, self._baseline_model(), self.provider))
-        finally:
-            half.unlink(missing_ok=True)
+        with self._written(grouped.uniform(Precision.FP16).replace(kept), "all-fp16") as path:
+            return self._call(PlacementJob(path, self._baseline_model(), self.provider))
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``Toolchain``; asks a session of the all-FP16 plan once, if the model has such nodes."""
@@ -143,23 +145,13 @@ class OnnxRuntimeToolchain(BaseToolchain):
         if self._fused is None and not may_fuse(grouped):
             self._fused = ()
         if self._fused is None:
-            path = self._typed_model(grouped.uniform(Precision.FP16), "fusions")
-            folder = path.with_suffix(".optimised")
-            try:
-                folder.mkdir()
+            with self._written(grouped.uniform(Precision.FP16), "fusions") as path, _folder(path) as folder:
                 answer = self._call(FusionsJob(path, folder, self.provider))
-            finally:
-                path.unlink(missing_ok=True)
-                shutil.rmtree(folder, ignore_errors=True)
             if isinstance(answer, Failure):
                 self._fused = ()  # It is not asked again: each step is emulated.
                 return answer
             self._fused = fused_nodes(grouped, answer)
         return self._fused
-
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``; of the CPU it is not asked: no profile of a CPU has BF16."""
-        return () if self.provider == "cpu" else self.unopened_in_bf16()
 
     def unopened_in_bf16(self) -> tuple[MissingKernel, ...] | Failure:
         """The nodes without a BF16 kernel: where no provider has one the session does not open, and names one node.
@@ -190,37 +182,17 @@ class OnnxRuntimeToolchain(BaseToolchain):
         grouped = self.workload.grouped
         kept = [g.id for g in grouped.groups if g.pinned is not None or not lacking.isdisjoint(g.ops)]
         plan = grouped.uniform(Precision.BF16).replace(dict.fromkeys(kept, Precision.FP32))
-        typed = self._typed_model(plan, "all-bf16")
-        try:
-            answer = self._call(PlacementJob(typed, self._baseline_model(), self.provider))
-        finally:
-            typed.unlink(missing_ok=True)
+        with self._written(plan, "all-bf16") as path:
+            answer = self._call(PlacementJob(path, self._baseline_model(), self.provider))
         return answer, {op for g in grouped.groups if g.id not in kept for op in g.ops}
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``."""
-        path = self._typed_model(plan)
-        try:
-            job = ReopenJob(self._measure_job(plan, path, "search", self._timer.repetitions), count)
+        with self._written(plan) as path:
+            job = ReopenJob(self._measure_job(plan, path, "search"), count)
             return self._timer.with_reopened(plan, self._call(job))
-        finally:
-            path.unlink(missing_ok=True)
 
-    def _measure(
-        self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
-    ) -> MeasureResult | Failure:
-        """Build, run and time one plan in turn with the baseline; without ``repetitions`` they are calibrated."""
-        path = self._typed_model(plan)
-        try:
-            job = self._measure_job(plan, path, which, repetitions)
-            self._predict_memory(plan)
-            return self._call(job)
-        finally:
-            path.unlink(missing_ok=True)
-
-    def _measure_job(
-        self, plan: PrecisionPlan, path: Path, which: SampleSet, repetitions: Repetitions | None
-    ) -> MeasureJob:
+    def _measure_job(self, plan: PrecisionPlan, path: Path, which: SampleSet) -> MeasureJob:
         workspace = self.workload.workspace
         return MeasureJob(
             model=path,
@@ -232,7 +204,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
             tf32=self.settings.tf32 and bool(plan.reduced_groups),  # The all-FP32 plan is built as the baseline is.
             tf32_by_environment=self.tf32_by_environment,
             latency=self.settings.latency,
-            repetitions=repetitions,
+            repetitions=self._timer.repetitions,
             enough=self._timer.standings.enough(plan.fingerprint),
             ignored=self.settings.ignore,
             metric=self.settings.metric,
@@ -242,14 +214,17 @@ class OnnxRuntimeToolchain(BaseToolchain):
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
         """The time of each layer of a plan's engine, in another session."""
-        path = self._typed_model(plan)
-        folder = path.with_suffix(".profile")
-        try:
-            folder.mkdir()
+        with self._written(plan) as path, _folder(path) as folder:
             return self._call(OrtProfileJob(path, self.workload.workspace.samples("search"), folder))
+
+    @contextmanager
+    def _written(self, plan: PrecisionPlan, name: str | None = None) -> Iterator[Path]:
+        """The typed model of a plan, which is deleted at the end."""
+        path = self._typed_model(plan, name)
+        try:
+            yield path
         finally:
             path.unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _typed_model(self, plan: PrecisionPlan, name: str | None = None) -> Path:
         """Write the typed model of a plan beside the weight bank."""
@@ -260,6 +235,17 @@ class OnnxRuntimeToolchain(BaseToolchain):
         if self._baseline is None:
             self._baseline = self._typed_model(self.workload.grouped.uniform(Precision.FP32), "baseline")
         return self._baseline
+
+
+@contextmanager
+def _folder(model: Path) -> Iterator[Path]:
+    """A folder beside a typed model, for what a session writes; it is deleted at the end."""
+    folder = model.with_suffix(".session")
+    try:
+        folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refused_by_cpu(model: Model) -> tuple[MissingKernel, ...]:

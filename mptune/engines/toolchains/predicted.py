@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mptune.engines.base import ErrorSource, Failure, Measurement, MissingKernel, SampleSet
-from mptune.engines.tensorrt.operators import refused_in_bf16
+from mptune.engines.base import ErrorSource, Failure, Measurement, SampleSet
 from mptune.engines.timing.latency import Latency, LatencySource
 from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.graph.plan import PrecisionPlan
@@ -16,18 +15,11 @@ class PredictedToolchain(BaseToolchain):
     latency_source: LatencySource = "predicted"
     error_source: ErrorSource = "emulated"
 
-    def __enter__(self) -> PredictedToolchain:
-        return self
-
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
         return self._with_memory(plan, predict(self, plan, which))
-
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...]:
-        """See ``Toolchain``: on the device itself TensorRT builds the engines."""
-        return refused_in_bf16(self.workload.model, "tensorrt")
 
 
 def predict(toolchain: BaseToolchain, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:

@@ -1,10 +1,9 @@
-"""The untouched model, run by ONNX Runtime in FP32: reference outputs, and observed ranges, ahead where that pays."""
+"""The untouched model, run by ONNX Runtime in FP32: reference outputs and observed ranges."""
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.kept_parts import PARTS_JSON, parts_path
@@ -16,43 +15,31 @@ from mptune.engines.ort.folding import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import Call
 from mptune.engines.toolchains.locating import Locator
+from mptune.engines.toolchains.probing import observes_beside
 from mptune.engines.toolchains.run_memory import run_bytes
 from mptune.engines.worker.beside import Beside
 from mptune.engines.worker.parent import Worker
-from mptune.engines.worker.process import end_spares
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.loading.shared_units import shared_units
-from mptune.meanwhile import meanwhile
 
 
 class ReferenceModel:
-    """The untouched model, run by ONNX Runtime in FP32: reference outputs and observed ranges."""
+    """Reference outputs and observed ranges of one model. Nothing runs before it is asked for."""
 
     def __init__(
         self,
         workload: Workload,
         provider: Provider,
         call: Call,
-        rollout: Rollout | None = None,
-        beside: Callable[[], Worker] | None = None,
-        timeout_s: float = math.inf,
+        rollout: Rollout | None,
+        timeout_s: float,
+        other_worker: Callable[[], Worker],
     ) -> None:
-        """Nothing runs before it is asked for.
-
-        Args:
-            workload: the model and the run's paths.
-            provider: of ONNX Runtime.
-            call: runs a job in the worker.
-            rollout: outputs that are fed back; None where there are none.
-            beside: makes another worker; None observes nothing ahead.
-            timeout_s: of a job in it.
-        """
-        self._beside = beside
+        """``call`` runs a job in the worker; ``other_worker`` makes another one, whose jobs have ``timeout_s``."""
+        self._other_worker = other_worker
         self._timeout_s = timeout_s
-        self._ahead: Beside[Mapping[str, TensorRange] | Failure] | None = None
-        self._folding = threading.Lock()
-        self._folded: FoldedValues | None = None
+        self._observing: Beside[Mapping[str, TensorRange] | Failure] | None = None
         self._workload = workload
         self._rollout = rollout
         self._provider = provider
@@ -60,7 +47,12 @@ class ReferenceModel:
         self._ranges: Mapping[str, TensorRange] | None = None
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        """See ``Toolchain``."""
+        """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
+        if which == "search" and self._ranges is None and self._observing is None and observes_beside(self._provider):
+            folded, timeout_s = self.folded_values, self._timeout_s
+            self._observing = Beside(
+                self._other_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
+            )
         paths = self._workload.workspace
         dependent = frozenset(output.name for output in self._workload.dependent_outputs)
         files = paths.model_path, paths.samples(which), paths.reference(which)
@@ -86,79 +78,61 @@ class ReferenceModel:
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
         if self._ranges is None:
-            seen = None if self._ahead is None else self._ahead.result()
-            if seen is None or isinstance(seen, Failure):
-                seen = self._observe_in(self._call)
-            if isinstance(seen, Failure):
-                return seen
-            self._ranges = seen
-            end_spares()  # what follows is timed
+            ranges = None if self._observing is None else self._observing.result()
+            self._observing = None
+            if ranges is None or isinstance(ranges, Failure):
+                ranges = self._observe(self._call, self.folded_values)
+            if isinstance(ranges, Failure):
+                return ranges
+            self._ranges = ranges
         return self._ranges
 
-    def observe_ahead(self) -> None:
-        """See ``Toolchain``."""
-        if self._beside is not None and self._ranges is None and self._ahead is None:
-            self._ahead = Beside(self._beside(), self._observe_beside)
+    def stop_observing(self) -> bool:
+        """End what is observed beside other jobs; whether there was anything."""
+        observing, self._observing = self._observing, None
+        if observing is not None:
+            observing.stop()
+        return observing is not None
 
-    def finish_ahead(self) -> None:
-        """Wait until the process that has observed ahead is gone; one whose answer nobody has asked for goes on."""
-        if self._ahead is not None and self._ranges is not None:
-            self._ahead.finish()
-            self._ahead = None
-
-    def stop_ahead(self) -> bool:
-        """End what is observed ahead; whether there was anything."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.stop()
-        return ahead is not None
-
-    def _observe_beside(self, worker: Worker) -> Mapping[str, TensorRange] | Failure:
-        return self._observe_in(lambda job: worker.call(job, self._timeout_s))
-
-    def _observe_in(self, call: Call) -> Mapping[str, TensorRange] | Failure:
+    def _observe(self, call: Call, folded: FoldedValues) -> Mapping[str, TensorRange] | Failure:
         """What the observing models show; see ``write_observing_model``."""
-        seen = self._observed(call)
+        seen = self._observe_once(call, folded)
         if isinstance(seen, Failure):
             return seen
-        by_element = self._observed(call, seen.doubtful) if seen.doubtful else ObservedRanges({})
+        by_element = self._observe_once(call, folded, seen.doubtful) if seen.doubtful else ObservedRanges({})
         return by_element if isinstance(by_element, Failure) else seen.looked_at_again(by_element)
 
-    def _observed(self, call: Call, by_element: Collection[str] | None = None) -> ObservedRanges | Failure:
-        """What one observing model shows."""
+    def _observe_once(
+        self, call: Call, folded: FoldedValues, by_element: Collection[str] | None = None
+    ) -> ObservedRanges | Failure:
         from mptune.graph.writing.observe import write_observing_model
 
-        model, workspace, precisions = self._workload.model, self._workload.workspace, self._workload.precisions
-        path, written = workspace.scratch("observe"), meanwhile(lambda: self._workload.bank)
+        workload, workspace = self._workload, self._workload.workspace
+        path = workspace.scratch("observe")
         try:
-            folded, bank = self._fold_in(call), written.result()
-            taps = write_observing_model(model, bank, path, by_element=by_element, folded=folded, precisions=precisions)
+            taps = write_observing_model(
+                workload.model,
+                workload.bank,
+                path,
+                by_element=by_element,
+                folded=folded,
+                precisions=workload.precisions,
+            )
             run_bytes = self._run_bytes("search")
             return call(ObserveJob(path, taps, workspace.samples("search"), self._provider, run_bytes))
         finally:
             path.unlink(missing_ok=True)
 
-    @property
+    @cached_property
     def folded_values(self) -> FoldedValues:
         """What no session needs to fold anew; nothing where that would save little, or where it does not work."""
-        return self._fold_in(self._call)
-
-    def _fold_in(self, call: Call) -> FoldedValues:
-        with self._folding:
-            folded = self._folded or self._fold(call)
-            if folded is not None or call is self._call:  # what ran ahead may have been ended
-                self._folded = folded or FoldedValues()
-            return folded or FoldedValues()
-
-    def _fold(self, call: Call) -> FoldedValues | None:
-        """None where that does not work."""
         model, workspace = self._workload.model, self._workload.workspace
         if not is_worthwhile(model):
             return FoldedValues()
         paths = workspace.scratch("unfolded"), workspace.scratch("folded")
         try:
-            answer = call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
-            return None if isinstance(answer, Failure) else FoldedValues.read(paths[1], model)
+            answer = self._call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
+            return FoldedValues() if isinstance(answer, Failure) else FoldedValues.read(paths[1], model)
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)

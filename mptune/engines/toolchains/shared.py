@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -26,20 +25,20 @@ from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.ort.session import Provider
+from mptune.engines.tensorrt.library import Kind
+from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.toolchains.probing import observes_beside, worker_environment
+from mptune.engines.toolchains.probing import worker_environment
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.plan import PrecisionPlan
-from mptune.meanwhile import meanwhile
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.targets.engine_memory import EngineMemory
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from mptune.targets.target import Target
 
 T = TypeVar("T")
+ToolchainT = TypeVar("ToolchainT", bound="BaseToolchain")
 
 _STARVED = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.CRASH, FailureKind.DEVICE_LOST})
 """What a job may end in for what runs beside it: then that is ended, and the job gets another try."""
@@ -89,7 +89,7 @@ class BaseToolchain(ABC):
         self.settings = settings
         self.provider = provider
         self._warnings = tuple(warnings)
-        self._worker = Worker(workload.workspace.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
+        self._worker = self._new_worker()
         function = settings.metric_function
         if function is not None:
             self._worker.on_question = lambda question: question.answer(settings.metric, function)
@@ -98,12 +98,11 @@ class BaseToolchain(ABC):
             provider,
             self._call,
             settings.rollout,
-            self._another_worker if observes_beside(provider) else None,
             self._timeout_s,
+            self._new_worker,
         )
         self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
-        self._memory: tuple[PrecisionPlan, Future[EngineMemory]] | None = None
 
     @abstractmethod
     def evaluate(
@@ -165,21 +164,14 @@ class BaseToolchain(ABC):
         """See ``Toolchain``."""
         return self._reference_model.observe()
 
-    def observe_ahead(self) -> None:
-        """See ``Toolchain``."""
-        self._reference_model.observe_ahead()
-
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``; a predicted latency has no sessions."""
         return ()
 
-    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``."""
-        return ()
-
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``."""
-        return ()
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        """See ``Toolchain``; by operator, as TensorRT's parser refuses them, on a device that is predicted, too."""
+        kind: Kind = "tensorrt-rtx" if self.name == "tensorrt-rtx" else "tensorrt"
+        return refused_in_bf16(self.workload.model, kind) if precision is Precision.BF16 else ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``Toolchain``; what TensorRT fuses is known once it has built an engine, and differs by version."""
@@ -193,11 +185,6 @@ class BaseToolchain(ABC):
     def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
         """See ``Toolchain``."""
         return self.emulation.errors(plans, part=range(self.emulation.samples.count) if part is None else part)
-
-    @property
-    def leaves_cores(self) -> bool:
-        """See ``Toolchain``; a Jetson's GPU has its memory and its power in common with the CPU."""
-        return self.latency_source == "measured" and self.target.kind == "gpu"
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""
@@ -217,14 +204,17 @@ class BaseToolchain(ABC):
 
     def restart(self) -> None:
         """See ``Toolchain``."""
-        self._worker.restart()
+        self._worker.close()
 
     def close(self) -> None:
         """See ``Toolchain``."""
-        self._reference_model.stop_ahead()
+        self._reference_model.stop_observing()
         self._worker.close()
         if self._emulation is not None:
             self._emulation.close()
+
+    def __enter__(self: ToolchainT) -> ToolchainT:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -233,9 +223,8 @@ class BaseToolchain(ABC):
 
     def _call(self, job: Job[T], /) -> T | Failure:
         """Run a job in the worker, within the time that a build and a measurement may take."""
-        self._reference_model.finish_ahead()
         result = self._worker.call(job, self._timeout_s)
-        if isinstance(result, Failure) and result.kind in _STARVED and self._reference_model.stop_ahead():
+        if isinstance(result, Failure) and result.kind in _STARVED and self._reference_model.stop_observing():
             return self._worker.call(job, self._timeout_s)
         return result
 
@@ -244,7 +233,7 @@ class BaseToolchain(ABC):
         limits = self.settings.worker
         return limits.build_timeout_s + limits.measure_timeout_s
 
-    def _another_worker(self) -> Worker:
+    def _new_worker(self) -> Worker:
         settings = self.settings
         return Worker(self.workload.workspace.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
 
@@ -252,21 +241,13 @@ class BaseToolchain(ABC):
         """The measurement with what the plan's engine takes: as its own figures say, else predicted."""
         if isinstance(measurement, Failure):
             return measurement
-        begun, self._memory = self._memory, None
-        if begun is not None and begun[0] is plan:
-            memory = begun[1].result()
-        else:
-            memory = plan_memory(self.workload.rewriter.types, plan, self._shapes())
+        memory = plan_memory(self.workload.rewriter.types, plan, self._shapes())
         path, known = measurement.engine_path, measurement.memory
         if path is not None and path.exists():
             memory = replace(memory, engine_bytes=path.stat().st_size)
         if known is not None:
             memory = replace(memory, context_bytes=known.context_bytes, source=known.source)
         return replace(measurement, memory=memory)
-
-    def _predict_memory(self, plan: PrecisionPlan) -> None:
-        """Begin to predict what a plan's engine takes, for ``_with_memory``: the worker builds it meanwhile."""
-        self._memory = plan, meanwhile(plan_memory, self.workload.rewriter.types, plan, self._shapes())
 
     def _as_computed(self) -> GroupedModel:
         """The model and its groups, with a node for each step after which the target's engine rounds."""

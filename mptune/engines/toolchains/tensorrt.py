@@ -12,7 +12,6 @@ from mptune.engines.base import (
     ErrorSource,
     Failure,
     Measurement,
-    MissingKernel,
     Profiling,
     SampleSet,
     Stage,
@@ -25,10 +24,9 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind
-from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.profile import EngineProfileJob
 from mptune.engines.tensorrt.store import EngineStore
-from mptune.engines.timing.latency import LatencySource, Repetitions
+from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.predicted import predict
 from mptune.engines.toolchains.shared import BaseToolchain
@@ -91,9 +89,6 @@ class TensorRtToolchain(BaseToolchain):
         self._profiler = Profiler(workload.grouped)
         self._fp32 = workload.grouped.uniform(Precision.FP32)
 
-    def __enter__(self) -> TensorRtToolchain:
-        return self
-
     @property
     def profiling(self) -> Profiling:
         """See ``Toolchain``."""
@@ -106,24 +101,18 @@ class TensorRtToolchain(BaseToolchain):
         return self._with_memory(plan, self._store.evaluate(plan, partial(self._time, plan, which, profile=profile)))
 
     def _time(self, plan: PrecisionPlan, which: SampleSet, *, profile: bool) -> Measurement | Failure:
-        measurement = self._timer.time(plan, partial(self._measure, plan, which))
+        job = self._measure_job(plan, which)
+        measurement = self._timer.corrected(plan, self._measure(job))
         if isinstance(measurement, Failure) or not profile or self.profiling == "none":
             return measurement
         return self._profiler.profile(measurement, partial(self._layer_times, plan))
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``: the engine's file is loaded anew."""
-        job = self._measure_job(plan, "search", self._timer.repetitions)
+        job = self._measure_job(plan, "search")
         return job if isinstance(job, Failure) else self._timer.with_reopened(plan, self._call(ReopenJob(job, count)))
 
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...]:
-        """See ``Toolchain``."""
-        return refused_in_bf16(self.workload.model, self._kind)
-
-    def _measure(
-        self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
-    ) -> MeasureResult | Failure:
-        job = self._measure_job(plan, which, repetitions)
+    def _measure(self, job: MeasureEngineJob | Failure) -> MeasureResult | Failure:
         result = job if isinstance(job, Failure) else self._call(job)
         if isinstance(job, Failure) or not _cannot_be_loaded(result):
             return result
@@ -131,9 +120,7 @@ class TensorRtToolchain(BaseToolchain):
             self._store.discard(self._fp32)
         return result
 
-    def _measure_job(
-        self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
-    ) -> MeasureEngineJob | Failure:
+    def _measure_job(self, plan: PrecisionPlan, which: SampleSet) -> MeasureEngineJob | Failure:
         """The job that measures a plan's engine; engines that are not there are built."""
         stored, baseline = self._store.find_or_build(plan), self._store.find_or_build(self._fp32)
         if isinstance(stored, Failure):
@@ -149,7 +136,7 @@ class TensorRtToolchain(BaseToolchain):
             reference=paths.reference(which),
             provider="cuda",
             latency=self.settings.latency,
-            repetitions=repetitions,
+            repetitions=self._timer.repetitions,
             enough=self._timer.standings.enough(plan.fingerprint),
             ignored=self.settings.ignore,
             metric=self.settings.metric,
@@ -204,18 +191,11 @@ class AheadToolchain(BaseToolchain):
         options = _build_options("tensorrt-rtx", workload.workspace, settings, target.compute_capability)
         self._store = EngineStore(self._worker, workload, options, library.version, settings.worker.build_timeout_s)
 
-    def __enter__(self) -> AheadToolchain:
-        return self
-
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
         return self._with_memory(plan, self._store.evaluate(plan, partial(predict, self, plan, which)))
-
-    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...]:
-        """See ``Toolchain``."""
-        return refused_in_bf16(self.workload.model, "tensorrt-rtx")
 
 
 def _cannot_be_loaded(result: object) -> bool:

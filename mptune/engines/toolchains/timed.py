@@ -46,38 +46,12 @@ class Timer:
         self.standings = Standings()
         """What was timed in this process, which tells how exact the next timing has to be."""
 
-    def time(
-        self, plan: PrecisionPlan, measure: Callable[[Repetitions | None], MeasureResult | Failure]
-    ) -> Measurement | Failure:
-        """Measure a candidate with the frozen repetitions and correct it for drift.
-
-        Args:
-            plan: the candidate's.
-            measure: builds, runs and times the candidate and the baseline; calibrates the repetitions where it is
-                given None.
-        """
-        result = measure(self.repetitions)
+    def corrected(self, plan: PrecisionPlan, result: MeasureResult | Failure) -> Measurement | Failure:
+        """The measurement of a plan, corrected for drift; the first one freezes the repetitions."""
         if isinstance(result, Failure):
             return result
         if result.latency.session is not None:
             self.standings.add(plan.fingerprint, [result.latency.session], result.objective)
-        return self._corrected(result)
-
-    def with_reopened(
-        self, plan: PrecisionPlan, timings: tuple[SessionTiming, ...] | Failure
-    ) -> tuple[SessionTiming, ...] | Failure:
-        """Sessions of a plan that were opened anew, as they are; they tell how far sessions differ."""
-        if not isinstance(timings, Failure):
-            self.standings.add(plan.fingerprint, timings)
-        return timings
-
-    @property
-    def repetitions(self) -> Repetitions | None:
-        """The frozen repetitions; None before the first timing."""
-        self._record = self._record or TimingRecord.read(self._path, self._settings)
-        return None if self._record is None else self._record.repetitions
-
-    def _corrected(self, result: MeasureResult) -> Measurement:
         if self._record is None:
             self._record = TimingRecord(result.repetitions, result.baseline.median_ms)
             self._record.write(self._path, self._settings)
@@ -101,6 +75,20 @@ class Timer:
             warnings=warnings,
             memory=context,
         )
+
+    def with_reopened(
+        self, plan: PrecisionPlan, timings: tuple[SessionTiming, ...] | Failure
+    ) -> tuple[SessionTiming, ...] | Failure:
+        """Sessions of a plan that were opened anew, as they are; they tell how far sessions differ."""
+        if not isinstance(timings, Failure):
+            self.standings.add(plan.fingerprint, timings)
+        return timings
+
+    @property
+    def repetitions(self) -> Repetitions | None:
+        """The frozen repetitions; None before the first timing."""
+        self._record = self._record or TimingRecord.read(self._path, self._settings)
+        return None if self._record is None else self._record.repetitions
 
 
 class Profiler:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
 from mptune.engines.worker.parent import Worker
@@ -14,41 +12,23 @@ T = TypeVar("T")
 
 
 class Beside(Generic[T]):
-    """One piece of work, which begins at once. Its worker ends with it."""
+    """One piece of work in a worker that nobody else uses. It begins at once, and its process ends with it."""
 
     def __init__(self, worker: Worker, work: Callable[[Worker], T]) -> None:
-        """Begin.
-
-        Args:
-            worker: that nobody else uses.
-            work: calls it.
-        """
         self._worker = worker
-        self._future: Future[T] = Future()
-        self._thread = threading.Thread(target=self._run, args=(work,), name="mptune-beside", daemon=True)
-        self._thread.start()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-beside")
+        self._future = pool.submit(self._run, work)
+        pool.shutdown(wait=False)
 
     def result(self) -> T:
-        """What the work gave, once it is done; its process may still end then.
-
-        Raises:
-            MptuneError: the work raised it.
-        """
+        """What the work gave, or raised, once it is done and its process has ended."""
         return self._future.result()
-
-    def finish(self) -> None:
-        """Wait until the process has ended, too."""
-        self._thread.join()
 
     def stop(self) -> None:
         """Give the work up, and wait until its process is gone."""
         self._worker.abort()
-        self._thread.join()
+        wait([self._future])
 
-    def _run(self, work: Callable[[Worker], T]) -> None:
+    def _run(self, work: Callable[[Worker], T]) -> T:
         with self._worker:
-            try:
-                self._future.set_result(work(self._worker))
-            except BaseException as error:  # it is raised where the result is asked for
-                with suppress(BaseException):
-                    self._future.set_exception(error)
+            return work(self._worker)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import os
 import pickle
 import signal
@@ -12,7 +11,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -137,7 +136,19 @@ def main() -> None:
 
     state = WorkerState(lambda stage: send(("stage", stage)), lambda progress: send(("progress", progress)), ask)
     try:
-        _serve(requests, write, state)
+        while (message := _receive(requests)) is not None:
+            if message[0] == "start":
+                sys.path[:] = message[1]
+                write(encode(("ready", os.getpid())))
+                continue
+            answer = _answer(message[1], state)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            write(answer)
+            try:
+                state.end_job()
+            except Exception:  # What goes wrong once the answer is sent is for the log alone.
+                traceback.print_exc()
     except BrokenPipeError:
         pass  # The parent is gone.
     finally:
@@ -146,25 +157,6 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 os.kill(guard, signal.SIGKILL)  # The parent kills what else is in the group.
                 os.waitpid(guard, 0)
-
-
-def _serve(requests: int, write: Callable[[bytes], None], state: WorkerState) -> None:
-    """Answer requests until the parent closes the pipe.
-
-    Raises:
-        BrokenPipeError: the parent is gone.
-    """
-    while (message := _receive(requests)) is not None:
-        if message[0] == "start":
-            sys.path[:], preloaded = message[1]
-            write(encode(("ready", os.getpid())))
-            _preload(preloaded)
-        else:
-            answer = _answer(message[1], state)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            write(answer)
-            _tidy(state)
 
 
 def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
@@ -182,21 +174,6 @@ def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
         traceback.print_exc()
         failure = Failure(state.stage, *describe(error))
     return encode(("failure", failure))
-
-
-def _preload(modules: Sequence[str]) -> None:
-    """Import what jobs need, before there is one; what fails here fails in the job, too, which says why."""
-    for name in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-
-
-def _tidy(state: WorkerState) -> None:
-    """Tear down what the job used, once its answer is sent: what goes wrong in it is for the log alone."""
-    try:
-        state.end_job()
-    except Exception:
-        traceback.print_exc()
 
 
 def describe(error: BaseException) -> tuple[FailureKind, str]:

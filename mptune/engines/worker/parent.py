@@ -13,7 +13,6 @@ POSIX only: process groups, ``selectors`` on pipes and (on Linux) ``PR_SET_PDEAT
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 
 from mptune.engines.worker.child import Job, encode
 from mptune.engines.worker.failure import Failure, FailureKind, Progress, Stage
-from mptune.engines.worker.process import PRELOADED, WorkerProcess, give_spare, take_spare
+from mptune.engines.worker.process import WorkerProcess
 from mptune.errors import MptuneError
 from mptune.settings import WorkerSettings
 
@@ -60,10 +59,8 @@ class Worker:
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
-        self._next: WorkerProcess | None = None
         self._jobs_done = 0
         self._is_aborted = False
-        self._last: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
@@ -93,11 +90,7 @@ class Worker:
     def close(self) -> None:
         """Let the process end by itself, else kill it. Idempotent; a later call starts a new one."""
         with self._lock:
-            following, self._next = self._next, None
             process, self._process = self._process, None
-            self._await_last()
-            if following is not None:
-                following.kill()
             if process is not None:
                 process.close()
 
@@ -107,27 +100,6 @@ class Worker:
         process = self._process
         if process is not None:
             process.end_now()
-
-    def hand_on(self) -> None:
-        """Leave the process to the next worker with the same environment (``mptune.engines.worker.process.spare``)."""
-        with self._lock:
-            process, self._process = self._process, None
-            if process is not None:
-                give_spare(self._environment, process)
-
-    def restart(self) -> None:
-        """Let the process end as ``close`` does, and another one start meanwhile, which the next call takes.
-
-        Nothing is waited for here; the next call waits for both.
-        """
-        with self._lock:
-            process, self._process = self._process, None
-            if process is not None:
-                with contextlib.suppress(OSError):  # the next call says why it cannot be started
-                    self._next = self._next or WorkerProcess(self._environment, PRELOADED)
-                self._await_last()
-                self._last = threading.Thread(target=process.close, name="mptune-close", daemon=True)
-                self._last.start()
 
     def __enter__(self) -> Worker:
         return self
@@ -197,17 +169,13 @@ class Worker:
 
     def _start(self) -> Failure | None:
         self._jobs_done = 0
-        self._process, self._next = self._next, None
         try:
-            if self._process is None or not self._process.is_alive:
-                self._kill()
-                self._process = take_spare(self._environment) or WorkerProcess(self._environment)
+            self._process = WorkerProcess(self._environment)
         except OSError as error:
             return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
         if self._is_aborted:  # meanwhile
             self._process.end_now()
         message = self._process.wait_until_ready(self._settings.start_timeout_s)
-        self._await_last()  # it may still hold memory of the device
         if self._is_aborted:
             self._kill()
             return Failure(Stage.START, FailureKind.WORKER, _ABORTED)
@@ -229,12 +197,6 @@ class Worker:
         if not retire:
             self._count_job()
         return Failure(failure.stage, failure.kind, failure.message, log_path)
-
-    def _await_last(self) -> None:
-        """Wait until the process that the last restart has ended is gone."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.join()
 
     def _kill(self) -> None:
         process, self._process = self._process, None

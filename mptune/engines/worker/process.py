@@ -1,7 +1,4 @@
-"""One worker process and its pipes: requests, answers, and what it prints. ``mptune.engines.worker.parent`` uses them.
-
-A process may be started before it is needed (``spare``): Python and the modules of jobs load meanwhile.
-"""
+"""One worker process and its pipes: requests, answers, and what it prints."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ import selectors
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mptune.engines.worker.child import HEADER, Message, encode
@@ -34,26 +30,21 @@ _REST_S = 0.1
 _OVERTIME_S = 5.0
 """So long past the deadline nothing is read any more."""
 
-PRELOADED = ("mptune.engines.jobs.measure", "mptune.engines.jobs.reference", "onnxruntime")
-"""What a process that starts ahead imports before its first job: nearly all jobs need it."""
-
 
 class WorkerProcess:
     """One worker process with its three pipes: requests, answers, output."""
 
-    def __init__(self, environment: Mapping[str, str], preloaded: tuple[str, ...] = ()) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         """Start it; ``wait_until_ready`` waits.
 
         Args:
             environment: more environment variables of the process.
-            preloaded: modules that it imports as soon as it is ready.
 
         Raises:
             OSError: it cannot be started.
         """
         self.output = Output()
         self._buffer = bytearray()
-        self._is_ready = False
         self._oom_kills = oom_kills()
         request_read, self._requests = os.pipe()
         self._answers, answer_write = os.pipe()
@@ -80,7 +71,7 @@ class WorkerProcess:
         for fd in ours:
             os.set_blocking(fd, False)
         with contextlib.suppress(BrokenPipeError):  # it has ended: the first answer is end-of-file
-            os.write(self._requests, encode(("start", (absolute_sys_path(), preloaded))))
+            os.write(self._requests, encode(("start", absolute_sys_path())))
 
     @property
     def pid(self) -> int:
@@ -93,16 +84,13 @@ class WorkerProcess:
         return self._popen.poll() is None
 
     def wait_until_ready(self, timeout_s: float) -> str | None:
-        """Wait until it takes jobs; None then, else why it will not. At once where it has said so before."""
-        if self._is_ready:
-            return None
+        """Wait until it takes jobs; None then, else why it will not."""
         deadline = time.monotonic() + timeout_s
         _, outcome = self.exchange(b"", deadline, Stage.START, lambda progress: None, lambda question: b"")
         if outcome is None:
             return f"the worker did not answer within {timeout_s:g} s"
         if outcome[0] != "ready":
             return "the worker ended while it started: " + self.cause_of_death()[1]
-        self._is_ready = True
         self.output.clear()
         return None
 
@@ -259,83 +247,3 @@ class WorkerProcess:
             if fd >= 0:
                 os.close(fd)
         self._requests = self._answers = self._printed = -1
-
-
-_spares: list[tuple[tuple[Any, ...], WorkerProcess]] = []
-_spare_environments: list[Mapping[str, str]] = []
-_spares_are_over = False
-_spare_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def spare(environment: Mapping[str, str]) -> Iterator[None]:
-    """Start a process for the first worker with this environment; what no worker took is killed at the end.
-
-    Args:
-        environment: more environment variables of the process.
-    """
-    global _spares_are_over
-    with _spare_lock:
-        _spare_environments.append(environment)
-        _spares_are_over = False
-    try:
-        add_spare(1)
-        yield
-    finally:
-        with _spare_lock:
-            _spare_environments.pop()
-            is_last = not _spare_environments
-        if is_last:
-            end_spares()
-
-
-def end_spares() -> None:
-    """Kill what no worker has taken, and keep none until ``spare`` begins anew: on a GPU it would disturb timings."""
-    global _spares_are_over
-    with _spare_lock:
-        _spares_are_over = True
-        left, _spares[:] = _spares[:], []
-    for _, process in left:
-        process.kill()
-
-
-def spare_environment() -> Mapping[str, str] | None:
-    """The environment variables of spare processes; None outside of ``spare``."""
-    with _spare_lock:
-        return _spare_environments[-1] if _spare_environments else None
-
-
-def add_spare(most: int) -> None:
-    """Start one more process within ``spare``, unless there are ``most`` that no worker has taken."""
-    with _spare_lock, contextlib.suppress(OSError):  # a worker that starts one says why it cannot be started
-        if _spare_environments and not _spares_are_over and len(_spares) < most:
-            environment = _spare_environments[-1]
-            _spares.append((_key(environment), WorkerProcess(environment, PRELOADED)))
-
-
-def give_spare(environment: Mapping[str, str], process: WorkerProcess) -> None:
-    """Keep a process that waits for jobs for the next worker; outside of ``spare`` it ends."""
-    with _spare_lock:
-        is_kept = bool(_spare_environments) and not _spares_are_over
-        if is_kept:
-            _spares.insert(0, (_key(environment), process))
-    if not is_kept:
-        process.close()
-
-
-def take_spare(environment: Mapping[str, str]) -> WorkerProcess | None:
-    """A process that was started ahead, if there is one for this environment that lives."""
-    while True:
-        with _spare_lock:
-            index = next((k for k, (key, _) in enumerate(_spares) if key == _key(environment)), None)
-            if index is None:
-                return None
-            _, process = _spares.pop(index)
-        if process.is_alive:
-            return process
-        process.kill()
-
-
-def _key(environment: Mapping[str, str]) -> tuple[Any, ...]:
-    """What a process takes over from this one when it starts."""
-    return os.getpid(), frozenset({**os.environ, **environment}.items()), absolute_sys_path()

@@ -7,7 +7,6 @@ than memory can be loaded and rewritten.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +36,6 @@ from mptune.graph.loading.tensors import (
     type_of,
 )
 from mptune.graph.schemas import onnx_schema
-from mptune.meanwhile import meanwhile
 
 _ML_DOMAIN = "ai.onnx.ml"
 """Tree ensembles, linear classifiers and the like: their outputs are always FP32, integers, text or maps."""
@@ -140,10 +138,10 @@ def load_model(
     proto = proto if opset is None else raised(proto, path, opset)
     opset = opset or version
     base_dir = path.resolve().parent
-    sha256 = _hash(path, proto, base_dir)
     names = _names(proto.graph)
     nodes = _sorted_nodes(proto.graph, names, path)
     initializers = _initializers(proto.graph, nodes, names, base_dir)
+    sha256 = _hash(path, proto, base_dir)
     protos = [node.proto for node in nodes]
     outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
     foreign = tuple(out for node in outside for out in node.outputs if out)
@@ -157,7 +155,7 @@ def load_model(
     graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
     model = Model(
         path=path,
-        sha256=sha256.result(),
+        sha256=sha256,
         opset=opset,
         inputs=tuple(i for i in graph_inputs if i.name not in initializers),
         outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
@@ -338,10 +336,10 @@ def _initializers(
     return constants
 
 
-def _hash(path: Path, proto: onnx.ModelProto, base_dir: Path) -> Future[str]:
-    """The hash of the model's files, which are read beside what the caller does: a quarter of the time."""
+def _hash(path: Path, proto: onnx.ModelProto, base_dir: Path) -> str:
+    """The hash of the model's files."""
     files = {external_location(t, base_dir).path for t in all_tensors(proto.graph) if is_external(t)}
-    return meanwhile(files_sha256, path, *sorted(files))
+    return files_sha256(path, *sorted(files))
 
 
 def _holds_map(value: onnx.TypeProto) -> bool:

@@ -157,19 +157,13 @@ class StudyRecord:
         emulate: Emulate | None = None,
         searched: SearchedError | None = None,
         to_learn: Count = 0,
-        ahead: bool = False,
     ) -> None:
         """Let ``PrecisionSampler`` propose from now on, with what is known or can be asked, errors as ``searched``."""
         scale = None if self.metric in ADD_IN_SQUARES else math.inf  # of others the largest one seen bounds the front
         named = replace(prior, groups=tuple(self._names.of(group) for group in prior.groups))
         emulator: Emulate | None = None if emulate is None else lambda plans: emulate([by_group(p) for p in plans])
         judge = None if searched is None else searched.judge(lambda trial: self._decode(trial).error)
-        self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulator, judge, to_learn, ahead)
-
-    def think_ahead(self) -> None:
-        """Let the sampler look for the next plan while the last one is measured; nothing is written."""
-        if isinstance(self._study.sampler, PrecisionSampler):
-            self._study.sampler.think_ahead(self._study)
+        self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulator, judge, to_learn)
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already; its new trial replaces ``failures`` before it."""

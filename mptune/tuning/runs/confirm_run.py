@@ -144,7 +144,7 @@ class ConfirmRun(MeasuringRun):
         workspace = Workspace(
             self.grouped.model.path.resolve(), places.weights, places.data, places.engines, places.logs
         )
-        with self._open(workspace, self._settings()) as toolchain:
+        with contextlib.closing(self._open(workspace, self._settings())) as toolchain:
             section = self._target_section(toolchain, self._wanted)
             environment = describe_device(toolchain, self._target)
         if section.latency_source != "measured":
@@ -243,7 +243,10 @@ class ConfirmRun(MeasuringRun):
         if not left and not missing(record, self._sound(), rounds):
             return
         limits = Limits(settings, self.directory.path, elapsed_s=time.monotonic() - self._began_s)
-        with lent_samples(self._run, self.directory) as workspace, self._open(workspace, settings) as toolchain:
+        with (
+            lent_samples(self._run, self.directory) as workspace,
+            contextlib.closing(self._open(workspace, settings)) as toolchain,
+        ):
             toolchain.listen(self._listener.building)
             self._listener.stage(f"measuring {len(space.seeds)} plans on {toolchain.device}")
             if left:

@@ -13,7 +13,6 @@ from mptune.engines.workload import Workload
 from mptune.errors import EndedEarlyError
 from mptune.finding import FindingOrigin
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.meanwhile import meanwhile
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
@@ -55,10 +54,6 @@ class MeasuringRun:
     def close(self) -> None:
         """End the worker and let go of everything. Idempotent."""
         self._stack.close()
-
-    def _end_engines(self) -> None:
-        """Let the toolchain's processes end beside what follows, which needs none; ``close`` waits for them."""
-        self._stack.callback(meanwhile(self._engines.close).result)
 
     def _settle(self, choice: TargetChoice) -> Target:
         """Take a target, and say why it is this one where nobody named it."""

@@ -142,7 +142,7 @@ class SearchRun(MeasuringRun):
         self._warn(*repaired)
         self._search(self.record.space)
         self._check_begun(self._limits)
-        self._end_engines()
+        self._engines.close()
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
@@ -334,7 +334,6 @@ class SearchRun(MeasuringRun):
             limits=self._limits,
             before_proposal=None if guide is None else guide.before_proposal,
             seeds_first=None if guide is None else guide.seeds_first,
-            beside=None if guide is None else guide.beside,
         ).run()
         self._listener.stage(f"stopped: {stop.value}")
 
@@ -371,7 +370,8 @@ class SearchRun(MeasuringRun):
         """The toolchain, opened when it is first needed: a run that is finished already needs none."""
         if self._toolchain is None:
             opener = self._opener or self._open_by_target
-            toolchain = self._engines.enter_context(opener(self._workload, self._settings))
+            toolchain = opener(self._workload, self._settings)
+            self._engines.callback(toolchain.close)
             toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
             self._check_target(section)

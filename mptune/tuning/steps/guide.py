@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
-from concurrent.futures import wait
-from contextlib import contextmanager
 from statistics import median
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Toolchain
-from mptune.engines.environment import usable_cores
-from mptune.meanwhile import meanwhile
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.attributes import origin_of
-from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace, Seed
@@ -39,12 +32,6 @@ _SOON = 2.0
 
 _LEARNING_SHARE = 0.5
 """Of the time of a build, that emulations of plans may take from which the groups' errors are learnt."""
-
-_CORES_TO_SPARE = 4
-"""So many cores there are, at least, where the next plan is looked for beside a measurement."""
-
-_HANDED_OVER_S = 0.02
-"""After so long the worker has its job, and this process only waits for it: then it has time to think."""
 
 _PER_PLAN_SAMPLE = 0.5
 """Later, emulations between two proposals for each sample of a plan's evaluation: a quarter of its time."""
@@ -106,15 +93,13 @@ class Guide:
         self._record = record
         self._space = space
         self._toolchain = toolchain
-        self._seed, self._budget = settings.seed, settings.budget
+        self._seed = settings.seed
         self._listener = listener
         self._errors = errors
         self._terms = terms
         self._emulator = emulator
         self._searched = searched
         self._per_plan = toolchain.emulated_samples.per_plan
-        # Other processes that search the same study would tell outcomes meanwhile.
-        self._thinks_ahead = toolchain.leaves_cores and record.is_alone and usable_cores() >= _CORES_TO_SPARE
         self._told = ""
         self.prior: Prior = self._guide()
         """What the sampler knows beside the evaluations."""
@@ -138,26 +123,6 @@ class Guide:
             self.prior = self._guide()
             self._tell()
 
-    @contextmanager
-    def beside(self, proposal: Proposal) -> Iterator[None]:
-        """While a proposal is evaluated look for the next one, if the sampler makes that, where cores are to spare.
-
-        It is waited for at the end: no proposal hangs on how long a measurement takes.
-        """
-        is_last = self._record.spent + 1 >= self._budget
-        if not self._thinks_ahead or proposal.origin != ORIGIN_SAMPLER or is_last or self._record.waiting():
-            yield
-            return
-        thought = meanwhile(self._think_ahead)
-        try:
-            yield
-        finally:
-            wait([thought])  # What it raised is raised again when the next proposal is made.
-
-    def _think_ahead(self) -> None:
-        time.sleep(_HANDED_OVER_S)
-        self._record.think_ahead()
-
     def _allowed(self) -> float:
         """By the plans that were evaluated, so that a resumed search takes the same as one that was not interrupted."""
         if self._per_plan is None:
@@ -174,9 +139,7 @@ class Guide:
             plain = self._errors.known().errors
             done = [g for g in known.errors if g not in known.doubts]
             self._emulator.learn({g: plain[g] for g in done}, {g: known.errors[g] for g in done})
-        self._record.guide(
-            prior, self._seed, self._emulator, self._searched, self._emulations_to_learn, self._thinks_ahead
-        )
+        self._record.guide(prior, self._seed, self._emulator, self._searched, self._emulations_to_learn)
         return prior
 
     def _emulations_to_learn(self) -> int:

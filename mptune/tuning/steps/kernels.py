@@ -8,7 +8,7 @@ space.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -108,24 +108,22 @@ def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path
 
 def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
     """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
-    nodes, warnings = _ask(toolchain, toolchain.missing_fp16_kernels, Precision.FP16)
+    nodes, warnings = _ask(toolchain, Precision.FP16)
     answer = toolchain.fused_nodes()
     if isinstance(answer, Failure):
         toolchain.restart()
     fused = () if isinstance(answer, Failure) else answer
     if Precision.BF16 not in precisions:
         return MissingKernels(nodes, warnings, fused=fused)
-    bf16, more = _ask(toolchain, toolchain.missing_bf16_kernels, Precision.BF16)
+    bf16, more = _ask(toolchain, Precision.BF16)
     return MissingKernels(nodes, (*warnings, *more), bf16, fused)
 
 
-def _ask(
-    toolchain: Toolchain, ask: Callable[[], tuple[MissingKernel, ...] | Failure], precision: Precision
-) -> tuple[tuple[MissingKernel, ...], tuple[str, ...]]:
-    answer = ask()
+def _ask(toolchain: Toolchain, precision: Precision) -> tuple[tuple[MissingKernel, ...], tuple[str, ...]]:
+    answer = toolchain.missing_kernels(precision)
     if isinstance(answer, Failure):
         toolchain.restart()
-        answer = ask()
+        answer = toolchain.missing_kernels(precision)
     if not isinstance(answer, Failure):
         return answer, ()
     name = precision.name

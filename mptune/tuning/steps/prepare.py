@@ -186,7 +186,6 @@ def observe(
     found = () if model is None else training_findings(model, "search", is_run=True)
     if not skip:
         stop_at_errors(found)
-    toolchain.observe_ahead()
     listener.stage("computing the reference outputs")
     reference = _reference(toolchain, "search", listener)
     found += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)

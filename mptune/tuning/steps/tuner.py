@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 
@@ -92,7 +92,6 @@ class Tuner:
         sleep: Callable[[float], None] = time.sleep,
         before_proposal: Callable[[], None] | None = None,
         seeds_first: int | None = None,
-        beside: Callable[[Proposal], AbstractContextManager[None]] | None = None,
     ) -> None:
         """Wire the parts.
 
@@ -108,7 +107,6 @@ class Tuner:
             sleep: waits for so many seconds, where other workers have the rest of the budget in work.
             before_proposal: called before the sampler is asked for a plan, and before every plan behind its first.
             seeds_first: so many of the seeds come before the sampler's first plan, the others after it; None for all.
-            beside: what is done while a proposal is evaluated.
         """
         self._sleep = sleep
         self._record = record
@@ -121,7 +119,6 @@ class Tuner:
         self._limits = limits
         self._before_proposal = before_proposal
         self._seeds_first = seeds_first
-        self._beside = beside or (lambda proposal: nullcontext())
         self._vain = 0
         self._failed_to_reopen = 0
         self._attempts = Attempts(record, toolchain, listener)
@@ -249,8 +246,7 @@ class Tuner:
     # -- outcomes -----------------------------------------------------------------------------------------------
     def _evaluate(self, proposal: Proposal) -> None:
         try:
-            with self._beside(proposal):
-                result, failures = self._attempts.evaluate(proposal, lambda: self._measure(proposal))
+            result, failures = self._attempts.evaluate(proposal, lambda: self._measure(proposal))
         except BaseException:
             # Most of all Ctrl-C: the plan goes back into the queue. If even that fails, healing does it next time.
             with suppress(RunError):

@@ -81,7 +81,6 @@ def test_the_cpu_is_measured(
         assert isinstance(tools, OnnxRuntimeToolchain)
         assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
         assert not tools.emulation_holds
-        assert not tools.leaves_cores
         assert any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
         for which in ("search", "held_out"):
             assert not isinstance(tools.reference(which), Failure)
@@ -121,7 +120,6 @@ def test_a_profile_is_predicted_and_emulated(
         assert isinstance(tools, PredictedToolchain)
         assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
         assert tools.emulation_holds
-        assert not tools.leaves_cores
         assert not any("predicted" in warning for warning in tools.environment().warnings), "the search's finding"
         for which in ("search", "held_out"):
             assert not isinstance(tools.reference(which), Failure)

@@ -50,7 +50,7 @@ def test_the_cuda_provider_has_no_fp16_kernel_for_grid_sample(tmp_path: Path, se
     image = np.random.default_rng(1).normal(size=(1, 4, 8, 8)).astype(np.float32)
     workload = Workload(GroupedModel(model, find_groups(model)), make_workspace(model.path, tmp_path, {"x": image}))
     with OnnxRuntimeToolchain(load_target("h200"), workload, settings, "cuda") as toolchain:
-        found = toolchain.missing_fp16_kernels()
+        found = toolchain.missing_kernels(Precision.FP16)
     assert not isinstance(found, Failure), found
     assert [node.node for node in found] == ["sample/GridSample"]
     assert (found[0].wanted, found[0].actual) == ("CUDAExecutionProvider", "CPUExecutionProvider")
@@ -95,7 +95,7 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
     grouped = GroupedModel(model, find_groups(model))
     workload = Workload(grouped, make_workspace(model.path, tmp_path, feed))
     with OnnxRuntimeToolchain(load_target("cpu"), workload, settings, "cpu") as toolchain:
-        found = toolchain.missing_fp16_kernels()
+        found = toolchain.missing_kernels(Precision.FP16)
     assert not isinstance(found, Failure)
     assert {one.node for one in found} == refused
     pins = MissingKernels(found).pins(grouped)
@@ -111,7 +111,7 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
 def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_workload: Workload, settings: SearchSettings) -> None:
     """By the CPU provider, which has next to no BF16 kernels: its session names one node after the other."""
     with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings, "cpu") as toolchain:
-        assert toolchain.missing_bf16_kernels() == ()
+        assert toolchain.missing_kernels(Precision.BF16) == ()
         found = toolchain.unopened_in_bf16()
     assert not isinstance(found, Failure), found
     assert {"MatMul", "Gemm"} & {node.op_type for node in found}
@@ -125,13 +125,3 @@ def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_workload: Workloa
     about = kernels.findings(mlp_workload.grouped)
     assert {finding.code for finding in about} == {"no-bf16-kernel"}
     assert {finding.evidence["operator"] for finding in about} == {node.op_type for node in found}
-
-
-@pytest.mark.parametrize(
-    ("target", "measures_apart"), [("h200", True), ("rtx-4500-ada", True), ("jetson-orin-nano-8gb", False)]
-)
-def test_only_a_gpu_of_its_own_is_measured_apart(
-    target: str, measures_apart: bool, mlp_workload: Workload, settings: SearchSettings
-) -> None:
-    with OnnxRuntimeToolchain(load_target(target), mlp_workload, settings, "cuda") as tools:
-        assert tools.leaves_cores is measures_apart

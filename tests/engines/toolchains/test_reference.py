@@ -1,4 +1,4 @@
-"""What is observed ahead, beside the reference: the same, and nothing where it is in the way."""
+"""What is observed beside the reference: the same, and nothing where it is in the way."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mptune.targets.target import load_target
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
-    """Jobs in their order with the number of the worker, where a CPU observes ahead as a GPU does."""
-    monkeypatch.setattr("mptune.engines.toolchains.shared.observes_beside", lambda provider: True)
+    """Jobs in their order with the number of the worker, where a CPU observes beside the reference as a GPU does."""
+    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     called, call = list[tuple[str, int | None]](), Worker.call
 
     def noted(worker: Worker, job: object, timeout_s: float) -> object:
@@ -27,21 +27,19 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
     return called
 
 
-def test_ranges_that_are_observed_ahead_are_the_same(
+def test_ranges_that_are_observed_beside_are_the_same(
     mlp_workload: Workload, settings: SearchSettings, jobs: list[tuple[str, int | None]]
 ) -> None:
     with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings) as toolchain:
         expected = toolchain.observe()
     with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings) as toolchain:
         jobs.clear()
-        toolchain.observe_ahead()
-        toolchain.observe_ahead()
         assert not isinstance(toolchain.reference("search"), Failure)
         assert toolchain.observe() == expected
         assert toolchain.observe() == expected
         assert not isinstance(toolchain.reference("held_out"), Failure)
-        assert toolchain._reference_model._ahead is None, "its process has ended before the next job begins"
-    assert sorted(name for name, _ in jobs) == ["ObserveJob", "ReferenceJob", "ReferenceJob"]
+        assert not isinstance(toolchain.reference("search"), Failure)
+    assert sorted(name for name, _ in jobs) == ["ObserveJob", "ReferenceJob", "ReferenceJob", "ReferenceJob"]
     assert len({worker for name, worker in jobs if name == "ReferenceJob"}) == 1
     assert len({worker for _, worker in jobs}) == 2
 
@@ -50,7 +48,7 @@ def test_ranges_that_are_observed_ahead_are_the_same(
 def test_what_starves_beside_it_is_tried_again_alone(
     kind: FailureKind, mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptune.engines.toolchains.shared.observes_beside", lambda provider: True)
+    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     call, failure, called = Worker.call, Failure(Stage.RUN, kind, "no room"), list[str]()
 
     def crowded(worker: Worker, job: object, timeout_s: float) -> object:
@@ -60,25 +58,26 @@ def test_what_starves_beside_it_is_tried_again_alone(
 
     monkeypatch.setattr(Worker, "call", crowded)
     with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings) as toolchain:
-        toolchain.observe_ahead()
         found = toolchain.reference("search")
         assert isinstance(found, Failure) == (kind is FailureKind.ERROR)
-        assert (toolchain._reference_model._ahead is None) == (kind is not FailureKind.ERROR)
+        assert (toolchain._reference_model._observing is None) == (kind is not FailureKind.ERROR)
         assert not isinstance(toolchain.observe(), Failure)
 
 
-def test_a_failure_ahead_is_tried_again_where_it_is_asked_for(
+def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
     mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptune.engines.toolchains.shared.observes_beside", lambda provider: True)
+    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     call, workers = Worker.call, list[Worker]()
 
     def failing(worker: Worker, job: object, timeout_s: float) -> object:
+        if isinstance(job, ReferenceJob):
+            return call(worker, job, timeout_s)
         workers.append(worker)
         return call(worker, job, timeout_s) if len(workers) > 1 else Failure(Stage.RUN, FailureKind.CRASH, "killed")  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "call", failing)
     with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings) as toolchain:
-        toolchain.observe_ahead()
+        assert not isinstance(toolchain.reference("search"), Failure)
         assert not isinstance(toolchain.observe(), Failure)
     assert len(set(workers)) == 2

@@ -469,7 +469,7 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     assert "must have same input types" in str(said)
     workload = Workload(grouped, make_workspace(path, tmp_path, {}))
     with PredictedToolchain(load_target("jetson-orin-nano-8gb"), workload, SearchSettings()) as predicted:
-        missing = predicted.missing_bf16_kernels()
+        missing = predicted.missing_kernels(Precision.BF16)
     assert not isinstance(missing, Failure)
     assert {node.op_type for node in missing} == {"GRU"}
     kernels = MissingKernels(bf16=missing)

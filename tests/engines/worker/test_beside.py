@@ -17,11 +17,9 @@ from tests.engines.worker.test_parent import is_gone
 PLENTY_S = 120.0
 
 
-def test_gives_its_result_before_its_process_has_ended_and_raises_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_gives_its_result_once_its_process_has_ended_and_raises_where_it_is_asked_for(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
-    work = Beside(worker, lambda worker: (worker.call(faults.Pid(), PLENTY_S), worker.pid))
-    given, pid = work.result()
-    work.finish()
+    given, pid = Beside(worker, lambda worker: (worker.call(faults.Pid(), PLENTY_S), worker.pid)).result()
     assert given == pid
     assert is_gone(pid)
     assert worker.pid is None

@@ -45,7 +45,7 @@ def grouped() -> GroupedModel:
 
 
 def make_toolchain(*answers: tuple[MissingKernel, ...] | Failure) -> FakeToolchain:
-    return FakeToolchain(Law([group.id for group in grouped().groups]), missing_kernels=answers)
+    return FakeToolchain(Law([group.id for group in grouped().groups]), kernel_answers=answers)
 
 
 def search(toolchain: FakeToolchain, budget: int = 10, listener: Diary | None = None) -> Front:
