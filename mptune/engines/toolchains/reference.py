@@ -32,9 +32,9 @@ class ReferenceModel:
         workload: Workload,
         provider: Provider,
         call: Call,
-        rollout: Rollout | None,
-        timeout_s: float,
-        other_worker: Callable[[], Worker],
+        rollout: Rollout | None = None,
+        timeout_s: float = 0.0,
+        other_worker: Callable[[], Worker] | None = None,
     ) -> None:
         """``call`` runs a job in the worker; ``other_worker`` makes another one, whose jobs have ``timeout_s``."""
         self._other_worker = other_worker
@@ -48,10 +48,11 @@ class ReferenceModel:
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
-        if which == "search" and self._ranges is None and self._observing is None and observes_beside(self._provider):
+        other_worker = self._other_worker if observes_beside(self._provider) else None
+        if which == "search" and self._ranges is None and self._observing is None and other_worker is not None:
             folded, timeout_s = self.folded_values, self._timeout_s
             self._observing = Beside(
-                self._other_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
+                other_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
             )
         paths = self._workload.workspace
         dependent = frozenset(output.name for output in self._workload.dependent_outputs)
