@@ -143,7 +143,7 @@ def _widest(files: Iterable[Path]) -> str:
 
 
 def _touched(files: Iterable[Path]) -> str:
-    from mptune.data.metrics.accuracy import METRICS
+    from mptune.data.metrics.table import METRICS
     from mptune.finding import CODES
 
     texts = {path.relative_to(ROOT / "mptune"): _code(path) for path in files}
