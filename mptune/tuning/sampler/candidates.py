@@ -29,10 +29,6 @@ _NEIGHBOUR_ROUNDS, _EXPANDED_PLANS = 8, 12
 _FEWEST_ROUNDS, _RISE = 3, 1e-3
 """After so many rounds the search ends where one has raised the largest EHVI by less than this share of it."""
 
-_ROUNDS_MORE = 1
-"""Rounds where candidates are known that were found without the last outcome. With 40 groups the largest EHVI is then
-1.02 times what is found anew, on average (86 proposals); without a round 1.01 times, of 300 candidates 0.96 times."""
-
 _COMBINED = 10
 """Best neighbours of a plan that are taken together: in pairs, and the best of them all at once. With 120 groups the
 largest EHVI is 1.16 times what five rounds of 24 plans without them find, among half as many plans."""
@@ -50,7 +46,6 @@ def find_candidates(
     solver: Solver,
     built: Bools,
     generator: np.random.Generator,
-    known: Bools | None = None,
 ) -> CandidatePool:
     """All plans of a small space; of a larger one those that may be worth a build.
 
@@ -60,15 +55,9 @@ def find_candidates(
         solver: of the prior's boundaries.
         built: the built plans, shape (n_built, n_groups): their neighbours are candidates, too.
         generator: of random weights and neighbours.
-        known: candidates under what was known a plan before, shape (n_known, n_groups): what is near the best of them
-            is all that is added. None looks anew.
     """
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
-    if known is not None:
-        pool.add(known)
-        pool.add_neighbours(prior, generator, _ROUNDS_MORE)
-        return pool
     second = [second for _, second in prior.twins]
     if n_groups <= ENUMERABLE_GROUPS:
         every = (np.arange(2**n_groups)[:, None] >> np.arange(n_groups) & 1).astype(bool)
@@ -155,7 +144,7 @@ class CandidatePool:
         front: NDArray[np.int64] = positions[order[exact[order] > most_exact[:-1]]]
         return front
 
-    def add_neighbours(self, prior: Prior, generator: np.random.Generator, most_rounds: int | None = None) -> None:
+    def add_neighbours(self, prior: Prior, generator: np.random.Generator) -> None:
         """Local search: add neighbours of the plans of the largest EHVI and of the predicted front.
 
         A neighbour differs in one group, in two groups that share a boundary, or in two or three random groups; and in
@@ -167,7 +156,7 @@ class CandidatePool:
         if pairs:
             flips.append(_masks(np.array(pairs), n_groups))
         n_random = math.ceil(_RANDOM_SHARE * n_groups)
-        for round_ in range(_NEIGHBOUR_ROUNDS if most_rounds is None else most_rounds):
+        for round_ in range(_NEIGHBOUR_ROUNDS):
             before = self._screened[2].max()
             best = _largest(np.where(self._is_expanded, -math.inf, self._screened[2]), _EXPANDED_PLANS)
             best, front = (some[~self._is_expanded[some]] for some in (best, self._front))

@@ -25,10 +25,8 @@ example, without a prior::
 from __future__ import annotations
 
 import math
-import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -42,9 +40,8 @@ from threadpoolctl import ThreadpoolController
 from mptune.data.numbers import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
-from mptune.tuning.sampler.candidates import ENUMERABLE_GROUPS, CandidatePool, find_candidates
+from mptune.tuning.sampler.candidates import find_candidates
 from mptune.tuning.sampler.cuts.labels import (
-    Narrowed,
     Solver,
     all_columns,
     choices_by_group,
@@ -57,15 +54,12 @@ from mptune.tuning.sampler.group_tests.emulation_design import design_plans
 from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats, choices_of, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, ehvi_of, emulated_attr, is_precision
+from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, emulated_attr, is_precision
 
 _DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
 
 _FINALISTS = 300
 """Candidates of the largest screened EHVI that all draws judge."""
-
-_KEPT = 1000
-"""Candidates that are kept of those that were found without the last plan's outcome."""
 
 _EMULATED_AT_A_TIME, _EMULATION_ROUNDS = 4, 3
 """Finalists that one round emulates, and rounds at most: a proposal waits for twelve emulations of them at worst."""
@@ -98,7 +92,6 @@ class PrecisionSampler(BaseSampler):
         emulate: Emulate | None = None,
         judge: Judge | None = None,
         emulations_to_learn: Count = EMULATIONS_TO_LEARN,
-        ahead: bool = False,
     ) -> None:
         """Make the sampler.
 
@@ -110,8 +103,6 @@ class PrecisionSampler(BaseSampler):
             judge: of the errors of trials; None takes the objectives as they are.
             emulations_to_learn: how many plans may be emulated before a proposal beside those that are candidates, to
                 learn the groups' errors from them; fewer are where these are known.
-            ahead: most candidates are found without the outcome of the last plan, which the choice among them takes:
-                ``think_ahead`` finds them while that plan is measured. Proposals are the same whether it was called.
         """
         self._prior = prior
         self._emulate = emulate
@@ -122,8 +113,6 @@ class PrecisionSampler(BaseSampler):
         self._reference_error = error_scale or REFERENCE_ERROR
         self._solver: tuple[tuple[Any, ...], Solver] | None = None
         self._reader: tuple[tuple[Any, ...], TrialReader] | None = None
-        self._ahead = ahead
-        self._found: _Found | None = None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every group that the prior names; without one, every precision parameter of an earlier trial."""
@@ -155,9 +144,7 @@ class PrecisionSampler(BaseSampler):
         generator = np.random.default_rng([self._seed, trial.number])
         with _blas().limit(limits=1, user_api="blas"):
             of_now = narrowed(prior, built)
-            ahead = self._found_for(study, trials[: trial.number])
-            known = ahead.plans if ahead is not None and ahead.is_of(of_now) else None
-            plan, ehvi, found = self.propose(of_now.prior, of_now.built, generator, known)
+            plan, ehvi, found = self.propose(of_now.prior, of_now.built, generator)
         emulated_errors = of_now.widened(found)
         if plan is None:
             return {}
@@ -166,30 +153,6 @@ class PrecisionSampler(BaseSampler):
             # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
         return _choices(of_now.prior, plan)
-
-    def think_ahead(self, study: Study) -> None:
-        """Find candidates for the next proposal while the last plan is measured. Nothing is emulated, or written."""
-        trials = study.get_trials(deepcopy=False)
-        with _blas().limit(limits=1, user_api="blas"):
-            self._found = self._found_for(study, trials)
-
-    def _found_for(self, study: Study, trials: Sequence[FrozenTrial]) -> _Found | None:
-        """Candidates for the trial behind these, found as if the last of them, a proposal, were still measured."""
-        if not self._ahead or self._prior is None or len(self._prior.groups) <= ENUMERABLE_GROUPS:
-            return None
-        if not trials or ehvi_of(trials[-1]) is None:
-            return None
-        before, found = trials[:-1], self._found
-        if found is not None and len(before) == len(found.before) and all(map(operator.is_, before, found.before)):
-            return found
-        built = self._reader_of(study, self._prior).built_plans(trials, len(trials), in_work=len(trials) - 1)
-        if not math.isfinite(built.base_ms):
-            return None
-        of_then = narrowed(self._prior, built)
-        generator = np.random.default_rng([self._seed, len(trials)])
-        estimator = EhviEstimator(of_then.prior, of_then.built, generator, self._reference(of_then.built))
-        pool = self._candidates(of_then.prior, of_then.built, estimator, generator)
-        return _Found(before, of_then, pool.best(_KEPT))
 
     def _reader_of(self, study: Study, prior: Prior) -> TrialReader:
         """That of the study and the groups, which knows the trials that have been finished before."""
@@ -211,7 +174,7 @@ class PrecisionSampler(BaseSampler):
         self._random.reseed_rng()
 
     def propose(
-        self, prior: Prior, built: BuiltPlans, generator: np.random.Generator, known: Bools | None = None
+        self, prior: Prior, built: BuiltPlans, generator: np.random.Generator
     ) -> tuple[Bools | None, float, dict[str, float | str]]:
         """The plan with the largest expected hypervolume improvement, weighed by its probability to be finite.
 
@@ -222,8 +185,6 @@ class PrecisionSampler(BaseSampler):
             prior: what is known beforehand.
             built: plans that were built, are being built, or were emulated; its ``base_ms`` must be known.
             generator: of the draws.
-            known: candidates that were found without the last plan's outcome, and without what is emulated now to learn
-                the groups' errors, shape (n_plans, n_groups); None looks for all.
 
         Returns:
             The plan, shape (n_groups,), True is FP16 (None where every plan is built), its EHVI, and the errors that
@@ -238,7 +199,7 @@ class PrecisionSampler(BaseSampler):
             error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
             left -= len(designed)
         estimator = EhviEstimator(prior, built, generator, self._reference(built), error_model, overflow)
-        finalists = self._candidates(prior, built, estimator, generator, known).best(_FINALISTS)
+        finalists = find_candidates(prior, estimator, self._solver_of(prior), built.plans, generator).best(_FINALISTS)
         if not len(finalists):
             return None, 0.0, {}
         errors = estimator.emulated_errors(finalists)
@@ -259,19 +220,12 @@ class PrecisionSampler(BaseSampler):
             return max(float(np.nanmax(built.error, initial=0.0)), 10 * ERROR_FLOOR)
         return self._reference_error
 
-    def _candidates(
-        self,
-        prior: Prior,
-        built: BuiltPlans,
-        estimator: EhviEstimator,
-        generator: np.random.Generator,
-        known: Bools | None = None,
-    ) -> CandidatePool:
-        """See ``find_candidates``."""
+    def _solver_of(self, prior: Prior) -> Solver:
+        """That of the prior's boundaries, which is kept while they stay the same."""
         structure = prior.groups, prior.reduced, prior.boundaries
         if self._solver is None or self._solver[0] != structure:
             self._solver = structure, make_solver(prior)
-        return find_candidates(prior, estimator, self._solver[1], built.plans, generator, known)
+        return self._solver[1]
 
     def _allowed_to_learn(self, prior: Prior, built: BuiltPlans) -> int:
         """How many plans may be emulated for this proposal to learn the groups' errors."""
@@ -304,27 +258,6 @@ class PrecisionSampler(BaseSampler):
         pairs = zip(plans, errors, strict=True)
         emulated_errors.update({to_bits(plan): encode_float(e) for plan, e in pairs if not math.isnan(e)})
         return errors
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Candidates that were found without the outcome of the last plan.
-
-    Attributes:
-        before: the trials before that plan's.
-        known: what was known then.
-        plans: the candidates, shape (n_plans, n_groups).
-    """
-
-    before: Sequence[FrozenTrial]
-    known: Narrowed
-    plans: Bools
-
-    def is_of(self, now: Narrowed) -> bool:
-        """Whether they are of use now: a plan that is not finite, or failed, says too much of the others."""
-        then, is_finite = self.known, now.built.finite[-1:] == 1.0
-        is_same = np.array_equal(now.columns, then.columns) and np.array_equal(now.built.plans, then.built.plans)
-        return is_same and bool(is_finite.all()) and len(self.plans) > 0
 
 
 def _choices(prior: Prior, plan: Bools) -> dict[str, str]:

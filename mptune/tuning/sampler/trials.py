@@ -159,18 +159,15 @@ class TrialReader:
         self._finished: dict[int, _Reading] = {}
         self._emulated: dict[str, float] = {}  # of the finished trials
 
-    def built_plans(self, trials: Sequence[FrozenTrial], asking: int, in_work: int = -1) -> BuiltPlans:
+    def built_plans(self, trials: Sequence[FrozenTrial], asking: int) -> BuiltPlans:
         """What the trials of a study say about the groups.
 
         Args:
             trials: of any state, always all of the same study. Faults of the machine (FAIL) say nothing of a plan,
                 nor do plans with a precision that the sampler does not model.
             asking: number of the trial that a plan is wanted for: it is left out.
-            in_work: number of a trial that counts as one that still runs.
         """
         readings = [self._reading(position, trial) for position, trial in enumerate(trials)]
-        if 0 <= in_work < len(readings):
-            readings[in_work] = replace(readings[in_work], figure=_UNKNOWN, group_ms=None, failed=False)
         emulated_errors = self._emulated.copy()
         for reading, trial in zip(readings, trials, strict=True):
             if reading.emulated and not trial.state.is_finished():

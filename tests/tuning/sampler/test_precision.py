@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -18,12 +17,11 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
-from mptune.tuning.sampler import precision
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.stock import make_sampler
-from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, ehvi_of, read_built_plans, set_feasible
+from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, ehvi_of, read_built_plans
 from mptune.tuning.steps.tuner import PATIENCE, Stop
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.sampler.test_stock import CAST, ERRORS, GAIN, GROUPS, beaten, law, searched
@@ -294,76 +292,3 @@ def test_a_shared_database_serves_two_workers(tmp_path: Path) -> None:
         for study, trial in zip(studies, trials, strict=True):
             study.tell(trial, law(trial.params))
     assert len({tuple(sorted(t.params.items())) for t in studies[0].trials}) == 12
-
-
-def go_on(study: optuna.Study, trials: int, thinking: bool, overflows: str = "") -> None:
-    """Ask and tell; ``thinking`` while each plan is measured."""
-    for _ in range(trials):
-        trial = study.ask(SPACE)
-        if thinking:
-            study.sampler.think_ahead(study)  # type: ignore[attr-defined]
-        if trial.params.get(overflows) == "fp16":
-            set_feasible(trial, False)
-            study.tell(trial, state=TrialState.PRUNED)
-        else:
-            study.tell(trial, law(trial.params))
-
-
-def begun(**options: object) -> optuna.Study:
-    """A study of the sampler with both baselines enqueued."""
-    sampler = PrecisionSampler(PRIOR, seed=3, ahead=True, **options)  # type: ignore[arg-type]
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
-    for of in ("fp32", "fp16"):
-        study.enqueue_trial(dict.fromkeys(GROUPS, of))
-    return study
-
-
-@pytest.mark.parametrize("overflows", ["", "g005"])
-def test_thinking_ahead_changes_no_proposal(overflows: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside, after, resumed = (begun(emulate=Emulation()) for _ in range(3))
-    go_on(after, 10, thinking=False, overflows=overflows)
-    go_on(resumed, 6, thinking=True, overflows=overflows)
-    resumed.sampler = PrecisionSampler(PRIOR, seed=3, ahead=True, emulate=Emulation())
-    go_on(resumed, 4, thinking=True, overflows=overflows)
-    found: list[bool] = []  # whether a plan was looked for beside
-    find, ask = precision.find_candidates, beside.ask
-    is_asking = False
-
-    def watched(*arguments: Any) -> Any:
-        found.append(not is_asking)
-        return find(*arguments)
-
-    def asked(*arguments: Any) -> Any:
-        nonlocal is_asking
-        is_asking = True
-        try:
-            return ask(*arguments)
-        finally:
-            is_asking = False
-
-    monkeypatch.setattr(precision, "find_candidates", watched)
-    monkeypatch.setattr(beside, "ask", asked)
-    go_on(beside, 10, thinking=True, overflows=overflows)
-    assert [t.params for t in beside.trials] == [t.params for t in after.trials] == [t.params for t in resumed.trials]
-    assert found.count(True) == 8, "one for each plan of the sampler"
-    assert found.count(False) == 8, "and none twice"
-
-
-def test_a_plan_that_overflows_makes_what_was_thought_ahead_void(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: list[bool] = []
-    find = precision.find_candidates
-    monkeypatch.setattr(
-        precision, "find_candidates", lambda *args: known.append(len(args) > 5 and args[5] is not None) or find(*args)
-    )
-    study = begun()
-    go_on(study, 3, thinking=True)
-    known.clear()
-    go_on(study, 1, thinking=True)
-    assert known == [True, False], "it chooses among what it knows, and thinks ahead"
-    trial = study.ask(SPACE)
-    study.sampler.think_ahead(study)  # type: ignore[attr-defined]
-    set_feasible(trial, False)
-    study.tell(trial, state=TrialState.PRUNED)
-    known.clear()
-    study.ask(SPACE)
-    assert known == [False]
