@@ -115,7 +115,7 @@ def test_a_batch_that_is_dynamic_in_name_only_is_a_warning(tmp_path: Path) -> No
     assert report.identical_rows_error is None
     (finding,) = check_reference(report)
     assert (finding.code, finding.severity) == ("batch-not-kept", "warning")
-    assert "fails with 2 rows" in finding.text
+    assert "fails with a batch of 2" in finding.text
     assert finding.cure == "fix it at 1"
 
 
@@ -123,7 +123,7 @@ def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["h"], name="flatten"), helper.make_node("Neg", ["h"], ["y"])]
     model = save_graph(tmp_path / "m.onnx", nodes, ["n", 3], {"shape": np.array([4, 3], np.int64)})
     (finding,) = check_reference(take_reference(model, tmp_path, ramp(4, 3)))
-    assert "fails with 1 row (" in finding.text
+    assert "fails with a batch of 1 (" in finding.text
     assert finding.cure == "fix it at 4", "the samples run with it"
     assert fixed_rows(load_model(model)) == ("flatten", 4)
     with pytest.raises(EngineError) as caught:
