@@ -283,7 +283,7 @@ def test_a_profile_that_cannot_even_begin_is_a_warning(tools: OnnxRuntimeToolcha
     plan = plan_of(tools.workload.model, tools.workload.groups, 2)
     with tools:
         evaluated(tools, 2, profile=False)
-        tools.workload.workspace.scratch(plan.fingerprint).with_suffix(".profile").write_text("in the way")
+        tools.workload.workspace.scratch(plan.fingerprint).with_suffix(".session").write_text("in the way")
         failed = evaluated(tools, 2)
     assert failed.group_times_ms is None
     assert sum("could not be profiled" in text for text in failed.warnings) == 1

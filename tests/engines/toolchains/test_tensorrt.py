@@ -415,7 +415,7 @@ def test_inputs_that_the_model_declares_fp64_are_named_to_the_session(
     target, library = load_target("rtx-4500-ada"), LibraryReport("10.16.2")
     with TensorRtToolchain(target, workload, settings, gpu=gpu, kind="tensorrt", library=library) as tools:
         monkeypatch.setattr(tools._store, "find_or_build", lambda plan: StoredEngine(tmp_path / "e"))
-        job = tools._measure_job(grouped.uniform(Precision.FP16), "search", None)
+        job = tools._measure_job(grouped.uniform(Precision.FP16), "search")
     assert isinstance(job, MeasureEngineJob)
     assert job._options().fp64_inputs == {"d"}
 
