@@ -49,10 +49,8 @@ class Workspace:
     """The paths that every job of one run shares. Only paths and figures cross the worker's pipe, never tensors.
 
     Attributes:
-        model_path: the user's untouched model.
         weights_dir: the weight bank; typed and emulated models are written here, beside it.
         data_dir: ``search.npz`` and ``held_out.npz`` (samples), ``search_reference.npz`` and so on (reference outputs).
-        engines_dir: engines that toolchains build.
         logs_dir: one file per failed job.
     """
 
@@ -84,9 +82,7 @@ class MissingKernel:
     """A node that leaves its execution provider once it is FP16, or BF16.
 
     Attributes:
-        node: its name.
         op_type: its operator, with the domain where that is not ONNX's own.
-        wanted: the provider that runs it in FP32.
         actual: the provider that runs it in FP16 or BF16; "" where none does.
         reason: what was seen, where it was not asked of the providers; "" else.
     """
@@ -107,11 +103,7 @@ class Measurement:
             measured (``drift``), so that figures taken hours apart can be compared.
         baseline: the FP32 baseline measured in the same minutes, not scaled; None where latency is predicted.
         drift: first baseline median / this baseline median; ``latency`` is already multiplied by it.
-        error: against the reference.
-        error_source: ``measured`` by the target's own engine or ``emulated``.
         build_s: seconds to build the engine.
-        engine_path: the engine file, where the toolchain builds one.
-        warnings: one line each, ending with what to do.
         group_times_ms: group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was
             taken. Their sum is not the latency: profiling has a cost. Groups that no layer computes are left out.
         memory: what the engine takes; None where nothing is known.

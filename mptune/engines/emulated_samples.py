@@ -52,9 +52,7 @@ def one_group_errors_s(grouped: GroupedModel, shapes: Mapping[str, Shape], sampl
     resumed. Emulating one group computes about half of the model, as it begins at a waist before the group.
 
     Args:
-        grouped: the model and its layer groups.
         shapes: concrete shapes by tensor name.
-        samples: that each error is taken on.
     """
     flops = sum(cost.flops for cost in group_costs(grouped, shapes).values())
     seconds = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE

@@ -49,17 +49,8 @@ class GpuState:
     """The state of one GPU by nvidia-smi at one moment; None where nvidia-smi reports none.
 
     Attributes:
-        index: nvidia-smi's index.
-        name: product name.
         memory_mb: total memory in MiB.
         memory_used_mb: memory in use in MiB, by all processes.
-        driver: driver version.
-        sm_clock_mhz: current clock of the multiprocessors.
-        max_sm_clock_mhz: their highest clock.
-        memory_clock_mhz: current clock of the memory.
-        power_w: power drawn.
-        power_limit_w: enforced limit.
-        temperature_c: core temperature.
         throttle: reasons why the clocks are throttled; empty where they are not.
     """
 
@@ -83,11 +74,7 @@ class Environment:
 
     Attributes:
         versions: package (or ``python``, ``cuda driver``) -> version, of what is installed.
-        os: operating system and kernel.
-        cpu: model name.
-        cpu_count: logical processors that this process may use.
         gpus: GPUs by nvidia-smi; empty where there is none.
-        warnings: one line each, ending with what to do.
         jetson: module, JetPack, power mode and clocks of a Jetson; None elsewhere.
     """
 
@@ -131,11 +118,7 @@ class Environment:
 
 
 def describe_environment(root: Path = Path("/")) -> Environment:
-    """Describe the machine. Does not raise for what is missing.
-
-    Args:
-        root: of the file system in which a Jetson's files are looked for.
-    """
+    """Describe the machine. Does not raise for what is missing."""
     with ThreadPoolExecutor(2) as pool:  # each waits for nvidia-smi
         driver, foreign = pool.submit(_cuda_of_driver), pool.submit(foreign_gpu_processes)
         gpus = read_gpus()
@@ -208,7 +191,6 @@ def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, 
     """Warnings about a GPU's state for timing.
 
     Args:
-        now: read right after a timing, or at rest.
         before: read at the same point of an earlier timing; a lower clock now is a warning.
     """
     warnings = []

@@ -26,7 +26,6 @@ def are_gone(watched: tuple[Reference, ...], what: str) -> bool:
 
     Args:
         watched: of ``references``, taken before the last reference was dropped.
-        what: the object's name in the warning.
     """
     if any(reference() is not None for reference in watched):
         gc.collect()  # Only a cycle may still hold it.

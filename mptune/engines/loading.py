@@ -25,11 +25,6 @@ _UNKNOWN_OPERATOR = ("is not a registered function/op", "No Op registered")
 def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: int | None = None) -> Model:
     """Load, check and type a model, with the help of ONNX Runtime where ONNX's own inference does not do.
 
-    Args:
-        path: of the model.
-        any_precision: as of ``load_model``.
-        opset: as of ``load_model``.
-
     Raises:
         ModelError: as ``load_model``.
     """

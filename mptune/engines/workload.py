@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """The model that is tuned, and where its files lie.
-
-    Attributes:
-        grouped: the user's model and its layer groups.
-        workspace: the run's paths.
-        precisions: that its plans have.
-    """
+    """The model that is tuned, and where its files lie."""
 
     grouped: GroupedModel
     workspace: Workspace

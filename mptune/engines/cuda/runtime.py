@@ -126,10 +126,6 @@ def kind_of(name: str) -> FailureKind:
 def check(result: tuple[Any, ...], call: str) -> Any:
     """Unpack what a cuda-python call returned: nothing, one value or a tuple of values.
 
-    Args:
-        result: the call's tuple; its first item is the error code.
-        call: the function's name, for the message.
-
     Raises:
         EngineError: the error code is not success.
     """

@@ -24,10 +24,7 @@ class StreamStopwatch:
         """Nothing is executed yet.
 
         Args:
-            enqueue: enqueues one execution on the stream.
-            stream: of the executions.
             clock: of the host, in milliseconds.
-            transfer_ms: see ``Stopwatch``.
             delay: keeps the stream busy for a moment. For an ``enqueue`` that returns only when the execution has
                 ended: it would find the stream empty each time, and its duration is no cost of the host. None where
                 ``enqueue`` returns at once.

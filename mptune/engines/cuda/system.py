@@ -86,9 +86,6 @@ class SystemRuntime:
     def __init__(self, library: Any) -> None:
         """Declare the functions.
 
-        Args:
-            library: a ``ctypes.CDLL``.
-
         Raises:
             AttributeError: the library lacks one of them.
         """

@@ -30,13 +30,8 @@ class ErrorsJob:
 
     Attributes:
         models: the models; None stands for the untouched one, whose outputs are the reference: nothing is run.
-        samples: file of samples.
-        reference: file of reference outputs on the same samples.
-        provider: of ONNX Runtime.
-        metric: the objective, so that task metrics are computed too.
         part: numbers of the samples to take, consecutive; None takes all.
         dependent: outputs whose shape depends on values.
-        scoring: what is taken beside the objective, and what is fed back.
         run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
@@ -85,17 +80,9 @@ class SwitchedErrorsJob:
     """Run a switched emulation (``mptune.graph.writing.switched``) over the samples once for each plan.
 
     Attributes:
-        model: the switched emulation.
         head: the FP32 model that computes the values that ``model`` starts from; None where it starts with the inputs.
-        plans: the switches that are on.
-        switches: all of them.
-        samples: file of samples.
-        reference: file of reference outputs on the same samples.
-        provider: of ONNX Runtime.
-        metric: the objective, so that task metrics are computed too.
         part: numbers of the samples to take, consecutive; None takes all.
         dependent: outputs whose shape depends on values.
-        scoring: what is taken beside the objective, and what is fed back.
         run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
         slot: under which the session stays open in the worker for later jobs; another of the same slot closes it. None
             closes it at once.

@@ -60,7 +60,6 @@ def group_times(
     it, so 0 would be wrong.
 
     Args:
-        layers: of one engine.
         owners: node name -> id of its group; nodes without a precision and Casts at boundaries are not in it.
         minor: nodes that are not the main operator of their group (``minor_nodes``).
 
@@ -86,13 +85,7 @@ def with_group_times(
     layers: Sequence[LayerTime] | Failure,
     grouped: GroupedModel,
 ) -> Measurement:
-    """Add a profile to the measurement of the same plan; a failed one adds a warning.
-
-    Args:
-        measurement: of the plan.
-        layers: of its engine, or the failure.
-        grouped: the user's model and its layer groups.
-    """
+    """Add a profile to the measurement of the same plan; a failed one adds a warning."""
     if isinstance(layers, Failure):
         text = (
             f"the engine's layers could not be profiled ({layers.kind.value}: {layers.message}): the gain of"

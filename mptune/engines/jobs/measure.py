@@ -60,7 +60,6 @@ class Baseline:
     """The session of the baseline that stays open in a worker.
 
     Attributes:
-        session: of the all-FP32 plan.
         name: of this session, unique: what was timed beside it shares what is particular to it.
     """
 
@@ -78,11 +77,7 @@ class MeasureResult:
 
     Attributes:
         latency: the candidate's, not corrected for drift.
-        baseline: the FP32 baseline's, timed in turn with it.
-        repetitions: of both.
-        error: the candidate's, from the session that was timed.
         build_s: seconds to open the candidate's session.
-        warnings: of both sessions and of the device.
         context_bytes: memory of the device that the candidate's context takes; None where the engine does not say.
         objective: the error by the metric of the search, without outputs that are ignored; NaN where there is none.
     """
@@ -102,21 +97,12 @@ class MeasureJob:
     """Build a candidate, compute its outputs, and time it in turn with the FP32 baseline.
 
     Attributes:
-        model: the typed model of the plan.
-        baseline: the typed model of the all-FP32 plan; its session stays open in the worker.
-        samples: file of samples.
         timing_samples: file whose first sample is timed: the same in every job, so that latencies compare whatever
             samples the error is taken on.
-        reference: file of reference outputs on the same samples.
-        provider: of ONNX Runtime.
         tf32: for the candidate; the baseline never uses it.
         tf32_by_environment: for both sessions (``SessionOptions``).
-        latency: how engines are timed.
         repetitions: as frozen earlier; None calibrates them on the baseline.
-        metric: the objective, so that task metrics are computed too.
         dependent: outputs whose shape depends on values.
-        scoring: what is taken beside the objective, and what is fed back.
-        enough: when the timing may stop before all repetitions.
         ignored: outputs whose errors do not count for that.
     """
 
@@ -221,12 +207,7 @@ def _jetson_warnings(state: WorkerState, before: Throttling | None) -> tuple[str
 
 @dataclass(frozen=True)
 class ReopenJob:
-    """Open a candidate anew, again and again, and time each session in turn with the baseline's: how far they differ.
-
-    Attributes:
-        measure: how the candidate is opened and timed; its repetitions are frozen, no outputs are computed.
-        count: how many sessions.
-    """
+    """Open a candidate anew, again and again, and time each session in turn with the baseline's."""
 
     measure: MeasureJob
     count: int

@@ -27,8 +27,6 @@ class OperatorTypesJob:
 
     Attributes:
         model: a serialised model; its large constants are inputs.
-        values: outputs of nodes that ONNX does not define.
-        provider: of ONNX Runtime.
     """
 
     model: bytes

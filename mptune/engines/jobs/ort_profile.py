@@ -38,8 +38,6 @@ class OrtProfileJob:
     """Take the layer times of a typed model in a session of its own.
 
     Attributes:
-        model: the typed model of a plan.
-        samples: file of samples; the first one is run.
         folder: an empty folder for the profiler's files; it is empty again afterwards.
     """
 
@@ -69,11 +67,6 @@ def layer_times(
     events: Sequence[Mapping[str, Any]], optimised: onnx.GraphProto, computed: Sequence[Nodes]
 ) -> tuple[LayerTime, ...]:
     """Read ONNX Runtime's profile: the mean of each node over the last runs, without the longest.
-
-    Args:
-        events: of the profile.
-        optimised: the graph that was run.
-        computed: what each of its nodes computes.
 
     Raises:
         EngineError: the profile holds no node.

@@ -25,13 +25,7 @@ Run = Callable[[Feed], Outputs]
 
 @dataclass(frozen=True)
 class OutputsJob:
-    """Run a model over the samples on the CPU and write its outputs to a file.
-
-    Attributes:
-        model: an ONNX file.
-        samples: file of samples.
-        outputs: file to write.
-    """
+    """Run a model over the samples on the CPU and write its outputs to a file."""
 
     model: Path
     samples: Path
@@ -54,11 +48,6 @@ class RepeatJob:
     """Run a model again and again, alone or at the same time in several threads, and keep the runs that differ.
 
     Attributes:
-        model: an ONNX file.
-        samples: file of samples.
-        outputs: file of the outputs of isolated runs on the same samples (``OutputsJob``).
-        times: how often all samples are run.
-        threads: how many run at the same time; 1 is one after another.
         worst: file to write: the outputs of the repetition that differs most from the isolated runs.
     """
 
@@ -106,9 +95,6 @@ class TraceJob:
 
     Attributes:
         left: an ONNX file whose outputs are the values of interest.
-        right: the same of the other model.
-        pairs: names of values that correspond, left and right.
-        samples: file of samples.
         which: indices of the samples to take; None takes all.
         right_samples: file of the same samples under the right model's names of the inputs; None where they are alike.
     """

@@ -19,13 +19,7 @@ from mptune.engines.worker.child import WorkerState
 
 @dataclass(frozen=True)
 class PlacementJob:
-    """Open two typed models as a search opens them, and compare where their nodes run.
-
-    Attributes:
-        fp16: the typed model of the all-FP16 plan.
-        fp32: of the all-FP32 plan.
-        provider: that should run every node.
-    """
+    """Open two typed models as a search opens them, and compare where their nodes run."""
 
     fp16: Path
     fp32: Path
@@ -45,11 +39,6 @@ def missing_kernels(fp16: Sequence[Placed], fp32: Sequence[Placed], wanted: str)
 
     Nodes that are elsewhere in FP32 as well (the arithmetic of shapes) are there for another reason. Fused nodes have
     names of their own, and are left out.
-
-    Args:
-        fp16: nodes of the all-FP16 session.
-        fp32: nodes of the all-FP32 session.
-        wanted: name of the provider.
     """
     at_home = {node.name for node in fp32 if node.provider == wanted}
     return tuple(

@@ -15,15 +15,10 @@ class TensorRange:
     """The values of one tensor over the search samples.
 
     Attributes:
-        absmax: largest finite magnitude.
         shape: concrete shape on the first sample.
         non_finite: number of values that were NaN or infinite.
         masked: of a value that a softmax is taken of, its rows that were masked whole; None where there were none.
-        lowest: smallest finite value, signed.
-        highest: largest finite value, signed.
-        sample: position of the sample that holds the largest magnitude.
         beyond: how many samples hold a magnitude beyond FP16's largest value.
-        samples: how many samples were run.
         records: answers of the probes that are filed under this value (``mptune.graph.hazards.probes``).
     """
 

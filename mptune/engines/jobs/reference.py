@@ -38,12 +38,7 @@ class ReferenceJob:
     """Run the untouched model over a set of samples in FP32 without TF32 and write the outputs to a file.
 
     Attributes:
-        model: the user's model.
-        samples: file of samples.
-        outputs: file to write.
-        provider: of ONNX Runtime; TF32 is off.
         dependent: outputs whose shape depends on values: their rows are no rows of the batch.
-        unoptimised: whether the first sample is run without graph optimisations, too.
         rollout: outputs that are fed back; None where there are none.
         parts: file to write the parts of the outputs to; None writes none.
         searched_parts: the parts found on the search samples, for held-out samples; None finds them here.
@@ -123,10 +118,6 @@ class ObserveJob:
     """Run an observing model (``mptune.graph.writing.observe``) over the samples and reduce its outputs to ranges.
 
     Attributes:
-        model: the observing model: the untouched graph plus reductions of every float tensor.
-        taps: which of its outputs describe which value.
-        samples: file of samples.
-        provider: of ONNX Runtime.
         run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 

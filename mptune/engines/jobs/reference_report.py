@@ -14,7 +14,6 @@ class Place:
     Attributes:
         node: its name; "" where a value that is fed is wrong already.
         op_type: its operator; "" where there is no node.
-        tensor: the value that it computes.
         value: what stands there, such as ``nan`` or the relative L2 of two runs.
         sample: index among the samples of the set; None where it is about no sample.
     """
@@ -36,12 +35,10 @@ class RowReport:
     """What a batch of rows showed.
 
     Attributes:
-        rows: how many rows the batch had.
         repeated: output -> largest relative L2 between the rows of a batch of identical rows.
         alone: output -> relative L2 between a row alone and the same row among identical rows.
         mixed: output -> largest relative L2 between a row alone and the same row among different rows; where the batch
             is fixed, between a row among different rows and the same row among identical ones.
-        mixed_row: index of the row for which that is largest.
         lost: output -> its shape for ``rows`` rows, where it does not have as many rows although it is declared to.
         declared: output -> its declared shape, of those in ``lost``.
         failure: the error where a dynamic batch fails with ``rows`` rows.
@@ -82,7 +79,6 @@ class ReferenceReport:
             {"constant"}, 1 where samples differ and the output
             does not.
         repeat_error: largest relative L2 between two runs on the same sample, over outputs.
-        rows: what a batch of rows showed.
         places: (finding's code, output) -> the node to blame.
         optimisation_error: floating-point output name -> relative L2 between ONNX Runtime with and without graph
             optimisations on the first sample; empty where that was not taken.
@@ -94,13 +90,3 @@ class ReferenceReport:
     rows: RowReport = RowReport()
     places: Mapping[tuple[str, str], Place] = field(default_factory=dict)
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def identical_rows_error(self) -> float | None:
-        """Largest relative L2 between the rows of a batch of identical rows; None where not taken."""
-        return max(self.rows.repeated.values(), default=None)
-
-    @property
-    def batch_size_error(self) -> float | None:
-        """Largest relative L2 between a row alone and in a batch of identical rows; None where the batch is fixed."""
-        return max(self.rows.alone.values(), default=None)

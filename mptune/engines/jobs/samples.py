@@ -50,12 +50,7 @@ def output_error(
     than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
 
     Args:
-        state: caches what is read.
-        outputs: of each sample.
-        reference: file of reference outputs of the whole set.
-        metric: the objective, so that task metrics are computed too.
         dependent: outputs whose shape depends on values.
-        start: number of the first of these samples in the set.
         scoring: what is taken beside the objective. Metrics over the whole set are taken of whole sets only.
 
     Raises:
@@ -140,7 +135,6 @@ def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> 
     """What may be the batch of each output: the first dimensions of the inputs of its sample.
 
     Args:
-        shapes: of the inputs of each sample.
         outputs: how many there are: fewer where each is that of a sequence of samples, which have one batch.
     """
     firsts = shapes[:: max(1, len(shapes) // outputs)][:outputs]
@@ -185,11 +179,7 @@ def _check_shapes(
 
 @dataclass(frozen=True)
 class MetricQuestion:
-    """Asks the parent process for the value of the caller's metric on one sample.
-
-    Attributes:
-        path: file with two feeds: the outputs and the reference.
-    """
+    """Asks the parent process for the value of the caller's metric on one sample."""
 
     path: Path
 

@@ -22,7 +22,7 @@ from mptune.data.rollout import Rollout
 from mptune.engines.worker.child import WorkerState
 from mptune.settings import SearchSettings
 
-Outputs = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 
 _NAMES = "outputs, references, inputs, labels"
 
@@ -32,9 +32,7 @@ class Scoring:
     """See the module.
 
     Attributes:
-        reported: metrics that are taken beside the objective.
         rollout: outputs that are fed back; None where there are none.
-        callable_takes_set: a function of the calling program takes the whole set.
         timeout_s: one call of a metric may take this many seconds.
         sketches: file to write what the outputs look like to (``mptune.data.sketches.taking``); None writes none.
     """
@@ -60,11 +58,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class SetQuestion:
-    """Asks the parent process for the value of the caller's metric over a whole set.
-
-    Attributes:
-        folder: holds the outputs, references, inputs and labels, a file each.
-    """
+    """Asks the parent process for the value of the caller's metric over a whole set."""
 
     folder: Path
 
@@ -79,15 +73,11 @@ class SetQuestion:
 
 
 def set_errors(
-    state: WorkerState, metrics: Sequence[Metric], scoring: Scoring, outputs: Sequence[Outputs], reference: Path
+    state: WorkerState, metrics: Sequence[Metric], scoring: Scoring, outputs: Sequence[Arrays], reference: Path
 ) -> OutputError | None:
     """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one.
 
     Args:
-        state: caches what is read, and the metrics of the reference.
-        metrics: the objective and the reported ones.
-        scoring: how they are taken.
-        outputs: of all samples of the set.
         reference: file of its reference outputs; samples and labels lie beside it.
 
     Raises:
@@ -117,9 +107,9 @@ def set_errors(
     return OutputError({ALL_OUTPUTS: found}) if found else None
 
 
-def _inputs(state: WorkerState, path: Path, rollout: Rollout | None) -> Sequence[Outputs]:
+def _inputs(state: WorkerState, path: Path, rollout: Rollout | None) -> Sequence[Arrays]:
     """The feed of every sample; of a sequence that of its last step."""
-    samples: Sequence[Outputs] = state.cached(f"samples {path}", file_identity(path), partial(read_samples, path))
+    samples: Sequence[Arrays] = state.cached(f"samples {path}", file_identity(path), partial(read_samples, path))
     if rollout is None:
         return samples
     return [samples[end - 1] for end in range(rollout.steps, len(samples) + 1, rollout.steps)]

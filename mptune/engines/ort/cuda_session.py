@@ -174,7 +174,6 @@ class CudaSession(OrtSession):
         """Put the feeds on the device and run once; without a graph where capturing it fails.
 
         Args:
-            feeds: of one sample.
             unchanged: arrays that were fed before have the values that they had.
         """
         self._open_session()
@@ -274,10 +273,6 @@ def _shape_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
 
 def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:
     """Open a session; building the engine happens here.
-
-    Args:
-        model: an ONNX file, or a serialised model without external data.
-        options: see ``SessionOptions``.
 
     Raises:
         EngineError: ONNX Runtime refuses the model or the provider does not start.

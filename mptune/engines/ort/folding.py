@@ -24,7 +24,6 @@ class FoldJob:
 
     Attributes:
         model: as ``write_without_weights`` has written it.
-        folded: file to write.
     """
 
     model: Path

@@ -50,9 +50,6 @@ class OptimisedNode:
     """A node of a session's graph.
 
     Attributes:
-        op_type: its operator.
-        nodes: names of the nodes of the typed model that it computes.
-        result: name of the node there that computed its result.
         epsilon: its attribute; None where it has none.
     """
 
@@ -67,9 +64,7 @@ class FusionsJob:
     """Open a typed model as a search opens it, and name the nodes that several of its own became.
 
     Attributes:
-        model: the typed model.
         folder: an empty folder for the optimised graph; it is empty again afterwards.
-        provider: that runs the plans.
     """
 
     model: Path
@@ -97,12 +92,7 @@ def _adds_bias(look: Lookup, softmax: Node) -> bool:
 
 
 def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Iterator[OptimisedNode]:
-    """The nodes of an optimised graph that several of the typed one became, of the operators that round once.
-
-    Args:
-        typed: the graph that was given to ONNX Runtime.
-        optimised: the graph as ONNX Runtime optimised it.
-    """
+    """The nodes of an optimised graph that several of the typed one became, of the operators that round once."""
     producer = {out: node.name for node in typed.node for out in node.output if out}
     for node, computed in zip(optimised.node, computed_nodes(typed, optimised), strict=True):
         if node.op_type not in _NORMS | _OTHERS or len(computed) < 2:
@@ -114,12 +104,7 @@ def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Itera
 
 
 def fused_nodes(grouped: GroupedModel, found: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
-    """The nodes of a model that are fused under every plan that has them in FP16.
-
-    Args:
-        grouped: the model and its groups.
-        found: of the session of its all-FP16 plan.
-    """
+    """The nodes of a model that are fused under every plan that has them in FP16."""
     model, look = grouped.model, Lookup(grouped.model)
     named = {node.name: node for node in model.nodes}
     fused = []

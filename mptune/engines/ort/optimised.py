@@ -60,10 +60,6 @@ def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[N
 
     Args:
         typed: the graph that was given to ONNX Runtime; its nodes have unique names.
-        optimised: the graph as ONNX Runtime optimised it.
-
-    Returns:
-        Names of nodes of ``typed``, for each node of ``optimised``.
     """
     producer = {name: node for node in typed.node for name in node.output if name}
     varying = _varying(typed)
@@ -89,12 +85,7 @@ def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[N
 
 
 def given_name(name: str, producer: Container[str]) -> str | None:
-    """The name that a tensor of the optimised graph has in the one that was given; None where it is a new one.
-
-    Args:
-        name: in the optimised graph.
-        producer: the tensors that nodes of the given graph compute.
-    """
+    """The name that a tensor of the optimised graph has in the one that was given; None where it is a new one."""
     if name in producer:
         return name
     match = _RETYPED.match(name)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mptune.engines.base import EngineError, EngineSession, FailureKind
+from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.lifetime import are_gone, references
 from mptune.engines.ort.errors import translate
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch
@@ -48,14 +48,10 @@ class SessionOptions:
     """How a session is opened.
 
     Attributes:
-        provider: ``cpu`` or ``cuda``.
         tf32: let FP32 matrix products and convolutions use TF32 (CUDA only).
         tf32_by_environment: where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are
             faster with the provider's own option left on, but matrix products may use TF32 at times (``cuda_session``).
-        latency: how engines are timed; ``latency.cuda_graph`` switches CUDA graphs.
         timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
-        device: CUDA device index.
-        optimise: let ONNX Runtime change the graph before it runs it.
         extended: with the optimisations that ONNX Runtime calls extended: what is written out becomes one operator.
             Without them a graph of thousands of nodes opens in 0.6 of the time.
         profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
@@ -94,7 +90,6 @@ class Placed:
     Attributes:
         name: of the node; optimisations may have renamed or fused it.
         op_type: its operator, with the domain where that is not ONNX's own.
-        provider: the execution provider that runs it.
     """
 
     name: str
@@ -380,8 +375,3 @@ def translated(call: Callable[[], Any]) -> Any:
     except Exception as error:
         traceback.clear_frames(error.__traceback__)
         raise translate(error) from error
-
-
-def _contract(session: OrtSession) -> EngineSession:
-    """For mypy: the class implements the protocol."""
-    return session

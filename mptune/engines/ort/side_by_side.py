@@ -28,7 +28,6 @@ class SideBySide:
     """How many runs of a session go at a time.
 
     Attributes:
-        count: of runs.
         threads: that each computes with, as ``SessionOptions.threads``; None takes all cores.
     """
 
@@ -40,7 +39,6 @@ class SideBySide:
         """As many as there are cores, and as memory has room for; one after another where that is not known.
 
         Args:
-            runs: that there are.
             run_bytes: memory that one of them takes about, bytes; None where it is not known.
             threads: that each has at least.
         """

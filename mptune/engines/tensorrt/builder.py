@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress
+from mptune.engines.jobs.samples import Feed
 from mptune.engines.tensorrt.cache import TimingCache
 from mptune.engines.tensorrt.errors import ParserComplaint, build_failure, made, parser_failure, skipped_tactics
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, Kind, Library, collector_paused, open_log
 from mptune.errors import SettingsError
 from mptune.settings import ShapeRange, TensorRtSettings
-
-Feed = Mapping[str, np.ndarray]
 
 _MIB = 1 << 20
 _REPORT_EVERY_S = 0.25
@@ -30,11 +29,9 @@ class BuildOptions:
     """How an engine is built.
 
     Attributes:
-        kind: TensorRT or TensorRT-RTX.
         tf32: whether FP32 layers may use TF32; TensorRT's default is yes.
         capabilities: compute capabilities that TensorRT-RTX builds for; TensorRT always builds for the GPU here.
         shapes: of dynamic inputs; what is not named is taken from the samples.
-        settings: workspace, optimization level, timing cache.
         timing_cache: file shared by all builds of a run; None for no cache.
     """
 
@@ -52,7 +49,6 @@ class BuiltEngine:
 
     Attributes:
         memory: TensorRT's ``IHostMemory`` with what goes into the engine file; it has the buffer protocol.
-        warnings: one line each, ending with what to do.
     """
 
     memory: Any
@@ -95,13 +91,10 @@ def build_engine(
     """Parse a typed model as a strongly typed network and build it.
 
     Args:
-        library: TensorRT or TensorRT-RTX.
         model: ONNX file; weights outside of it are found relative to its folder.
-        options: how to build.
         samples: feeds whose shapes the engine must take; the engine is tuned for those of the first.
         timeout_s: TensorRT is asked to stop after this long. It checks between steps only, so that the caller
             needs a deadline of its own.
-        report: called with the progress, from TensorRT's threads.
         clock: seconds, monotonic.
         objects: keeps what TensorRT made for the build; None frees it at the end.
 
@@ -143,9 +136,7 @@ def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects
     """Parse a typed model as a strongly typed network.
 
     Args:
-        library: TensorRT or TensorRT-RTX.
         model: ONNX file; weights outside of it are found relative to its folder.
-        log: of ``open_log``.
         objects: keeps what TensorRT made, also where this raises.
 
     Returns:
@@ -197,8 +188,6 @@ def engine_faults(library: Library, data: Any, objects: BuildObjects | None = No
     """Faults of an engine file by TensorRT-RTX's check of its header, whatever GPU is here.
 
     Args:
-        library: TensorRT-RTX; TensorRT has no such check.
-        data: a serialised engine.
         objects: keeps what TensorRT made for the check; None frees it at the end.
 
     Returns:
@@ -235,11 +224,7 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
 
 
 def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: Sequence[ShapeRange]) -> bool:
-    """Set the range of shapes of every dynamic input, and the range of values of every input that is a shape.
-
-    Returns:
-        Whether there is such an input: without one no profile is needed.
-    """
+    """Set the shapes of dynamic inputs and the values of those that are shapes; whether there is one, so a profile."""
     wanted = {one.name: one for one in shapes}
     needed = False
     dynamic: dict[str, tuple[int, ...]] = {}

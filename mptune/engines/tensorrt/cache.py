@@ -33,11 +33,7 @@ class TimingCache:
         """Load the file into a builder's configuration.
 
         Args:
-            config: an ``IBuilderConfig``.
             log: the builder's log; TensorRT logs that a file is damaged, and continues with an empty cache.
-
-        Returns:
-            Warnings, one line each.
         """
         try:
             self._seen = self._read()
@@ -57,11 +53,7 @@ class TimingCache:
         return [f"the timing cache {problem}: it was replaced by an empty one, nothing is to be done ({self._path})"]
 
     def save(self, config: Any) -> list[str]:
-        """Write the cache, merged with what other processes have written meanwhile.
-
-        Returns:
-            Warnings, one line each.
-        """
+        """Write the cache, merged with what other processes have written meanwhile."""
         timing_cache = config.get_timing_cache()
         if timing_cache is None:
             return []

@@ -70,9 +70,7 @@ class ParserComplaint:
 
     Attributes:
         code: name of its ``ErrorCode``, such as ``UNSUPPORTED_NODE``.
-        words: its description.
         node: name of the node; empty where the error is about none, or the parser does not say.
-        operator: of the node.
     """
 
     code: str
@@ -105,10 +103,6 @@ class ParserComplaint:
 def made(make: Callable[[], T], log: Any) -> T:
     """Call one of TensorRT's constructors, which give a null pointer where they fail: Python sees a TypeError.
 
-    Args:
-        make: the constructor with its arguments.
-        log: of ``open_log``; has the reason.
-
     Raises:
         EngineError: it failed.
     """
@@ -122,7 +116,6 @@ def build_failure(errors: Sequence[str], warnings: Sequence[str] = (), otherwise
     """The error for a build, a load or an execution that TensorRT failed.
 
     Args:
-        errors: what it logged as errors.
         warnings: what it logged as warnings; too little memory is one, although a layer then has no kernel.
         otherwise: the message where it logged nothing.
     """
@@ -164,7 +157,6 @@ def parser_failure(complaints: Sequence[ParserComplaint], errors: Sequence[str] 
 
     Args:
         complaints: the parser's errors; the first about an unsupported operator counts.
-        errors: what TensorRT logged; names a weights file that it could not open.
     """
     if not complaints:
         return build_failure(errors, otherwise="TensorRT's parser rejects the model without a message")

@@ -31,10 +31,8 @@ class Layer:
     """One layer of a built engine.
 
     Attributes:
-        name: TensorRT's.
         nodes: names of the ONNX nodes that it came from; empty for a reformat of TensorRT's own.
         inputs: floating types of its inputs, as far as they are known.
-        outputs: of its outputs.
     """
 
     name: str
@@ -56,13 +54,6 @@ def misplaced_layers(nodes: Mapping[str, Precision], layers: Sequence[Layer]) ->
     """The layers that compute in another type than the plan says.
 
     Only layers whose nodes all have the same precision count, and whose type TensorRT gives.
-
-    Args:
-        nodes: precision of every node that the plan decides, by the node's name.
-        layers: of the plan's engine.
-
-    Returns:
-        Their names, and how many layers were compared.
     """
     judged = [layer for layer in layers if layer.outputs and len({nodes.get(n) for n in layer.nodes} - {None}) == 1]
     return tuple(layer.name for layer in judged if _broken(nodes, layer) is not None), len(judged)
@@ -84,14 +75,6 @@ def type_warnings(
     """Compare an engine with its plan and with the all-FP32 engine.
 
     Only layers whose nodes all have the same precision count: what is fused across a boundary has both.
-
-    Args:
-        nodes: precision of every node that the plan decides, by the node's name.
-        layers: of the plan's engine.
-        baseline: of the all-FP32 engine.
-
-    Returns:
-        Warnings, one line each.
     """
     warnings = []
     realised = _realised(nodes, layers)

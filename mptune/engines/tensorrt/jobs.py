@@ -13,7 +13,8 @@ from mptune.data.archive import read_samples
 from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.measure import MeasureJob
-from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, Feed, build_engine, engine_faults
+from mptune.engines.jobs.samples import Feed
+from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, engine_faults
 from mptune.engines.tensorrt.inspect import read_layers, type_warnings
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
@@ -33,8 +34,6 @@ class LibraryReport:
     """The result of ``LibraryJob``.
 
     Attributes:
-        version: of the library.
-        warnings: one line each, ending with what to do.
         cuda_obstacle: why no GPU can be used through cuda-python or the system's CUDA; None where one can.
         cuda_install: the command that removes the obstacle; empty where nothing that can be installed is missing.
     """
@@ -69,8 +68,6 @@ class BuildResult:
 
     Attributes:
         build_s: seconds to parse and build.
-        nbytes: size of the engine file.
-        warnings: one line each, ending with what to do.
     """
 
     build_s: float
@@ -83,11 +80,7 @@ class BuildJob:
     """Build the engine of a typed model and write it to a file, whole or not at all.
 
     Attributes:
-        model: the typed model, beside the weight bank.
-        engine_path: file to write.
-        options: how to build.
         samples: files of samples whose shapes the engine must take; it is tuned for the first sample of the first.
-        timeout_s: TensorRT is asked to stop after this long.
         alone: close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory,
             TensorRT would skip tactics in some builds and not in others, by what is open.
     """
@@ -133,9 +126,7 @@ class MeasureEngineJob(MeasureJob):
 
     Attributes:
         kind: whose engines they are.
-        nodes: precision of every node that the plan decides, to compare the engine's layers with.
         runtime_cache: file in which TensorRT-RTX keeps compiled kernels; None for none.
-        fp64_inputs: inputs that the model declares FP64.
     """
 
     kind: Kind = "tensorrt"

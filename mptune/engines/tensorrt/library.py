@@ -58,10 +58,7 @@ class Library:
     """TensorRT or TensorRT-RTX, imported.
 
     Attributes:
-        kind: which of the two.
-        trt: the module.
         version: such as ``10.3.0``.
-        warnings: one line each, ending with what to do.
     """
 
     kind: Kind
@@ -111,9 +108,6 @@ def load_library(kind: Kind) -> Library:
 def check_version(kind: Kind, version: str) -> tuple[str, ...]:
     """Check that a version is supported.
 
-    Returns:
-        Warnings.
-
     Raises:
         EngineError: it is not.
     """
@@ -147,9 +141,6 @@ def open_log(trt: Any) -> Any:
 
     Messages go to standard error, which is the job's log; errors and warnings are also kept. There is one logger:
     TensorRT ignores any other while a builder or runtime exists that was made with the first.
-
-    Returns:
-        An ``ILogger`` with ``errors`` and ``warnings``, lists of TensorRT's messages.
     """
     log = _log(trt)
     log.errors.clear()

@@ -46,12 +46,7 @@ CURE = "give the model from before ONNX Runtime's optimiser, or --engine onnxrun
 
 @dataclass(frozen=True)
 class ParseJob:
-    """Whether the parser of TensorRT or TensorRT-RTX takes a model: None where it does, else why not.
-
-    Attributes:
-        kind: of the library.
-        model: the user's file.
-    """
+    """Whether the parser of TensorRT or TensorRT-RTX takes a model: None where it does, else why not."""
 
     kind: Kind
     model: Path
@@ -82,12 +77,7 @@ def unparsed_operators(model: Model) -> str:
 
 
 def refused_in_bf16(model: Model, kind: Kind) -> tuple[MissingKernel, ...]:
-    """The nodes that the parser refuses in BF16.
-
-    Args:
-        model: the user's.
-        kind: of the library.
-    """
+    """The nodes that the parser refuses in BF16."""
     names = (node for node in model.nodes if node.is_standard and node.op_type in _NOT_IN_BF16)
     wanted = "TensorRT-RTX" if kind == "tensorrt-rtx" else "TensorRT"
     others = "" if kind == "tensorrt-rtx" else "; TensorRT's own has not been tried"

@@ -23,7 +23,6 @@ class ModelNames:
     Attributes:
         inputs: of the model, in its order.
         outputs: of the model, in its order.
-        wanted: outputs that the engine must have.
     """
 
     inputs: tuple[str, ...]
@@ -53,7 +52,6 @@ class EngineRepeatJob(RepeatJob):
 
     Attributes:
         kind: whose engine it is.
-        names: see ``EngineOutputsJob``.
     """
 
     kind: Kind = "tensorrt"

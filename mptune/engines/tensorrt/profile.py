@@ -27,12 +27,7 @@ class EngineProfileJob:
     """Take the layer times of an engine file in a session of its own, since the one that is timed has a CUDA graph.
 
     Attributes:
-        engine: Path of the engine file.
-        samples: Path of a file of samples; the first one is run.
-        kind: Which library built the engine.
-        latency: How the search takes latencies.
         runtime_cache: File in which TensorRT-RTX keeps compiled kernels; None for none.
-        fp64_inputs: Inputs that the model declares FP64.
     """
 
     engine: Path
@@ -69,10 +64,6 @@ def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Laye
 
     Args:
         executions: layer name -> milliseconds, of each execution.
-        layers: of the engine.
-
-    Returns:
-        The mean of each layer without its longest execution.
 
     Raises:
         EngineError: the profiler reported no layer, or none that the inspector traces to the model.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.engines.base import EngineError, EngineSession, FailureKind
+from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.stopwatch import StreamStopwatch
 from mptune.engines.lifetime import are_gone, references
@@ -35,9 +35,7 @@ class EngineOptions:
 
     Attributes:
         kind: whose engine it is.
-        latency: how engines are timed; ``latency.cuda_graph`` switches CUDA graphs.
         runtime_cache: file in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none.
-        device: CUDA device index.
         fp64_inputs: inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast.
     """
 
@@ -393,8 +391,3 @@ class TensorRtSession:
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings.append(text)
-
-
-def _contract(session: TensorRtSession) -> EngineSession:
-    """Let mypy check that the class implements the protocol ``EngineSession``."""
-    return session

@@ -22,9 +22,7 @@ class StoredEngine:
     """The engine file of a plan.
 
     Attributes:
-        path: of the file.
         build_s: seconds to build it; 0 where the file existed.
-        warnings: of the build.
     """
 
     path: Path
@@ -52,11 +50,8 @@ class EngineStore:
         """Nothing is built yet.
 
         Args:
-            worker: runs the builds.
-            workload: the model, its groups and the run's paths.
             options: how engines are built; ``tf32`` is for plans that have FP16 groups, all-FP32 is the baseline.
             version: of the library; engines of another version cannot be loaded.
-            timeout_s: deadline of one build.
             alone: close the worker's open sessions before a build (``BuildJob``).
         """
         self._worker = worker
@@ -93,7 +88,6 @@ class EngineStore:
         An engine whose plan failed is deleted, unless the machine was at fault.
 
         Args:
-            plan: the plan.
             evaluate: measures or predicts it; not called where the engine cannot be built.
         """
         stored = self.find_or_build(plan)

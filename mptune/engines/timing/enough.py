@@ -61,7 +61,6 @@ class Enough:
         """Whether values that were taken in turn are enough.
 
         Args:
-            values_ms: of the plan.
             baseline_ms: of the baseline, each before the plan's.
         """
         if len(values_ms) < LEAST_VALUES or not _is_look(len(values_ms)):

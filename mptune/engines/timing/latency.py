@@ -122,10 +122,8 @@ class Latency:
         ci95_ms: 95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows
             of this session alone; a search widens it by what differs between sessions.
         cv: coefficient of variation, standard deviation over mean.
-        source: ``measured`` on the target or ``predicted`` by the roofline.
         raw_ms: every value, in order; empty where predicted.
         transfer_ms: host to device and back, timed separately and part of no other figure; None where not timed.
-        warnings: one line each, ending with what to do.
         session: against the baseline that it was timed in turn with, which the intervals of a search rest on
             (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
         degrees: degrees of freedom of the variance that the interval was made of; infinite where they are not known.
@@ -213,10 +211,8 @@ def summarise(
 
     Args:
         raw_ms: milliseconds per execution, in order; not empty.
-        settings: the threshold of the warning about variation.
         executions_per_value: executions per value.
         enqueue_ms: median host time of one enqueue where the device runs asynchronously.
-        transfer_ms: data transfer, timed separately.
     """
     settings = settings or LatencySettings()
     values = np.asarray(raw_ms, dtype=np.float64)
@@ -264,7 +260,6 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
     """Calibrate the repetitions on the baseline.
 
     Args:
-        run_once: one synchronous execution.
         clock: milliseconds, monotonic.
         settings: the least durations and number of executions.
     """
@@ -301,7 +296,6 @@ def warm_up(runs: Sequence[Callable[[], None]], clock: Callable[[], float], repe
     Args:
         runs: one synchronous execution of each engine; each is executed at least once.
         clock: milliseconds, monotonic.
-        repetitions: how many executions of all engines together, and how long.
     """
     start = clock()
     done = 0
@@ -349,14 +343,9 @@ def time_in_turn(
 
     Args:
         watches: one per engine.
-        repetitions: of each.
-        settings: the threshold of the warning about variation.
         clock: milliseconds, monotonic; for the warm-up.
         is_enough: asked after each value, with the values in milliseconds of each engine so far: whether to stop
             before ``repetitions.iterations`` values are there. Not before ``min_iterations`` executions.
-
-    Returns:
-        The latencies, in the order of the engines.
     """
     warm_up([watch.run_once for watch in watches], clock, repetitions)
     executions = repetitions.executions_per_value

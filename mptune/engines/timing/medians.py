@@ -26,8 +26,6 @@ def bootstrap_median_interval(
 
     Args:
         values: one-dimensional, at least one value.
-        samples: number of resamples.
-        seed: of the resampling.
     """
     generator = np.random.default_rng(seed)
     rows = max(1, _BOOTSTRAP_CHUNK // len(values))

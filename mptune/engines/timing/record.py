@@ -19,7 +19,6 @@ class TimingRecord:
     """Repetitions and baseline latency of the first timing.
 
     Attributes:
-        repetitions: of every timing.
         baseline_ms: median of the FP32 baseline at the first timing.
     """
 

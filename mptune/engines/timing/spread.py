@@ -48,7 +48,6 @@ class RatioEstimate:
     """The log ratio of a plan's latency to the first session of the baseline, over all of its sessions.
 
     Attributes:
-        log_ratio: the estimate.
         sd: its standard error.
         degrees: degrees of freedom of ``sd``; infinite where it is known.
     """
@@ -76,7 +75,6 @@ class SessionSpread:
         """Estimate.
 
         Args:
-            timings: of every plan, by fingerprint.
             anchor: session of the baseline that latencies are stated relative to; None takes the first timing's.
         """
         every = [timing for sessions in timings.values() for timing in sessions]

@@ -41,7 +41,6 @@ class TargetChoice:
     """A target and why it was chosen.
 
     Attributes:
-        target: the profile.
         why: one line for the user; empty where the user named the target.
     """
 
@@ -54,9 +53,6 @@ class ToolchainStatus:
     """One line of ``mptune doctor``.
 
     Attributes:
-        name: of the toolchain.
-        available: whether ``open_toolchain`` can use it here.
-        reason: why not, or what it is used for.
         install: the command that installs it; empty where nothing is missing.
     """
 

@@ -81,9 +81,6 @@ class Emulation:
         Args:
             workload: the user's model; emulating models are written beside its weight bank.
             computed: the same model and groups with a node for each step after which the target's engine rounds.
-            provider: of ONNX Runtime.
-            settings: batch and metric.
-            call: runs a job in the worker.
             shapes: returns the concrete shapes of FP32 values; called once.
             fused: nodes that the target's engine computes as one in FP16.
         """
@@ -107,8 +104,6 @@ class Emulation:
         """The errors of plans on a set of samples.
 
         Args:
-            plans: of this model.
-            which: the samples.
             part: numbers of the samples to take, within ``samples``; None takes the whole set.
 
         Raises:
@@ -276,8 +271,6 @@ def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> in
     An exporter may not know that an output has the rows of the inputs, and declare a symbol of its own for them.
 
     Args:
-        model: the model.
-        batch: what stands for a symbolic first dimension.
         shapes: concrete shapes by name, of a sample; they count for outputs.
     """
     first = {value.shape[0] if value.shape else None for value in model.inputs}

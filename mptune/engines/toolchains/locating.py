@@ -51,13 +51,7 @@ Sights = Mapping[str, Sight]
 
 @dataclass(frozen=True)
 class Locator:
-    """Finds the nodes to blame for what a report shows.
-
-    Attributes:
-        workload: the model and the run's paths.
-        provider: of ONNX Runtime.
-        call: runs a job in the worker.
-    """
+    """Finds the nodes to blame for what a report shows."""
 
     workload: Workload
     provider: Provider

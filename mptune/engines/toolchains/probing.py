@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from mptune.engines.base import Failure
 from mptune.engines.cuda.no_tf32 import NO_TF32
 from mptune.engines.environment import usable_cores
 from mptune.engines.ort.probe import ProbeJob
 from mptune.engines.ort.session import Provider
-from mptune.engines.worker.failure import Failure
 from mptune.engines.worker.once import run_once
 
 PROBE_TIMEOUT_S = 120.0
@@ -34,8 +34,7 @@ def worker_environment(*, tf32: bool) -> Mapping[str, str]:
 @cache
 def probe(provider: Provider) -> str | None:
     """Run a tiny model in a worker; None where that works, else the reason. Cached for the process."""
-    report = run_once(ProbeJob(provider), PROBE_TIMEOUT_S, _logged_reason)
-    return report if isinstance(report, str) else None
+    return run_once(ProbeJob(provider), PROBE_TIMEOUT_S, _logged_reason)
 
 
 def _logged_reason(failure: Failure) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.kept_parts import PARTS_JSON, parts_path
 from mptune.data.rollout import Rollout
-from mptune.engines.base import Failure, ReferenceReport, SampleSet
+from mptune.engines.base import Failure, SampleSet
 from mptune.engines.jobs.ranges import ObservedRanges, TensorRange
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
+from mptune.engines.jobs.reference_report import ReferenceReport
 from mptune.engines.ort.folding import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import Call
@@ -33,7 +35,7 @@ class ReferenceModel:
         provider: Provider,
         call: Call,
         rollout: Rollout | None = None,
-        timeout_s: float = 0.0,
+        timeout_s: float = math.inf,
         other_worker: Callable[[], Worker] | None = None,
     ) -> None:
         """``call`` runs a job in the worker; ``other_worker`` makes another one, whose jobs have ``timeout_s``."""
@@ -48,11 +50,12 @@ class ReferenceModel:
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
-        other_worker = self._other_worker if observes_beside(self._provider) else None
-        if which == "search" and self._ranges is None and self._observing is None and other_worker is not None:
-            folded, timeout_s = self.folded_values, self._timeout_s
+        make_worker, timeout_s = self._other_worker, self._timeout_s
+        is_first = which == "search" and self._ranges is None and self._observing is None
+        if is_first and make_worker is not None and observes_beside(self._provider):
+            folded = self.folded_values
             self._observing = Beside(
-                other_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
+                make_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
             )
         paths = self._workload.workspace
         dependent = frozenset(output.name for output in self._workload.dependent_outputs)

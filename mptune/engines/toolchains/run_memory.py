@@ -20,10 +20,6 @@ _VALUES_EACH = 3
 def run_bytes(model: Model, samples: Path) -> int | None:
     """Memory for the values of one run in FP32, emulated or observed, on the largest sample.
 
-    Args:
-        model: the model.
-        samples: file of samples.
-
     Returns:
         Bytes, more rather than less. None where a value's size is not known, or a subgraph has values of its own.
     """

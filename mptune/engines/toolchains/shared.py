@@ -76,11 +76,6 @@ class BaseToolchain(ABC):
         """Make the toolchain; nothing starts before it is needed.
 
         Args:
-            target: the device that latencies are for.
-            workload: the model, its groups and the run's paths.
-            settings: of the search.
-            provider: of ONNX Runtime, for what it computes.
-            warnings: why other toolchains were not chosen, for ``environment``.
             device: name of the GPU or CPU that is timed; the target's where none is.
         """
         self.device = device or target.title

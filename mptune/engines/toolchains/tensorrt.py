@@ -64,18 +64,7 @@ class TensorRtToolchain(BaseToolchain):
         kind: Kind,
         library: LibraryReport,
     ) -> None:
-        """See ``BaseToolchain``.
-
-        Args:
-            target: the device.
-            workload: the model, its groups and the run's paths.
-            settings: of the search.
-            provider: of ONNX Runtime, for the reference.
-            warnings: for ``environment``.
-            gpu: the device here.
-            kind: TensorRT or TensorRT-RTX.
-            library: as the worker found it.
-        """
+        """See ``BaseToolchain``."""
         super().__init__(target, workload, settings, provider, (*warnings, *library.warnings), device=gpu.name)
         self.name = kind
         self._kind = kind

@@ -34,9 +34,6 @@ class Timer:
         """Read nothing yet.
 
         Args:
-            data_dir: keeps the record of the first timing.
-            engine: what computes: a provider of ONNX Runtime, or the kind of TensorRT.
-            device: name of the GPU or CPU.
             settings: a record that was taken with others does not count.
         """
         name = re.sub(r"[^a-z0-9]+", "-", f"{engine} {device}".lower()).strip("-")
@@ -101,12 +98,7 @@ class Profiler:
     def profile(
         self, measurement: Measurement, layer_times: Callable[[], tuple[LayerTime, ...] | Failure]
     ) -> Measurement:
-        """The measurement with the time of each group; where profiling fails, with a warning instead.
-
-        Args:
-            measurement: of a plan.
-            layer_times: takes the time of each layer of the same plan's engine.
-        """
+        """The measurement with the time of each group; where profiling fails, with a warning instead."""
         try:
             layers = layer_times()
         except (MptuneError, OSError) as error:

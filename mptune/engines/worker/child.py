@@ -205,9 +205,6 @@ def _guard_group(pipes: tuple[int, int]) -> int | None:
 
     Args:
         pipes: descriptors that nobody else may hold open.
-
-    Returns:
-        Its process number.
     """
     if sys.platform != "linux":
         return None

@@ -50,8 +50,6 @@ class Failure:
     """A job that gave no result.
 
     Attributes:
-        stage: where it failed.
-        kind: why.
         message: one line, from the message of the library that failed where there is one.
         log_path: file of what the worker printed during the job; None where nothing was kept.
     """
@@ -92,12 +90,7 @@ class Failure:
 
 
 class EngineError(Exception):
-    """Raised inside the worker by sessions and CUDA calls; the parent gets it as a ``Failure``.
-
-    Attributes:
-        kind: why.
-        message: one informative line.
-    """
+    """Raised inside the worker by sessions and CUDA calls; the parent gets it as a ``Failure``."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -111,13 +104,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a long job is.
-
-    Attributes:
-        phase: what is being done, as the library names it.
-        done: finished steps.
-        steps: steps in all.
-    """
+    """How far a long job is."""
 
     phase: str
     done: int

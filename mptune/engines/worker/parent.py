@@ -43,13 +43,7 @@ class Worker:
     def __init__(
         self, logs_dir: Path, settings: WorkerSettings | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        """The process starts at the first call.
-
-        Args:
-            logs_dir: gets a file for each failed job.
-            settings: limits and retries.
-            environment: more environment variables of the process.
-        """
+        """The process starts at the first call."""
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         """Called with the progress of a long job, in the thread that waits for it."""
         self.on_question: Callable[[Any], Any] = lambda question: None
@@ -71,7 +65,6 @@ class Worker:
         """Run a job in the worker.
 
         Args:
-            job: frozen dataclass; it and its result must be picklable and small.
             timeout_s: from handing it over until its result is read; a worker that has to start first has
                 ``start_timeout_s`` for that on top.
 

@@ -37,9 +37,6 @@ class WorkerProcess:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Start it; ``wait_until_ready`` waits.
 
-        Args:
-            environment: more environment variables of the process.
-
         Raises:
             OSError: it cannot be started.
         """
@@ -107,11 +104,7 @@ class WorkerProcess:
         A question is answered with what ``reply`` gives; the time that this takes does not count.
 
         Args:
-            request: as ``encode`` gives it.
             deadline: by the monotonic clock, in seconds.
-            stage: the first.
-            on_progress: is called with the progress of the job.
-            reply: gives the encoded answer to a question.
 
         Returns:
             the stage reached, and the answer: None past the deadline, ("gone", stage) where the worker ended without

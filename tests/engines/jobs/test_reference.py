@@ -53,7 +53,8 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
     report = take_reference(model, tmp_path, ramp(2, 4), 2 * ramp(2, 4))
     assert report.provider == "CPUExecutionProvider"
     assert report.outputs == {"y": {"size": 16.0, "non_finite": 0.0, "zero_fraction": 0.5, "absmax": 2.0}}
-    assert (report.repeat_error, report.identical_rows_error, report.batch_size_error) == (0.0, 0.0, 0.0)
+    assert report.repeat_error == 0.0
+    assert set(report.rows.repeated.values()) == set(report.rows.alone.values()) == {0.0}
     assert not report.rows.failure
     first, second = read_outputs(tmp_path / "reference.npz")
     np.testing.assert_array_equal(first["y"], np.maximum(ramp(2, 4), 0))
@@ -77,9 +78,8 @@ def test_a_broken_broadcast_shows_in_identical_rows(tmp_path: Path) -> None:
     node = helper.make_node("Add", ["x", "bias"], ["y"])
     model = save_graph(tmp_path / "m.onnx", [node], [2, 3], {"bias": np.array([[0], [1]], np.float32)})
     report = take_reference(model, tmp_path, ramp(2, 3))
-    assert report.identical_rows_error is not None
-    assert report.identical_rows_error > 0.1
-    assert report.batch_size_error is None
+    assert max(report.rows.repeated.values()) > 0.1
+    assert not report.rows.alone
 
 
 @pytest.mark.parametrize(
@@ -103,16 +103,15 @@ def test_a_batch_that_leaks_into_its_rows_shows_in_the_batch_size(tmp_path: Path
     ]
     model = save_graph(tmp_path / "m.onnx", nodes, ["n", 3], {"axis": np.array([0], np.int64)})
     report = take_reference(model, tmp_path, ramp(1, 3))
-    assert report.identical_rows_error == 0.0
-    assert report.batch_size_error is not None
-    assert report.batch_size_error > 0.1
+    assert max(report.rows.repeated.values()) == 0.0
+    assert max(report.rows.alone.values()) > 0.1
 
 
 def test_a_batch_that_is_dynamic_in_name_only_is_a_warning(tmp_path: Path) -> None:
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     model = save_graph(tmp_path / "m.onnx", [node], ["n", 3], {"shape": np.array([1, 3], np.int64)})
     report = take_reference(model, tmp_path, ramp(1, 3))
-    assert report.identical_rows_error is None
+    assert not report.rows.repeated
     (finding,) = check_reference(report)
     assert (finding.code, finding.severity) == ("batch-not-kept", "warning")
     assert "fails with a batch of 2" in finding.text
@@ -156,13 +155,14 @@ def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Pa
     finally:
         state.close()
     assert not report.rows.failure
-    assert (report.identical_rows_error, report.batch_size_error) == (0.0, 0.0)
+    assert set(report.rows.repeated.values()) == set(report.rows.alone.values()) == {0.0}
 
 
 def test_a_model_without_a_batch_is_not_asked_for_rows(tmp_path: Path) -> None:
     model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [1, 3])
     report = take_reference(model, tmp_path, ramp(1, 3))
-    assert (report.identical_rows_error, report.batch_size_error) == (None, None)
+    assert not report.rows.repeated
+    assert not report.rows.alone
 
 
 @pytest.mark.parametrize(

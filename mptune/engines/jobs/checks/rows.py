@@ -30,10 +30,7 @@ class RowFeeds:
 
     Attributes:
         axes: input -> its batch axis.
-        size: how many rows the batches have.
-        is_dynamic: a row can be fed alone.
         rows: each row of ``mixed`` alone; the first alone where the batch is fixed, in which nothing else fits.
-        repeated: the first row in every place.
         mixed: different rows; None where there are none.
         is_whole: no other input has a dynamic axis of the same size, which may be the batch under another name or none.
     """
@@ -78,7 +75,6 @@ def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequenc
     among the samples, is no batch.
 
     Args:
-        inputs: declared shapes.
         samples: whose rows are taken.
     """
     feed = samples[0]
@@ -156,8 +152,6 @@ def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collecti
     """Run batches of identical and of different rows, and rows alone, and compare.
 
     Args:
-        session: of the untouched model, in FP32.
-        samples: the samples.
         dependent: outputs whose shape depends on values: their rows are no rows of the batch.
 
     Raises:

@@ -28,12 +28,10 @@ class Sight:
     """What one value holds.
 
     Attributes:
-        shapes: on each feed.
         nan: how many NaN there are on the first feed.
         infinite: how many infinite values there are on the first feed.
         difference: relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one
             feed, or where the two cannot be compared; infinite where a value belongs to pairs of rows.
-        is_equal: whether the two feeds give the same values.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -56,15 +54,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class SightJob:
-    """Run models whose outputs are values of one model, and reduce each to a ``Sight``.
-
-    Attributes:
-        models: files of ``mptune.graph.writing.observe.write_with_outputs``.
-        samples: file of samples.
-        provider: of ONNX Runtime.
-        question: which feeds are run.
-        index: the sample of ``finite``; the row of ``rows``.
-    """
+    """Run models whose outputs are values of one model, and reduce each to a ``Sight``."""
 
     models: tuple[Path, ...]
     samples: Path
