@@ -54,8 +54,6 @@ HOMES = {
 }
 
 PRINTERS = ("mptune.cli", "mptune.commands", "mptune.reporting.terminal")
-MOST_ENTRIES = 14
-"""In a folder below mptune/."""
 MOST_LINES = 800
 """In a file."""
 
@@ -158,12 +156,6 @@ def test_no_file_is_long() -> None:
     lines = {_module(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     long = {module: count for module, count in lines.items() if count > MOST_LINES}
     assert long == {}, "give each subject a file"
-
-
-def test_no_folder_is_full() -> None:
-    for folder in {path.parent for path in FILES} - {PACKAGE}:
-        entries = [entry for entry in folder.iterdir() if entry.name != "__pycache__"]
-        assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(PACKAGE.parent)} has {len(entries)} entries"
 
 
 def test_every_file_says_what_it_is_about() -> None:
