@@ -62,6 +62,7 @@ class BaseToolchain(ABC):
     name: str
     latency_source: LatencySource
     error_source: ErrorSource
+    _kind: Kind = "tensorrt"
 
     def __init__(
         self,
@@ -165,8 +166,7 @@ class BaseToolchain(ABC):
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
         """See ``Toolchain``; by operator, as TensorRT's parser refuses them, on a device that is predicted, too."""
-        kind: Kind = "tensorrt-rtx" if self.name == "tensorrt-rtx" else "tensorrt"
-        return refused_in_bf16(self.workload.model, kind) if precision is Precision.BF16 else ()
+        return refused_in_bf16(self.workload.model, self._kind) if precision is Precision.BF16 else ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``Toolchain``; what TensorRT fuses is known once it has built an engine, and differs by version."""

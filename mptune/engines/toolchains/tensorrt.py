@@ -162,6 +162,7 @@ class AheadToolchain(BaseToolchain):
     """
 
     name = "tensorrt-rtx"
+    _kind: Kind = "tensorrt-rtx"
     latency_source: LatencySource = "predicted"
     error_source: ErrorSource = "emulated"
 
