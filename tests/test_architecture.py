@@ -20,7 +20,6 @@ LAYERS = {
     "mptune.settings": 0,
     "mptune.resources": 0,
     "mptune.files": 0,
-    "mptune.meanwhile": 0,
     "mptune.printable": 0,
     "mptune.graph": 1,
     "mptune.data": 1,

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from mptune.data.archive import save_outputs, save_samples
 from mptune.data.check_set import CheckSet, collect_check
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
-from mptune.data.metrics.kept_parts import PARTS_JSON, save_parts
+from mptune.data.metrics.kept_parts import parts_path, save_parts
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.rollout import Rollout, outputs_of
@@ -50,7 +50,7 @@ def collect(
     """As at the end of a run that left these files."""
     save_samples(folder / "held_out.npz", inputs)
     save_outputs(folder / "held_out_reference.npz", wanted)
-    save_parts(folder / PARTS_JSON, find_parts(wanted))
+    save_parts(parts_path(folder / "held_out_reference.npz"), find_parts(wanted))
     error = compare_outputs(got, wanted, None, options.pop("row_sets", ()), parts=find_parts(wanted))
     settings = {"plan": "abc", "metric": "worst_part", "source": "measured", "engine": "onnxruntime", **options}
     return collect_check(folder, error, "held_out", **settings)
