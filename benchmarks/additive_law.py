@@ -1,4 +1,4 @@
-"""The additive law of latency and error (SEARCH.md), fitted to plans that were measured, and how far it is off.
+"""The additive law of latency and error, fitted to plans that were measured, and how far it is off.
 
 latency = all-FP32 - gains of the FP16 groups + costs of the boundaries that are crossed
 error^2 = sum of the squared errors of the FP16 groups

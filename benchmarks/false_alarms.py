@@ -6,8 +6,12 @@ Every model is inspected with data (``mptune inspect MODEL --data``). What is ri
 
 * the six networks of ``benchmarks.models.small_networks``, sound and with each planted fault, for each seed;
 * the zoo of the tests: each situation shows its code, each sound twin none;
+* models and recordings that are compared (``mptune compare MODEL --data``), faulty and sound;
 * the corpus of graphs and the exported networks: nobody planted a fault; what is right for them stands in ``KNOWN``,
   with the reason, and in the tests' expectations of the networks. Their data are drawn, as ``random-data`` says.
+
+Each of the six networks is compared with its own FP16 model, too, which must load, and with a copy whose value_info
+contradicts it, which must be refused.
 
 A finding is false where its code is not among those of its model. A mask that mptune holds as a number must be named,
 and is false as a warning. ``--search`` searches the six sound networks, too, for what only a plan shows. Writes a line
@@ -20,7 +24,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -32,8 +36,11 @@ import mptune
 from benchmarks.common import save
 from benchmarks.models.small_networks import NETWORKS
 from mptune.engines.loading import load_typed_model
-from mptune.errors import MptuneError
+from mptune.errors import ModelError, MptuneError
 from mptune.finding import CODES, Finding
+from tests.diagnosis.fragile import FAULTY, SOUND, data, fragile
+from tests.diagnosis.recordings import Arrays
+from tests.diagnosis.test_named_causes import LIMITED, ROWS, converted, masked_and_normed
 from tests.graph.helpers import feeds
 from tests.networks.expected import expected
 from tests.networks.networks import FILES, filled, samples
@@ -97,6 +104,7 @@ class Case:
         right: codes that are right to name.
         planted: those that must be named; a miss is listed, and is no false alarm.
         held: those that must be named, and no more than ``info``: mptune's models are right there, others' are not.
+        beside: what it is compared with, as ``mptune.compare`` takes it; inspected where there is none.
     """
 
     name: str
@@ -105,6 +113,7 @@ class Case:
     right: frozenset[str] = frozenset()
     planted: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
+    beside: dict[str, Path] = field(default_factory=dict)
 
 
 @dataclass
@@ -144,6 +153,14 @@ def main(arguments: list[str] | None = None) -> int:
             for row in found:
                 judgement = "FALSE" if row.is_false else "right"
                 print(f"{judgement}  {row.model}: {row.severity} {row.code}: {row.text[:150]}", flush=True)
+        for name, make_case in networks(1):
+            if " sound " in name and options.only in f"candidate {name}":
+                place = Path(folder) / f"candidate {name}"
+                place.mkdir()
+                judgements, unnoticed = candidates(make_case(name=f"candidate {name}", place=place))
+                rows, missed = rows + judgements, missed + unnoticed
+                for row in judgements:
+                    print(f"{'FALSE' if row.is_false else 'right'}  {row.model}: {row.text[:150]}", flush=True)
     false = sum(row.is_false for row in rows)
     rate = 100 * false / max(len(rows), 1)
     print(f"\n{models} models, {len(rows)} findings of warning and above, {false} false ({rate:.1f} %)")
@@ -157,6 +174,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def looked_at(case: Case, *, search: bool) -> tuple[Finding, ...]:
     """What the plain commands find."""
+    if case.beside:
+        return mptune.compare(case.model, data=case.data, **case.beside, trace="candidate" in case.beside).findings
     found = mptune.inspect(case.model, data=case.data).findings
     if search:
         run = case.model.with_suffix(".mptune")
@@ -164,6 +183,23 @@ def looked_at(case: Case, *, search: bool) -> tuple[Finding, ...]:
         codes = {finding.code for finding in found}
         found += tuple(finding for finding in front.findings if finding.code not in codes)
     return found
+
+
+def candidates(case: Case) -> tuple[list[Row], list[str]]:
+    """The candidates of a sound model that are refused, each judged, and those that should have been."""
+    sound = mptune.apply(case.model, None, case.model.with_name("sound.onnx"), data=case.data)
+    proto = onnx.load(case.model)
+    proto.graph.value_info.add(name=proto.graph.node[0].output[0]).type.tensor_type.elem_type = onnx.TensorProto.STRING
+    stale = case.model.with_name("stale.onnx")
+    onnx.save(proto, stale)
+    refused: dict[Path, str] = {}
+    for candidate in (sound, stale):
+        try:
+            mptune.compare(case.model, candidate, data=case.data)
+        except ModelError as error:
+            refused[candidate] = error.message
+    rows = [Row(case.name, "does not load", "error", path == sound, text) for path, text in refused.items()]
+    return rows, [] if stale in refused else [f"{case.name}: does not load"]
 
 
 def judged(case: Case, found: tuple[Finding, ...]) -> list[Row]:
@@ -175,7 +211,7 @@ def judged(case: Case, found: tuple[Finding, ...]) -> list[Row]:
 
 def cases(folder: Path, seeds: int, only: str) -> Iterator[Case]:
     """All models, each in a folder of its own."""
-    for name, make in [*networks(seeds), *zoo(), *corpus(), *exported()]:
+    for name, make in [*networks(seeds), *zoo(), *compared(), *corpus(), *exported()]:
         if only in name:
             place = folder / f"{abs(hash(name))}"
             place.mkdir()
@@ -215,6 +251,36 @@ def zoo() -> Iterator[Named]:
         severe = frozenset({code} if CODES[code].severity != "info" else set())
         yield f"zoo {name}", partial(placed, broken(), None, planted=severe)
         yield f"zoo {name} (twin)", partial(placed, sound(), None)
+
+
+def compared() -> Iterator[Named]:
+    """Two models, and recordings beside a model that FP16 makes coarse."""
+    for name, (variances, code) in LIMITED.items():
+        yield f"compare {name}", partial(limited, variances, frozenset({code} - {""}))
+    for name, make in SOUND.items():
+        yield f"compare {name}", partial(recorded, make, frozenset[str]())
+    for name, (make, code) in FAULTY.items():
+        yield f"compare {name}", partial(recorded, make, frozenset({code}))
+
+
+def limited(variances: np.ndarray, planted: frozenset[str], name: str, place: Path) -> Case:
+    """A model, and what a converter makes of it, whose limits reach many constants."""
+    proto = masked_and_normed(variances)
+    case = placed(proto, ROWS, name, place, planted=planted)
+    onnx.save(converted(proto), place / "half.onnx")
+    # The trace shows where the named node lies.
+    return replace(
+        case,
+        right=frozenset({"first-difference"}) if planted else case.right,
+        beside={"candidate": place / "half.onnx"},
+    )
+
+
+def recorded(make: Callable[[Path, Path], Arrays], planted: frozenset[str], name: str, place: Path) -> Case:
+    """A model, and what a deployment recorded."""
+    case = placed(fragile(), data(), name, place, planted=planted)
+    np.savez(place / "recorded.npz", **make(case.model, place))  # type: ignore[arg-type]
+    return replace(case, beside={"outputs": place / "recorded.npz"})
 
 
 def corpus() -> Iterator[Named]:

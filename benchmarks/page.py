@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.browser import open_browser, show
+from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.groups import LayerGroup
@@ -62,7 +63,7 @@ def synthetic(evaluations: int, count: int, seed: int = 0) -> PageContent:
             half ^= random.random(count) < random.choice([0.005, 0.02, 0.05])
         made.append(_evaluation(number, half & free, errors, gains, groups, random))
     points = pareto(made)
-    chosen, reason, met = choose(points)
+    chosen, reason, _ = choose(points)
     explanation = _explanation(points, groups, errors, gains)
     front = Front(
         run_dir=Path("large.mptune"),
@@ -76,8 +77,7 @@ def synthetic(evaluations: int, count: int, seed: int = 0) -> PageContent:
         fp16=made[1],
         points=points,
         chosen=chosen,
-        chosen_reason=reason,
-        limits_met=met,
+        choice=Choice(reason=reason),
         evaluations=evaluations,
         failures=0,
         hypervolume=hypervolume(points, made[0]),

@@ -1,4 +1,4 @@
-"""How much of the front a sampler finds with a budget of builds, on a real model and the device here (SEARCH.md).
+"""How much of the front a sampler finds with a budget of builds, on a real model and the device here.
 
     python -m benchmarks.models.vit_s --out vit_s --batch 8
     python -m benchmarks.real_search vit_s.onnx vit_s.npz --json benchmarks/results/h200_search_vit_s.json

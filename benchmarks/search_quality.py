@@ -1,4 +1,4 @@
-"""How much of the front each sampler finds with a budget of builds, on simulated models (SEARCH.md, goals A, C and D).
+"""How much of the front each sampler finds with a budget of builds, on simulated models.
 
 Quality is the hypervolume of the true latencies and errors of what was built, as a share of a near-exact front's; the
 two builds that begin every search, all-FP32 and all-FP16, are counted in. ``benchmarks/simulator.py`` says what is

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from mptune.data.calibration import load_calibration
 from mptune.engines.jobs.ranges import seen_of
-from mptune.engines.loading import load_typed_model
-from mptune.errors import PlanError, RunError
-from mptune.files import full_disk_as_error
+from mptune.engines.loading import check_written, load_typed_model
+from mptune.errors import PlanError
+from mptune.files import full_disk_as_error, refuse, writing
 from mptune.graph.casting.support import unsupported
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.by_node import plan_of_nodes
@@ -20,6 +21,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, REDUCED, Precision, PrecisionPlan
@@ -30,7 +32,6 @@ from mptune.tuning.space import close_patterns, match
 
 _KEYS = frozenset({"format", "model_sha256", "opset", "precision", "nodes"})
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'
-
 
 _UNSEEN = (
     "the values of this model were not observed, only its weights and its structure were checked: give --data PATH, so "
@@ -133,35 +134,35 @@ def apply_plan(
     if wanted is not None and wanted > loaded.opset:  # the plan is of the raised model
         loaded = load_typed_model(model, opset=wanted)
     resolved = resolve_plan(loaded, plan, keep_fp32, data, reduced=reduced, keep_bf16=keep_bf16)
-    return write_model(loaded, resolved, out, force=force), resolved.warnings
+    doubts = write_model(loaded, resolved, out, force=force)
+    return out, (*resolved.warnings, *doubts)
 
 
-def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool = False) -> Path:
+def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool = False) -> tuple[str, ...]:
     """Write the mixed model, self-contained; past 2 GiB its weights lie beside it. Whole or not at all.
 
+    Returns the warnings of ``check_written``.
+
     Raises:
+        ModelError: what was made does not load.
         RunError: it exists already and ``force`` is not given, or it cannot be written.
         PlanError: the output is what the model is made from, or the plan does not fit the model.
     """
     rewriter = Rewriter(GroupedModel(model, resolved.groups))
-    for path in rewriter.exported_files(resolved.plan, out):
+    files = rewriter.exported_files(resolved.plan, out)
+    for path in files:
         if path.exists() and any(path.samefile(source) for source in _sources(model)):
             raise PlanError(f"{path} is what the mixed model is made from", "give another path with -o")
         if path.is_dir() or (path.exists() and not force):
             refuse(path)
-    with full_disk_as_error(out):
-        return rewriter.export(resolved.plan, out)
-
-
-def refuse(path: Path) -> NoReturn:
-    """Say that an output is there already.
-
-    Raises:
-        RunError: always.
-    """
-    if path.is_dir():
-        raise RunError(f"{path} is a directory", "give the path of a file with -o, such as mixed.onnx")
-    raise RunError(f"{path} exists already", "give --force to overwrite it, or another path with -o")
+    with full_disk_as_error(out), writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".mptune-", dir=out.parent) as folder:
+            made = rewriter.export(resolved.plan, Path(folder) / out.name)
+            warnings = check_written(made, str(out), model.path)
+            for path in reversed(files):  # the data have their name before the model has
+                (made.parent / path.name).replace(path)
+    return warnings
 
 
 def _sources(model: Model) -> set[Path]:
@@ -241,7 +242,7 @@ def _hazards(
     if data is None:
         return find_hazards(grouped), ()
     settings = DataSettings(batch=data.batch)
-    samples = load_calibration(data.source, grouped.model.inputs, settings, seed=0)
+    samples = load_calibration(data.source, grouped.model.inputs, settings, 0, state_inputs(grouped.model))
     samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
     named = tuple(map(str, precisions))
     ranges, about = observe_values(grouped, samples, named)

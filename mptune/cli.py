@@ -1,9 +1,7 @@
 """The command line: parse, call ``mptune.api``, print. Decides the exit code.
 
-Exit codes: 0 done, 1 error, 2 usage, 3 done but no plan meets the limits (``compare`` and
-``check``: beyond tolerance), 130 interrupted (by Ctrl-C, SIGTERM or
-SIGHUP). Data go to stdout, progress, warnings and errors to stderr. Heavy packages are imported inside the commands,
-so that ``mptune --help`` takes milliseconds.
+The exit codes stand in the help. Data go to stdout, progress, warnings and errors to stderr. Heavy packages are
+imported inside the commands, so that ``mptune --help`` takes milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from mptune.commands.common import Invocation, complain, ending_signals_as_inter
 from mptune.commands.error_text import explain, is_usage
 from mptune.commands.panels import with_panels
 from mptune.commands.search_options import SEARCH_PANELS
-from mptune.errors import speak_of_options
+from mptune.errors import EXIT_NOT_MET, MptuneError, speak_of_options
 
 __all__ = ["app", "main"]
 
@@ -68,9 +66,10 @@ def _run(arguments: list[str]) -> int:
         return interrupted("")
     except Exception as error:
         if invocation.debug and not is_usage(error):
-            traceback.print_exception(error)
+            shown = traceback.format_exception(error)
+            sys.stderr.write("".join(shown[:-1] if isinstance(error, MptuneError) else shown))  # its text comes below
         complaint = explain(error)
-        complain(f"{'error: ' if complaint.exit_code else ''}{complaint.message}", complaint.hint)
+        complain(f"{'' if complaint.exit_code == EXIT_NOT_MET else 'error: '}{complaint.message}", complaint.hint)
         return complaint.exit_code
     return code if isinstance(code, int) else 0
 
@@ -97,6 +96,9 @@ def options(
       mptune search model.onnx --data samples.npz --max-error 1e-2
       mptune report model.mptune
       mptune pick model.mptune --max-error 1e-3
+
+    Exit codes: 0 done, 1 error, 2 usage, 3 done but no plan meets the limits (compare, check: beyond tolerance), 4
+    stopped by a finding of severity error, 130 interrupted.
     """
 
 

@@ -10,7 +10,7 @@
     |-- SpaceError       a search-space file is unknown or invalid
     |-- TargetError      a target or toolchain is unknown, invalid or not available here
     |-- RunError         the run directory: another model's, in use, not writable, disk full
-    |   `-- EndedEarlyError   --timeout or --max-disk ended it before there was a front    (exit code 0)
+    |   `-- EndedEarlyError   --timeout or --max-disk ended it before there was a front    (exit code 3)
     |-- BaselineError    the FP32 baseline is broken already: precision is not the problem    (4 with its findings)
     `-- MissingPackageError   an optional package is not installed (an ImportError, too)
 
@@ -27,6 +27,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mptune.finding import Finding
+
+EXIT_USAGE = 2
+
+EXIT_NOT_MET = 3
+"""Exit code where nothing is wrong, but no plan meets the limits, or there was no time to write one."""
 
 EXIT_STOPPED = 4
 """Exit code of a search that a finding of severity ``error`` stopped, and of ``inspect --strict`` that has one."""
@@ -108,13 +113,9 @@ class MptuneError(Exception):
         """What to do about it, one line; empty if there is nothing to do."""
         return _for_caller(self._hint)
 
-    @property
-    def __notes__(self) -> list[str]:
-        """Python 3.11 and newer show the hint below the traceback."""
-        return [f"hint: {self.hint}"] if self._hint else []
-
     def __str__(self) -> str:
-        return self.message
+        """Both, as a traceback ends with them; ``message`` is for a text that it becomes part of."""
+        return f"{self.message}\nhint: {self.hint}" if self._hint else self.message
 
     def __reduce__(self) -> tuple[type[MptuneError], tuple[object, ...]]:
         """Pickle with both fields: errors cross the worker's pipe."""
@@ -124,7 +125,7 @@ class MptuneError(Exception):
 class SettingsError(MptuneError):
     """A setting is out of range, or two settings contradict each other."""
 
-    exit_code = 2
+    exit_code = EXIT_USAGE
 
 
 class ModelError(MptuneError):
@@ -154,7 +155,7 @@ class RunError(MptuneError):
 class EndedEarlyError(RunError):
     """A limit of the call ended it before all-FP32 was measured: nothing is wrong, but there is no front yet."""
 
-    exit_code = 0
+    exit_code = EXIT_NOT_MET
 
 
 class BaselineError(MptuneError):

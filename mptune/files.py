@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mptune.errors import RunError
 
@@ -186,3 +186,14 @@ def link_or_copy(source: str, target: str) -> str:
     except OSError:  # a file system without hard links
         shutil.copy2(source, target)
     return target
+
+
+def refuse(path: Path) -> NoReturn:
+    """Say that an output is there already.
+
+    Raises:
+        RunError: always.
+    """
+    if path.is_dir():
+        raise RunError(f"{path} is a directory", "give the path of a file with -o, such as mixed.onnx")
+    raise RunError(f"{path} exists already", "give --force to overwrite it, or another path with -o")

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import pydantic
 
-from mptune.errors import MptuneError
+from mptune.errors import EXIT_USAGE, MptuneError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,13 +57,15 @@ def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
         error: what is raised.
 
     Raises:
-        MptuneError: of the type ``error``, with close matches in its hint.
+        MptuneError: of the type ``error``, with close matches in its hint; its exit code is that of wrong usage.
     """
     path = Path(name_or_path)
     if path.suffix == ".toml" or len(path.parts) > 1:
         if path.is_file():
             return path
-        raise error(f"no such file: {path}", f"give the path of a TOML file, or a name that `mptune {kind}` lists")
+        raise _usage(
+            error(f"no such file: {path}", f"give the path of a TOML file, or a name that `mptune {kind}` lists")
+        )
     known = names(kind)
     if name_or_path in known:
         return find(kind, name_or_path)
@@ -74,10 +76,13 @@ def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
     if kind == "targets" and word in _THE_GPU_HERE:
         hint = "--target auto takes the GPU of this machine; "
     what = {"targets": "target", "spaces": "search space"}[kind]
-    raise error(
-        f"there is no {what} {name_or_path!r}",
-        f"{hint}`mptune {kind}` lists them all; a TOML file of your own works too",
-    )
+    more = f"{hint}`mptune {kind}` lists them all; a TOML file of your own works too"
+    raise _usage(error(f"there is no {what} {name_or_path!r}", more))
+
+
+def _usage(error: MptuneError) -> MptuneError:
+    error.exit_code = EXIT_USAGE
+    return error
 
 
 def read_toml(

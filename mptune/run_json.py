@@ -1,4 +1,4 @@
-"""run.json: what a run was made with, in typed sections; the older form of it; what must not change within a run.
+"""run.json: what a run was made with, in typed sections; the older form of it.
 
 Unknown keys are ignored, so that a setting that was removed leaves old runs readable. A key that is missing has the
 default of its field: what held before the key existed. So a new optional key does not raise ``RUN_FORMAT``; a key
@@ -8,14 +8,15 @@ that moves, or means something else, does.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pydantic
 
 from mptune._version import __version__
+from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.finding import CODES, Finding
@@ -23,16 +24,6 @@ from mptune.settings import EngineChoice, Granularity, LatencySettings, SearchSe
 
 RUN_FORMAT = 2
 """2 has typed sections; 1 (mptune 0.1.0) had ``measured`` and ``settings`` with free keys."""
-
-FRESH_HINT = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
-
-_LABELS = {
-    "space_sha256": "content of the search space",
-    "groups_sha256": "set of layer groups",
-    "precisions": "set of precisions",
-    "opset": "operator set (--opset)",
-}
-"""How messages name a fixed setting; the others by their field's name."""
 
 
 class _Section(pydantic.BaseModel):
@@ -48,13 +39,14 @@ class ModelSection(_Section):
 
 
 class TargetSection(_Section):
-    """What the figures were taken on."""
+    """What the figures were taken on; the hash is of the profile's figures, where latencies are predicted from them."""
 
     name: str
     engine: str
     device: str
     latency_source: str
     error_source: str
+    profile_sha256: str | None = None
 
 
 class DataSection(_Section):
@@ -96,6 +88,8 @@ class FixedSettings(_Section):
     """The settings that change what is measured: they cannot change within a run.
 
     ``space_sha256`` is of the search-space file's bytes, ``groups_sha256`` of which nodes are in which layer group.
+    ``shared_units`` says that columns of a Softmax or Sigmoid share a unit (``mptune.data.metrics.parts``): False where
+    an output holds none, and in runs of versions that divided each column by its own scale.
     """
 
     target: str
@@ -118,6 +112,7 @@ class FixedSettings(_Section):
     feedback: tuple[str, ...] = ()
     steps: int | None = None
     labels_sha256: str | None = None
+    shared_units: bool = False
 
     @classmethod
     def of(
@@ -128,6 +123,7 @@ class FixedSettings(_Section):
         granularity: Granularity,
         groups_sha256: str,
         labels_sha256: str | None = None,
+        shared_units: bool = False,
     ) -> FixedSettings:
         """Those of a search, with what its search space and its model came to."""
         data = settings.data_settings
@@ -152,6 +148,7 @@ class FixedSettings(_Section):
             feedback=settings.feedback,
             steps=settings.steps,
             labels_sha256=labels_sha256,
+            shared_units=shared_units,
         )
 
 
@@ -170,13 +167,16 @@ class SearchSection(_Section):
     max_error: float | None = None
     max_latency_ms: float | None = None
     max_memory_bytes: int | None = None
+    tolerance: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
     skip_checks: bool = False
 
     @classmethod
     def of(cls, settings: SearchSettings) -> SearchSection:
         """Those of a search."""
-        chosen = {name: getattr(settings, name) for name in cls.model_fields if name != "data"}
-        return cls(**chosen, data=None if settings.data is None else str(settings.data))
+        values = {name: getattr(settings, name) for name in cls.model_fields}
+        data = None if settings.data is None else str(settings.data)
+        return cls(**{**values, "tolerance": tuple(map(str, settings.tolerance)), "data": data})
 
 
 class SeedSection(_Section):
@@ -185,35 +185,6 @@ class SeedSection(_Section):
     split: int = 0
     sampler: int = 0
     random_inputs: int = 0
-
-
-class ChoiceSection(_Section):
-    """How the plan in ``chosen/`` was chosen: by limits, by its fingerprint, or (all null) as the knee.
-
-    ``knee`` asks for the knee of the plans within the limits, where these would give the fastest.
-    """
-
-    max_error: float | None = None
-    max_latency_ms: float | None = None
-    max_memory_bytes: int | None = None
-    plan: str | None = None
-    limits: tuple[str, ...] = ()
-    tolerance: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    knee: bool = False
-
-    @classmethod
-    def of(cls, settings: SearchSettings) -> ChoiceSection:
-        """That of a search."""
-        tolerance = tuple(map(str, settings.tolerance))
-        return cls(
-            max_error=settings.max_error,
-            max_latency_ms=settings.max_latency_ms,
-            max_memory_bytes=settings.max_memory_bytes,
-            limits=settings.limits,
-            tolerance=tolerance,
-            ignore=settings.ignore,
-        )
 
 
 class RunFile(_Section):
@@ -235,11 +206,26 @@ class RunFile(_Section):
     data: DataSection | None = None
     target: TargetSection | None = None
     environment: Environment | None = None
-    choice: ChoiceSection = ChoiceSection()
+    choice: Choice = Choice()
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     confirms: str | None = None
     accompanies: str | None = None
+
+    @classmethod
+    def of(
+        cls, settings: SearchSettings, model: ModelSection, fixed: FixedSettings, storage: str | None, study: str
+    ) -> RunFile:
+        """That of a search that begins."""
+        return cls(
+            model=model,
+            fixed_settings=fixed,
+            search=SearchSection.of(settings),
+            seeds=SeedSection(split=settings.seed, sampler=settings.seed, random_inputs=settings.seed),
+            storage=storage,
+            study=study,
+            choice=Choice.of(settings),
+        )
 
     @pydantic.field_validator("findings", mode="before")
     @classmethod
@@ -293,98 +279,3 @@ def _from_format_1(document: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(seeds, dict):
         upgraded["seeds"] = {name.replace(" ", "_"): value for name, value in seeds.items()}
     return upgraded
-
-
-def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: FixedSettings) -> None:
-    """Refuse to go on with the run at ``path`` if it was made with another model or other fixed settings.
-
-    Raises:
-        RunError: naming what differs.
-    """
-    if recorded.model.sha256 != model_sha256:
-        raise RunError(f"{path} belongs to another model: {recorded.model.path} had another content", FRESH_HINT)
-    for name, before, now in _differences(recorded.fixed_settings, settings):
-        if name == "shapes":
-            both = f"{_shapes_text(before)} before, {_shapes_text(now)} now"
-            raise RunError(
-                f"{path} was made with other --shapes ({both})", f"go on with the same --shapes, {FRESH_HINT}"
-            )
-        is_shown = name not in _LABELS and isinstance(now, str | float | int | None)
-        shown = f" ({_value_text(before)} before, {_value_text(now)} now)" if is_shown else ""
-        refuse_other(path, _LABELS.get(name, name.replace("_", " ")), shown)
-
-
-def _value_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "none" if value is None else repr(value)
-
-
-def _shapes_text(shapes: Sequence[ShapeRange]) -> str:
-    return " ".join(map(str, shapes)) or "none"
-
-
-def refuse_other_runs(path: Path, recorded: RunFile | None) -> None:
-    """Refuse to search in the directory of a confirmation, or of the front of another device.
-
-    Raises:
-        RunError: it is one.
-    """
-    if recorded is not None and recorded.confirms is not None:
-        raise RunError(f"{path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
-    if recorded is not None and recorded.accompanies is not None:
-        raise RunError(
-            f"{path} is the front of another device",
-            "go on with it: `mptune worker --allow-mixed` with the run around it",
-        )
-
-
-def check_data(path: Path, recorded: RunFile, data: DataSection) -> None:
-    """Refuse to go on with a run that was made with other calibration data.
-
-    Raises:
-        RunError: the samples differ.
-    """
-    before = recorded.data
-    if before is not None and before.sha256 != data.sha256:
-        raise RunError(
-            f"{path} was made with other data ({before.source}, {before.samples} samples; "
-            f"{data.source}, {data.samples} samples now)",
-            f"give the same --data, {FRESH_HINT}",
-        )
-
-
-def check_target(path: Path, recorded: RunFile, target: TargetSection) -> None:
-    """Refuse to go on with a run whose figures were taken on another device.
-
-    Raises:
-        RunError: target, engine or device differ.
-    """
-    before = recorded.target
-    if before is not None and before != target:
-        raise RunError(
-            f"{path} was made with another target ({before.name}: {before.engine} on {before.device} before, "
-            f"{target.name}: {target.engine} on {target.device} now)",
-            f"go on where it was made, {FRESH_HINT}",
-        )
-
-
-def _differences(before: _Section, now: _Section) -> Iterator[tuple[str, Any, Any]]:
-    """Every field whose value differs; of sections within them, the fields that differ there."""
-    for name in type(now).model_fields:
-        old, new = getattr(before, name), getattr(now, name)
-        if old == new:
-            continue
-        if isinstance(new, _Section):
-            yield from ((f"{name} {inner}", *values) for inner, *values in _differences(old, new))
-        else:
-            yield name, old, new
-
-
-def refuse_other(path: Path, name: str, shown: str = "") -> NoReturn:
-    """Refuse to go on with a run that was made with something else.
-
-    Raises:
-        RunError: always.
-    """
-    raise RunError(f"{path} was made with another {name}{shown}", f"go on with the same {name}, {FRESH_HINT}")

@@ -26,7 +26,7 @@ class LatencySettings:
         warmup_ms: untimed executions before the first timed one, at least this long.
         duration_ms: timed executions of the baseline go on for at least this long, unless fewer values are enough
             (``mptune.engines.timing.enough``).
-        min_iterations: and at least this many values are taken then; there are at least so many executions in any case.
+        min_iterations: timed executions of each engine, at least (trtexec's ``--iterations``).
         max_cv: a coefficient of variation above this is a warning.
         cuda_graph: replay a captured CUDA graph where capture works.
     """

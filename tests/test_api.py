@@ -24,6 +24,7 @@ import pytest
 import mptune
 from mptune import rundir
 from mptune.api import choosing, search_call
+from mptune.choice import ChoiceLimits
 from mptune.engines.base import ReferenceReport
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import (
@@ -38,7 +39,6 @@ from mptune.errors import (
 )
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.run_json import ChoiceSection
 from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.tuning.front import Front
 from mptune.tuning.steps import limits
@@ -197,9 +197,11 @@ def test_report_needs_neither_model_nor_data_nor_lock(place: Path) -> None:
 def test_pick(place: Path) -> None:
     search(make_toolchain())
     run = place / "model.mptune"
+    before = mptune.report(run).chosen
     front = mptune.pick(run, max_error=1e-20)
     assert not front.limits_met
-    assert front.chosen == front.fp32
+    assert front.choice.nearest == front.fp32.plan.fingerprint
+    assert front.chosen == before
     exact = mptune.pick(run, max_latency_ms=1000.0)
     assert exact.chosen == front.fp32
     fastest = mptune.pick(run, plan=front.points[0].plan.fingerprint)
@@ -515,7 +517,8 @@ def test_pick_keeps_what_a_search_wrote_while_it_waited(place: Path, monkeypatch
     file = read_run("model.mptune")[1]
     assert len(ended) == 1
     assert front.evaluations == file.search.budget == 15
-    assert file.choice == ChoiceSection()
+    assert (file.choice.kind, file.choice.has_limits) == ("knee", False)
+    assert file.choice.search_limits == ChoiceLimits(max_error=1e-3)
 
 
 def test_a_search_keeps_what_pick_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,7 +528,8 @@ def test_a_search_keeps_what_pick_wrote_while_it_waited(place: Path, monkeypatch
     file = read_run("model.mptune")[1]
     assert len(ended) == 1
     assert front.evaluations == file.search.budget == 15
-    assert file.choice == ChoiceSection(max_error=1e-3), "the last word is the search's, which ended last"
+    assert file.choice.given_limits == ChoiceLimits(max_error=1e-3), "other limits than those recorded with the pick"
+    assert file.choice.plan is None
 
 
 def test_nobody_picks_while_a_search_goes_on(place: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import mptune
-from mptune.api.arguments import shapes_argument
+from mptune.api.arguments import data_argument, shapes_argument
 from mptune.commands.searching import search as search_command
 from mptune.commands.searching import tensorrt_settings
 from mptune.data.calibration import load_calibration
@@ -125,6 +125,36 @@ def test_arrays_are_cut_by_the_batch() -> None:
         load(ROWS, batch=3)
 
 
+def filled_again() -> Iterator[dict[str, np.ndarray]]:
+    """A loader that fills one buffer for every sample."""
+    buffer = np.empty((1, 32), np.float32)
+    for row in ROWS:
+        buffer[:] = row
+        yield {"x": buffer}
+
+
+class Batches:
+    """A data set that is iterated over and has no length, as a data loader."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (Tensor(sample["x"]) for sample in filled_again())
+
+
+@pytest.mark.parametrize("data", [filled_again, Batches, lambda: (sample["x"] for sample in filled_again())])
+def test_a_loader_that_fills_one_buffer_again_gives_every_sample(data: Callable[[], Any]) -> None:
+    for content in (InMemory(data()), data_argument(data())):
+        assert isinstance(content, InMemory)
+        samples = load(content.content)
+        np.testing.assert_array_equal(np.concatenate([sample["x"] for sample in samples]), ROWS)
+
+
+def test_equal_samples_are_warned_of(place: Path) -> None:
+    diary = Diary()
+    front = search(data=[{"x": ROWS[:1]}] * 8, listener=diary)
+    assert [finding.code for finding in front.findings].count("duplicate-samples") == 1
+    assert any("7 of 8 samples equal an earlier one" in text for text in diary.warnings)
+
+
 @pytest.mark.parametrize(
     ("data", "inputs", "message", "hint"),
     [
@@ -135,6 +165,8 @@ def test_arrays_are_cut_by_the_batch() -> None:
         ({"y": ROWS, "z": ROWS}, (X,), "no array for input 'x'", "'y'"),
         (ROWS.astype(np.float64), (X,), "expected float32, got float64", "astype"),
         ({"x": [[1.0]]}, (X,), "is a list, not an array", "np.asarray"),
+        (np.ma.masked_array(ROWS, ROWS > 1), (X,), "arrays is a masked array", "filled"),
+        (iter([{"x": np.ma.masked_array(ROWS[:1])}]), (X,), "sample 0: input 'x' is a masked array", "filled"),
         (np.array([{}], dtype=object), (X,), "array of objects", "float32"),
         (Tensor(ROWS, TypeError("can't convert cuda:0")), (X,), "cannot be read as an array: can't", "cpu().numpy()"),
         ([{"x": ROWS[0]}], (X,), r"expected shape \(n, 32\), got \(32,\)", "add the missing axis"),
@@ -236,6 +268,65 @@ def test_a_function_of_this_process_is_the_metric(place: Path) -> None:
     assert mptune.pick("model.mptune", knee=True).metric == "callable:largest"
     more = search(metric=largest, budget=6)
     assert (more.evaluations, len(seen) > asked) == (6, True)
+
+
+SCALE = 1.0
+
+
+def scaled(outputs: Feed, reference: Feed) -> float:
+    return SCALE * helper(outputs, reference)
+
+
+def helper(outputs: Feed, reference: Feed) -> float:
+    return float(np.abs(outputs["y"] - reference["y"]).max())
+
+
+def with_factor(factor: float, calls: list[float] | None = None) -> Callable[[Feed, Feed], float]:
+    def metric(outputs: Feed, reference: Feed) -> float:
+        if calls is not None:
+            calls.append(factor)
+        return factor * float(np.abs(outputs["y"] - reference["y"]).max())
+
+    return metric
+
+
+def test_another_function_under_the_same_name_is_refused(place: Path) -> None:
+    search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).max()))
+    for more in ({}, {"budget": 6}):
+        with pytest.raises(RunError, match="the metric callable:lambda is not what it was") as caught:
+            search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).mean()), **more)
+        assert "fresh=True" in caught.value.hint
+    with pytest.raises(RunError, match="the metric callable:lambda is not what it was"):
+        mptune.confirm("model.mptune", metric=lambda outputs, reference: 0.5, target="cpu")
+    diary = Diary()
+    search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).max()), listener=diary)
+    assert not diary.done, "the same code"
+    assert not [text for text in diary.warnings if "same metric" in text]
+
+
+def test_what_a_function_reads_is_part_of_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search(metric=with_factor(1.0))
+    with pytest.raises(RunError, match="callable:metric is not what it was"):
+        search(metric=with_factor(2.0))
+    search(metric=scaled, out="global.mptune")
+    search(metric=scaled, out="global.mptune")
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    with pytest.raises(RunError, match="callable:scaled is not what it was"):
+        search(metric=scaled, out="global.mptune")
+    monkeypatch.setitem(globals(), "SCALE", 1.0)
+    monkeypatch.setitem(globals(), "helper", with_factor(1.0))
+    with pytest.raises(RunError, match="callable:scaled is not what it was"):
+        search(metric=scaled, out="global.mptune")
+
+
+def test_what_a_function_reads_and_cannot_be_compared_is_told(place: Path) -> None:
+    diary, calls = Diary(), list[float]()
+    told = "must be given the same metric callable:metric: what it reads cannot be compared (calls)"
+    front = search(metric=with_factor(1.0, calls))
+    assert calls
+    assert any(told in text for text in front.warnings)
+    assert search(metric=with_factor(1.0, calls), listener=diary) == front
+    assert any(told in text for text in diary.warnings)
 
 
 def test_a_run_does_not_hold_the_function(place: Path) -> None:

@@ -26,6 +26,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
+from mptune.targets.detect import detect_gpus
 from mptune.tuning.sampler.stock import SAMPLERS
 from tests.graph import models
 
@@ -138,6 +139,9 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["search", "m.onnx", "--max-disk", "0GiB"], "--max-disk is 0"),
         (["search", "m.onnx", "--max-error", "-1"], "--max-error is -1"),
         (["search", "m.onnx", "--metric", "relative_l3"], "unknown metric 'relative_l3'"),
+        (["search", "m.onnx", "--target", "jetson-orin-nano-9gb"], "there is no target 'jetson-orin-nano-9gb'"),
+        (["search", "m.onnx", "--target", "mine.toml"], "no such file: mine.toml"),
+        (["targets", "h20"], "there is no target 'h20'"),
         (["pick", "run"], "nothing says which plan to pick"),
         (["pick", "run", "--knee", "--plan", "3f2a"], "--knee and --plan exclude"),
         (["pick", "run", "--max-error", "1", "--knee"], "a limit and --knee exclude"),
@@ -159,6 +163,24 @@ def test_a_wrong_command_line_exits_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["search", "inspect"])
+def test_an_unknown_space_exits_with_2(command: str, mlp_path: Path, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "run")] if command == "search" else []
+    assert main([command, str(mlp_path), "--space", "defualt", *out]) == 2
+
+
+@pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU")
+def test_gpus_that_are_not_here_are_an_error(
+    mlp_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for target in ("auto", "cpu", "h200"):
+        assert main(["search", str(mlp_path), "--gpus", "0,1", "--target", target]) == 1
+        assert complaint_of(capsys)[0] == "error: --gpus: there is no GPU 1: no GPUs found here"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -174,10 +196,7 @@ def test_a_wrong_command_line_exits_with_2(
         (["apply", "{model}", "--fp16-all", "-o", "{plan}/out.onnx"], "plan.json"),
         (["inspect", "nowhere.onnx"], "nowhere.onnx"),
         (["inspect", "{plan}"], "plan.json"),
-        (["inspect", "{model}", "--space", "defualt"], "defualt"),
         (["inspect", "{model}", "--data", "nowhere.npz"], "nowhere.npz"),
-        (["search", "{model}", "--target", "jetson-orin-nano-9gb"], "jetson-orin-nano-9gb"),
-        (["search", "{model}", "--space", "defualt"], "defualt"),
         (["search", "{model}", "--data", "nowhere.npz"], "nowhere.npz"),
         (["search", "{plan}"], "plan.json"),
     ],
@@ -444,6 +463,7 @@ def test_a_traceback_only_with_debug(
         asked = capsys.readouterr().err
         assert "Traceback" in asked
         assert asked.endswith(plain)
+        assert [asked.count(line) for line in plain.splitlines()] == [1, 1], "the hint is printed once"
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:

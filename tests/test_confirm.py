@@ -585,7 +585,6 @@ def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
     [
         (["confirm", "nothing"], "does not exist"),
         (["export", "nothing"], "does not exist"),
-        (["confirm", "model.mptune", "--target", "h20"], "there is no target 'h20'"),
         (["confirm", "model.mptune", "--target", "cpu", "--engine", "tensorrt"], "tensorrt"),
     ],
 )

@@ -159,6 +159,22 @@ def test_the_modules_of_benchmarks_that_the_pages_name_exist() -> None:
             assert any(file.is_file() for file in files), f"{page} names {name}"
 
 
+def test_the_help_has_the_exit_codes_of_the_page() -> None:
+    page = read("docs/guide/troubleshooting.md").partition("## Exit codes")[2].partition("\n## ")[0]
+    listed = (GROUP.help or "").partition("Exit codes:")[2]
+    assert re.findall(r"(?:^|,)\s+(\d+)\s", listed) == re.findall(r"^\| (\d+) \|", page, re.MULTILINE)
+
+
+def test_the_pages_that_the_code_names_exist() -> None:
+    folders = ("mptune", "benchmarks", "tests", "search_spaces")
+    sources = [
+        path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".toml", ".in")
+    ]
+    named = {name for path in sources for name in re.findall(r"\b[A-Z_]+\.md\b", path.read_text(encoding="utf-8"))}
+    assert "CONTRIBUTING.md" in named
+    assert {name for name in named if not list(ROOT.glob(f"**/{name}"))} == set()
+
+
 def test_the_files_of_benchmarks_that_the_pages_name_exist() -> None:
     text = read("benchmarks/README.md")
     named = {name.removeprefix("benchmarks/") for name in re.findall(r"[\w/]*\bresults/[\w*.]+\b", text)}

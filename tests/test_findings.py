@@ -68,7 +68,7 @@ def search(model: Path, diary: Diary | None = None, **settings: object) -> Front
 
 
 def check_schema(documents: object) -> Sequence[dict[str, object]]:
-    """Exactly the keys of FINDINGS.md, each of its type; returns the findings."""
+    """Exactly the keys of a finding, each of its type; returns the findings."""
     assert isinstance(documents, list)
     for document in documents:
         assert list(document) == KEYS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 import mptune
 from mptune.errors import BaselineError, DataError, SpaceError
 from mptune.inspection.record import Inspection
+from mptune.reporting.terminal.front import print_front
 from mptune.reporting.terminal.inspection import print_inspection, quantity
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
+from tests.zoo.voice import voice
 
 DIGITS = Path(__file__).parent.parent / "benchmarks" / "models" / "digits_vit.onnx"
 
@@ -75,7 +78,54 @@ def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pyte
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert [g["pinned"]["precision"] for g in document["groups"]] == ["fp32", "fp32"]
     assert document["shapes"] == {"assumed": {}, "observed": "data.npz", "unknown": 0}
-    assert document["hazards"][0]["severity"] == "error"
+    assert re.search(r"^hazards: \d+ warnings$", text, re.MULTILINE), "a plan repairs each: none is an error"
+    assert {hazard["severity"] for hazard in document["hazards"]} == {"warning"}
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = mptune.inspect(models.save(voice(), tmp_path))
+    assert (
+        shown(found, monkeypatch, columns).splitlines()[0] == "warning: the network lies in If nodes; nothing to tune"
+    )
+    assert found.warnings[0] == "the network lies in If nodes; nothing to tune"
+    flat = mptune.inspect(models.save(voice(""), tmp_path))
+    assert found.weight_bytes == 2 * flat.weight_bytes
+    assert not any("nothing to tune" in text for text in flat.warnings)
+
+
+def test_groups_without_a_layer_outside_an_if_are_counted(tmp_path: Path) -> None:
+    proto = voice()
+    proto.graph.node[1].output[0] = "raw"
+    proto.graph.node.append(node("Mul", ["raw", "gain"], "output", "gain"))
+    proto.graph.initializer.append(constant("gain", 2.0))
+    found = mptune.inspect(models.save(proto, tmp_path))
+    assert found.warnings[0] == "the network lies in If nodes; nothing to tune but 1 group outside them"
+
+
+def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantise"),
+        node("MatMulInteger", ["q", "w", "z"], "i", "product"),
+        node("Cast", ["i"], "f", "cast", to=1),
+        node("Mul", ["f", "s"], "y", "scale"),
+    ]
+    w = constant("w", np.eye(4), np.int8)
+    path = models.save(models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], [w]), tmp_path)
+    text = shown(mptune.inspect(path), monkeypatch)
+    assert text.splitlines()[0] == "warning: the network is quantised already; nothing to tune"
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32))
+    front = mptune.search(
+        path, data=tmp_path / "data.npz", out=tmp_path / "run", budget=3, target="jetson-orin-nano-8gb"
+    )
+    stream = io.StringIO()
+    print_front(front, stream)
+    assert stream.getvalue().splitlines()[0] == "warning: the network is quantised already; nothing to tune"
+    assert stream.getvalue().count("nothing to") == 1
 
 
 def test_random_samples_are_a_hazard_and_reported_once(cnn_path: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ _HELP = "`mptune {} --help` shows what is expected, with an example"
         ),
         (
             ["search", "mlp.onnx", "--target", "cuda"],
-            1,
+            2,
             "there is no target 'cuda'",
             "--target auto takes the GPU of this machine; `mptune targets` lists them all; a TOML file of your own "
             "works too",

@@ -275,7 +275,8 @@ def test_two_searches_of_one_study_need_one_device(mlp_path: Path, mlp_data: Pat
     storage = f"sqlite:///{tmp_path}/x.db"
     places = [tmp_path / host / "run.mptune" for host in "ab"]
     search(mlp_path, mlp_data, places[0], other(tmp_path, "Fake 1000"), budget=3, storage=storage)
-    with pytest.raises(RunError, match=r"searched on another target .*Fake 1000 there.*Fake 2000 here"):
+    with pytest.raises(RunError, match=r"another target .*Fake 1000 there.*Fake 2000 here") as refused:
         search(mlp_path, mlp_data, places[1], other(tmp_path), budget=6, storage=storage)
-    search(mlp_path, mlp_data, places[1], other(tmp_path, "Fake 1000"), budget=6, storage=storage, fresh=True)
-    assert len(evaluated_in(places[1], storage)) == 6
+    assert "mptune worker RUN --allow-mixed" in refused.value.hint
+    search(mlp_path, mlp_data, places[1], other(tmp_path, "Fake 1000"), budget=6, storage=storage)
+    assert len(evaluated_in(places[0], storage)) == 6

@@ -25,6 +25,7 @@ from mptune.tuning.front import hypervolume, pareto
 from mptune.tuning.record.storage import open_storage, storing
 from mptune.tuning.runs.result import read_record
 from tests.fakes import Diary
+from tests.test_identity import check_two_hosts
 from tests.test_joining import Opener, until
 
 pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
@@ -175,6 +176,10 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
     assert quality(found) >= 0.97 * alone
     assert not (place / "study.journal").exists()
     assert not [text for text in diary.warnings if "died" in text]
+
+
+def test_two_hosts_share_a_study_only_where_their_identity_is_equal(server: Server, tmp_path: Path) -> None:
+    check_two_hosts(tmp_path, server.url)
 
 
 def test_a_server_that_stays_away_is_one_clear_line(

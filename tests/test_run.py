@@ -103,7 +103,11 @@ def test_pick_keeps_the_limit_of_the_run(run: mptune.Run) -> None:
 def test_tolerance_and_ignore_of_a_run(run: mptune.Run) -> None:
     (output,) = {name for e in run.evaluations for name in e.counted.per_output}
     error = run.front.points[1].judged_error
-    assert run.report(tolerance=[f"{output}={error:g}"]).chosen == run.pick(tolerance=[f"{output}={error:g}"]).chosen
+    front = run.report(tolerance=[f"{output}={error:g}"])
+    assert front.chosen == run.front.chosen, "what lies in chosen/"
+    picked = run.pick(tolerance=[f"{output}={error:g}"]).choice
+    assert f"would choose {picked.chosen}, the fastest with {output}={error:g}" in front.chosen_reason
+    assert not run.report(tolerance=[f"{output}=1e-20"]).limits_met
     assert run.pick(knee=True, ignore=[]).limits_met
     with pytest.raises(mptune.SettingsError, match="nothing"):
         run.report(ignore=["nothing"])

@@ -63,9 +63,15 @@ def test_several_metrics_with_labels_and_a_limit(files: Path) -> None:
     assert set(names) <= set(taken)
     assert taken[f"{names[0]}:value"] == pytest.approx(taken["top1_accuracy:value"])
     assert taken["top1_accuracy:value"] < 1.0, "three labels are wrong"
+    assert document["baseline"]["fp32"]["metrics"]["top1_accuracy"]["search"] == taken["top1_accuracy:value"]
     assert document["baseline"]["fp32"]["error"]["value"] == 0.0, "the reference has the same labels wrong"
     assert front.limits_met
     assert "cosine>=0.5" in front.chosen_reason
+    assert list(front.metrics) == ["accuracy", "top1_accuracy", "cosine", "far"]
+    assert mptune.report(files / "run").metrics == front.metrics
+    readme = (files / "run" / "chosen" / "README.txt").read_text()
+    for name in front.metrics:
+        assert f"\n{name:<16} " in readme
     again = search(files, names, limits=["top1_accuracy>=2"])
     assert not again.limits_met
     assert mptune.report(files / "run").limits_met is False

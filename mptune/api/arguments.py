@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 import onnx
 
 from mptune.api.run_path import file_stem
+from mptune.choice import Choice
 from mptune.data.checks import shape_text
+from mptune.data.in_memory import copied_samples
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import callable_name, is_own, resolve_metric
 from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust, undirected
@@ -23,7 +25,6 @@ from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.run_json import ChoiceSection
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
@@ -45,7 +46,7 @@ def data_argument(data: Any) -> Path | InMemory | None:
     if isinstance(data, (str, os.PathLike)):
         return Path(data)
     is_whole = isinstance(data, Mapping) or hasattr(data, "__array__") or not isinstance(data, Iterable)
-    return InMemory(data if is_whole else tuple(data))
+    return InMemory(data if is_whole else copied_samples(data))
 
 
 def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]:
@@ -57,21 +58,18 @@ def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]
     return first, tuple(others)
 
 
-def metric_argument(metric: str | TaskMetric | None, run: Path, fresh: bool = False) -> tuple[str, TaskMetric | None]:
+def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
     """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on.
 
     Args:
-        metric: the caller's; None takes the run's, or the default.
+        metric: the caller's.
         run: the run directory, in which no script is run.
-        fresh: what the run directory holds does not count.
 
     Raises:
         SettingsError: no such metric, or neither a name nor a function.
         DataError: the script that it names cannot be loaded.
         RunError: the script lies in the run directory.
     """
-    if metric is None:
-        return _resumed_metric(run, fresh=fresh), None
     if callable(metric):
         return callable_name(metric), metric
     if not isinstance(metric, str):
@@ -90,13 +88,15 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str,
     """
     is_one = metric is None or isinstance(metric, str) or not isinstance(metric, Sequence)
     several = [metric] if is_one else list(metric)
+    if metric is None:
+        several = _resumed_metrics(run, fresh=fresh)
     if not several:
         raise SettingsError("--metric names nothing", "give at least one, or leave it away")
     if any(callable(one) for one in several[1:]):
         raise SettingsError(
             "--metric takes a function as the first metric only", "give the others as script.py:function"
         )
-    found = [metric_argument(one, run, fresh) for one in several]
+    found = [metric_argument(one, run) for one in several]
     names = [name for name, _ in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -114,16 +114,16 @@ def check_reported(recorded: Sequence[str], run: Path, command: str = "confirm")
         check_recorded(metric, run, command)
 
 
-def _resumed_metric(run: Path, *, fresh: bool) -> str:
-    """The metric of a search that names none: the statistic that the run was made with, else the default."""
-    default = SearchSettings().metric
+def _resumed_metrics(run: Path, *, fresh: bool) -> list[str]:
+    """The metrics of a search that names none: the statistics that the run was made with, else the default."""
     try:
         known = None if fresh else RunDirectory(run).load()
     except RunError:  # said where the run is opened
         known = None
-    if known is None or is_own(known.search.metric):
-        return default
-    return known.search.metric
+    names = [] if known is None else [known.search.metric, *known.search.reported_metrics]
+    if not names or is_own(names[0]):
+        return [SearchSettings().metric]
+    return [name for name in names if not is_own(name)]
 
 
 def recorded_metric(
@@ -242,7 +242,7 @@ def choice_argument(
     plan: str | None,
     tolerance: Tolerances | None = None,
     metric_limits: Sequence[str] | None = None,
-) -> ChoiceSection:
+) -> Choice:
     """How a plan is chosen.
 
     ``metric_limits`` are those on the metrics' own values.
@@ -257,7 +257,7 @@ def choice_argument(
     ways = [is_limited, knee, plan is not None]
     if sum(ways) > 1:
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
-    return ChoiceSection(
+    return Choice(
         max_error=max_error,
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,

@@ -35,6 +35,9 @@ def pick(
 ) -> Front:
     """Choose another plan of a finished search and write ``chosen/`` and ``front.json`` anew.
 
+    Limits that no plan meets change neither the choice nor ``chosen/``: ``limits_met`` is False then, and
+    ``choice.unmet`` names the nearest plan. A later ``search`` keeps the choice until it is given other limits.
+
     Args:
         run: the run directory.
         max_error: take the fastest plan whose error is at most this.
@@ -60,12 +63,12 @@ def pick(
         record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
         ignored = file.choice.ignore if ignore is None else one_or_several(ignore)
         limited = file.choice.limits if given is None else choice.limits
-        kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited)}
-        file = file.model_copy(update={"choice": choice.model_copy(update=kept)})
-        front = front_of(directory, file, record, keep=True)
+        searched = file.choice.search_limits or file.choice.given_limits
+        kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited), "search_limits": searched}
+        front = front_of(directory, file, record, asked=choice.model_copy(update=kept), keep=True)
+        file = file.model_copy(update={"choice": front.choice})
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         loaded = load_either(directory, file)
         grouped = GroupedModel(loaded, find_groups(loaded, file.fixed_settings.granularity))
         write_run_files(directory, front, record, grouped, file.environment, confirmation)
-        directory.save(file)
         return front

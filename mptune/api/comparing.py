@@ -28,9 +28,12 @@ from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.library import Kind
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.finding import Finding
+from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.shapes import static_shapes
 from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings
+from mptune.targets.unsearched.already_mixed import already_mixed_findings
 from mptune.tuning.reasons.reference import training_findings
 
 
@@ -64,8 +67,8 @@ def compare(
         reference_outputs: The same of what holds for right.
         tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a
             sample by the part's standard deviation), or ``"abs:X"`` for the largest absolute difference; or texts
-            ``"OUTPUT[COLUMNS]=X"``. By default twice what rounding
-            to FP16 gives in each part (emulated; groups whose values FP16 does not hold count as FP32), at most 0.1.
+            ``"OUTPUT[COLUMNS]=X"``. By default twice the emulated error of
+            all-FP16 in each part (the plan that ``search`` evaluates), at most 0.1.
         max_error: Largest error of what no tolerance is about.
         ignore: Outputs that are not compared.
         trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``: beyond the
@@ -81,7 +84,8 @@ def compare(
 
     Raises:
         SettingsError: Nothing to compare, two candidates, or an argument is out of range.
-        ModelError: A model cannot be read or typed, or the two have other inputs or outputs.
+        ModelError: A model cannot be read or typed, the candidate does not load in ONNX Runtime, or the two have other
+            inputs or outputs.
         DataError: The data, or what was recorded, do not fit the model.
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
@@ -98,6 +102,7 @@ def compare(
         right = None if other is None else other.runner(left, folder, batch, ignore)
         if right is not None:
             stack.enter_context(right)
+        loading = right.check_loads() if isinstance(right, Runner) else ()
         sides = make_sides(
             left,
             right,
@@ -115,9 +120,12 @@ def compare(
             more += traced
         elif right is not None and trace and (fault := find_fault(left, right, folder / "marking")):
             more.append(fault_finding(left, fault))
+        if reference_outputs is None:
+            more += already_mixed_findings(left.grouped, static_shapes(loaded, batch).shapes, "compare")
         models = (loaded, right.model) if isinstance(right, Runner) else (loaded,)
         drawn = [each for one in models for each in training_findings(one, "compare", is_run=False)]
         found = compare_sides(sides, samples, structural, more, drawn[:1])
+        found = replace(found, warnings=(*loading, *found.warnings))
     if out is not None:
         write_comparison(found, Path(out))
     return found
@@ -135,7 +143,7 @@ def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, 
 
     Raises:
         SettingsError: An argument is out of range.
-        ModelError: A model cannot be read or typed, or the two have other inputs or outputs.
+        ModelError: As of ``compare``.
         DataError: The data do not fit the model.
         BaselineError: A model does not run on the data.
     """
@@ -176,7 +184,8 @@ def _check(
 def _samples(data: Any, model: Model, batch: int) -> CalibrationSet:
     """The samples of one data set, or of several, one after the other: each sample is of its own size."""
     first, others = data_arguments(data)
-    every = [load_calibration(one, model.inputs, DataSettings(batch=batch), seed=0) for one in (first, *others)]
+    settings, states = DataSettings(batch=batch), state_inputs(model)
+    every = [load_calibration(one, model.inputs, settings, 0, states) for one in (first, *others)]
     if not others:
         return every[0]
     return replace(
@@ -251,11 +260,13 @@ def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides
     """
     alignment = alignment_of(sides.runner, right)
     sides = with_candidate_plan(sides, alignment)
-    structural = structure_finding(sides, alignment)
+    difference, harmless = structure_finding(sides, alignment)
     limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
-    divergence = first_divergence(sides, right, alignment, min(limits, default=None)) if trace else None
+    divergence = first_divergence(sides, right, alignment, harmless, min(limits, default=None)) if trace else None
     traced = [] if divergence is None else [trace_finding(sides, divergence)]
-    return sides, [] if structural is None else [structural], traced
+    if difference is None:
+        return sides, [], traced
+    return (sides, [], [difference, *traced]) if difference.severity == "info" else (sides, [difference], traced)
 
 
 def _name(model: ModelLike | None) -> str:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from mptune.api.arguments import check_reported, listening, recorded_metric
 from mptune.api.reading import with_demands
-from mptune.applying import refuse
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.errors import RunError
-from mptune.files import full_disk_as_error
+from mptune.files import full_disk_as_error, refuse
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import joined_run, read_search
 from mptune.settings import EngineChoice, SearchSettings, Tolerances

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from mptune.api.arguments import check_reported, listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.trusted_scripts import script_of
-from mptune.errors import RunError
+from mptune.errors import RunError, TargetError
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import RunDirectory, joined_run, read_search
 from mptune.settings import SearchSettings
-from mptune.targets.detect import gpu_variables
+from mptune.targets.detect import detect_gpus, gpu_variables
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.storage_urls import storage_url
@@ -79,6 +79,7 @@ def worker(
     directory, file = read_search(Path(run))
     check_reported(file.search.reported_metrics, directory.path, "worker")
     named = recorded_metric(file.search.metric, metric, directory.path, "worker")
+    _check_gpus("--gpu", () if gpu is None else (gpu,), open_toolchain)
     with (
         listening(progress, listener) as listens,
         full_disk_as_error(directory.path),
@@ -136,6 +137,7 @@ def worker_starter(
     """
     if not settings.gpus:
         return None
+    _check_gpus("--gpus", settings.gpus, open_toolchain)
     variables = {gpu: gpu_variables(gpu) for gpu in settings.gpus}
 
     def of(run: RunDirectory) -> StartWorker:
@@ -154,6 +156,16 @@ def worker_starter(
         return start
 
     return of
+
+
+def _check_gpus(option: str, wanted: Sequence[int], open_toolchain: OpenToolchain | None) -> None:
+    """Refuse GPUs that are not here, unless the caller brings what measures."""
+    if not wanted or open_toolchain is not None:
+        return
+    count = len(detect_gpus())
+    if max(wanted) >= count:
+        here = f"{count or 'no'} GPU{'' if count == 1 else 's'} found here"
+        raise TargetError(f"{option}: there is no GPU {max(wanted)}: {here}", f"leave {option} away, or give fewer")
 
 
 @contextlib.contextmanager

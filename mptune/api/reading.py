@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def report(
 
     Args:
         run: the run directory.
-        tolerance: as in ``search``; None takes the run's. Nothing is written.
+        tolerance: as in ``search``: the plans within it, and which one ``pick`` would choose; None takes the run's.
+            Nothing is written.
         ignore: as in ``search``; None takes the run's.
         storage: URL of the run's database, if any; None takes that of ``MPTUNE_STORAGE``.
 
@@ -33,14 +35,23 @@ def report(
         RunError: it is no run directory, or holds no baseline yet.
     """
     directory, file = read_run(run)
-    file = with_demands(file, tolerance, ignore)
-    kept = kept_front(directory, file)
+    demanded = with_demands(file, tolerance, ignore)
+    kept = kept_front(directory, demanded)
     if kept is not None:
         return kept
     from mptune.tuning.runs.result import front_of, read_record  # They import Optuna.
 
     with contextlib.closing(read_record(directory, file, storage)) as record:
-        return front_of(directory, file, record)
+        front = front_of(directory, demanded, record)
+        if demanded == file:
+            return front
+        wanted = front_of(directory, file, record, asked=demanded.choice.again()).choice
+    if wanted.unmet:
+        unmet = {"unmet": wanted.unmet, "nearest": wanted.nearest}
+        return replace(front, choice=front.choice.model_copy(update=unmet))
+    if wanted.chosen == front.choice.chosen:
+        return front
+    return replace(front, hint=f"; `mptune pick` with the same options would choose {wanted.chosen}, {wanted.reason}")
 
 
 def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: Sequence[str] | None) -> RunFile:

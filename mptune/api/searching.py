@@ -106,7 +106,7 @@ def search(
         ignore: Outputs whose errors do not count.
         metric: The error to minimize: a statistic such as ``relative_l2`` or ``max_abs``, ``"script.py:function"``, or
             a function ``(outputs, reference) -> float``. It is called once per sample with two dictionaries of arrays
-            by output name; smaller is better. The run knows a function by its name only: give it again to resume. A
+            by output name; smaller is better. The run keeps a hash of a function: give it again to resume. A
             function ``(outputs, references, inputs, labels) -> float`` is called once with all samples. Of several
             metrics the first is optimised, the others are reported. None takes the run's statistic, in a new run
             ``worst_part``.
@@ -120,11 +120,12 @@ def search(
             largest). By default those of the data.
         timeout_s: Start no new evaluation, and re-measure no more, after this many seconds.
         max_disk_bytes: Start no new evaluation that could make the run directory larger than this.
-        storage: Optuna storage URL, to share a search. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
+        storage: Optuna storage URL, to share a search: run directories of one name share a study if model, data and
+            settings are the same. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
         gpus: GPUs of this machine that share the search, one worker process each: a ``metric`` must be importable.
         allow_mixed: GPUs that differ from the first keep fronts of their own, as in ``worker``.
         seed: Of the calibration split, the sampler and random inputs.
-        fresh: Start over; what the run directory holds is moved aside, not deleted.
+        fresh: Start over; what the run directory holds is moved aside, not deleted. In ``storage``: a new study.
         tf32: Let FP32 groups use TF32. The reference never does.
         sampler: What proposes plans.
         confirm_rounds: Fresh processes in which the chosen plan, and points whose place is in doubt, are measured

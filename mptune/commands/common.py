@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from mptune.errors import SettingsError
+from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.printable import printable
 
 if TYPE_CHECKING:
     from mptune.tuning.front import Front
 
-EXIT_LIMITS_NOT_MET = 3
 EXIT_INTERRUPTED = 130
 
 _STORAGE_VARIABLE = "MPTUNE_STORAGE"
@@ -176,8 +175,8 @@ def finish(front: Front, as_json: bool, *, every: bool = False, said: Collection
         print_front(front, every=every, said=seen_with_stdout(said))
     if not front.limits_met:
         if as_json:
-            complain(f"warning: {front.chosen_reason}")
-        raise typer.Exit(EXIT_LIMITS_NOT_MET)
+            complain(f"warning: {front.choice.unmet}")
+        raise typer.Exit(EXIT_NOT_MET)
 
 
 def seen_with_stdout(said: Collection[str]) -> Collection[str]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mptune.commands.common import EXIT_LIMITS_NOT_MET, JsonOption, ModelArgument, guarded, print_json
-from mptune.errors import SettingsError
+from mptune.commands.common import JsonOption, ModelArgument, guarded, print_json
+from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def compare(
             metavar="OUTPUT[COLUMNS]=X",
             help="Limit the error of an output, or of columns of it; abs:X limits the"
             " absolute difference. Repeatable."
-            " Default: twice the emulated error of rounding to FP16 what FP16 can hold, at most 0.1.",
+            " Default: twice the emulated error of all-FP16, at most 0.1.",
         ),
     ] = None,
     ignore: Annotated[
@@ -78,7 +78,7 @@ def compare(
 
     Compares recorded outputs, another model or an engine with MODEL in true FP32. Causes are FP16, TF32, stale or torn
     rows, another order or sign, other preprocessing, or what two models differ in. Exit code 0: the outputs agree. Exit
-    code 3: they differ beyond the tolerance, or by more than rounding.
+    code 3: they differ beyond the tolerance, or by more than rounding. Exit code 1: CANDIDATE does not load.
 
     \b
     Example:
@@ -121,6 +121,7 @@ def check(
     """Check a mixed-precision model against its FP32 model.
 
     For continuous integration. Exit code 0: every output is within the limit. Exit code 3: one is beyond it.
+    Exit code 1: MIXED does not load.
 
     \b
     Example:
@@ -141,4 +142,4 @@ def _finish(found: Comparison, *, as_json: bool) -> None:
 
         print_comparison(found)
     if not found.agrees:
-        raise typer.Exit(EXIT_LIMITS_NOT_MET)
+        raise typer.Exit(EXIT_NOT_MET)

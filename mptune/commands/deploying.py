@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from mptune.commands.common import (
-    EXIT_LIMITS_NOT_MET,
     IgnoreOption,
     JsonOption,
     RecordedMetricOption,
@@ -30,6 +29,7 @@ from mptune.commands.search_options import (
     MaxDiskOption,
     TimeoutOption,
 )
+from mptune.errors import EXIT_NOT_MET
 from mptune.settings import SearchSettings
 
 _SEARCH = SearchSettings()
@@ -97,8 +97,8 @@ def confirm(
         print_confirmation(found, said=seen_with_stdout(listener.warned))
     if not found.front.limits_met:
         if json_:
-            complain(f"warning: {found.front.chosen_reason}")
-        raise typer.Exit(EXIT_LIMITS_NOT_MET)
+            complain(f"warning: {found.front.choice.unmet}")
+        raise typer.Exit(EXIT_NOT_MET)
 
 
 @guarded

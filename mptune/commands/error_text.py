@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptune.errors import MptuneError
+from mptune.errors import EXIT_USAGE, MptuneError
 from mptune.files import disk_error, is_disk_full
 
 EXIT_ERROR = 1
-EXIT_USAGE = 2
 
 
 @dataclass(frozen=True)

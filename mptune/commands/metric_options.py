@@ -30,7 +30,8 @@ LabelsOption = Annotated[
 LimitOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME>=X", help="Limit the value of a metric on held-out samples, such as map>=0.41. Repeatable."
+        metavar="NAME>=X",
+        help="Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
     ),
 ]
 FeedbackOption = Annotated[

@@ -20,7 +20,7 @@ Nothing is ever cast, cropped or padded: what does not fit is an error that name
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +128,11 @@ def split_indices(
 
 
 def load_calibration(
-    source: Path | InMemory | None, inputs: Sequence[TensorInfo], settings: DataSettings, seed: int
+    source: Path | InMemory | None,
+    inputs: Sequence[TensorInfo],
+    settings: DataSettings,
+    seed: int,
+    states: Collection[str] = (),
 ) -> CalibrationSet:
     """Load and check calibration data, or draw random inputs.
 
@@ -138,6 +142,7 @@ def load_calibration(
         inputs: the model's inputs (``mptune.graph.loading.model.TensorInfo``).
         settings: batch, and how random inputs are drawn.
         seed: of random inputs.
+        states: inputs that hold a recurrent state (``mptune.graph.hazards.interface.state_inputs``).
 
     Raises:
         DataError: no such file, unreadable, or it does not fit the model's inputs.
@@ -153,7 +158,7 @@ def load_calibration(
         found = _load(source, inputs, settings)
         loaded = CalibrationSet(found.samples, found.source, False, found.warnings, preprocessing=found.preprocessing)
         loaded = replace(loaded, names=found.names)
-    return replace(loaded, findings=data_findings(loaded.samples))
+    return replace(loaded, findings=data_findings(loaded.samples, states))
 
 
 def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> Loaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,30 @@ def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arra
         return _feed(content, inputs, SOURCE)
     if not isinstance(content, Iterable):
         raise DataError(f"data cannot be a {type(content).__name__}", _FORMS)
-    samples = tuple(_feed(sample, inputs, f"{SOURCE}, sample {number}") for number, sample in enumerate(content))
+    given = enumerate(copied_samples(content))
+    samples = tuple(_feed(sample, inputs, f"{SOURCE}, sample {number}") for number, sample in given)
     if not samples:
         raise DataError("data is an empty iterable", "give at least one sample; a generator can be read only once")
     return samples
+
+
+def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
+    """The samples of an iterable, copied as they arrive: a loader may fill the same buffer for each of them.
+
+    What is no array, or cannot be copied, stays as it is: ``arrays_of`` refuses it.
+    """
+    if isinstance(content, (list, tuple)):
+        return tuple(content)  # Each of them is there already.
+    return tuple(map(_copied, content))
+
+
+def _copied(sample: Any) -> Any:
+    if isinstance(sample, Mapping):
+        return {name: _copied(array) for name, array in sample.items()}
+    if _is_array(sample) and not np.ma.isMaskedArray(sample):
+        with contextlib.suppress(Exception):  # each library raises its own
+            return np.asarray(sample).copy()  # NumPy trusts an object with the copy that it asks for
+    return sample
 
 
 def _is_array(value: Any) -> bool:
@@ -63,6 +84,11 @@ def _feed(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
 def _array(value: Any, where: str) -> np.ndarray:
     if not _is_array(value) and not isinstance(value, (bool, int, float)):
         raise DataError(f"{where} is a {type(value).__name__}, not an array", "give np.asarray(values, dtype=...)")
+    if np.ma.isMaskedArray(value):
+        raise DataError(
+            f"{where} is a masked array, and a model takes no masks",
+            "give plain values, with what the deployment has in place of the masked ones: array.filled(0)",
+        )
     try:
         array = np.asarray(value)
     except Exception as error:  # a tensor on a GPU, or one that records gradients: each library raises its own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +50,12 @@ class RandomLooking:
         return "precision is decided on what real inputs make the network compute: give those"
 
 
-def data_findings(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[Finding, ...]:
+def data_findings(samples: Sequence[Mapping[str, np.ndarray]], states: Collection[str] = ()) -> tuple[Finding, ...]:
     """What is wrong with samples as calibration data: random numbers, constants, duplicates.
 
     Args:
         samples: one feed per sample, all with the same names.
+        states: inputs that hold a recurrent state, which may well start as one number in every sample.
     """
     few = samples.spread(_MOST_READ) if isinstance(samples, LazySamples) else samples
     random = [
@@ -67,14 +68,11 @@ def data_findings(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[Finding,
         )
         for suspect in random_looking(few)
     ]
-    return (*random, *_constant(few), *_duplicates(samples))
+    return (*random, *_constant(few, states), *_duplicates(samples))
 
 
-def _constant(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
-    """Inputs with one value everywhere, unless another floating-point input of rank 3 or more varies.
-
-    A recurrent state that starts at zero beside an image is fed as it should be.
-    """
+def _constant(samples: Sequence[Mapping[str, np.ndarray]], states: Collection[str]) -> list[Finding]:
+    """Inputs but states with one value everywhere, unless another floating-point input of rank 3 or more varies."""
     found = []
     for name in samples[0] if samples else ():
         arrays = [sample[name] for sample in samples]
@@ -83,6 +81,8 @@ def _constant(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
         value = next(array for array in arrays if array.size).reshape(-1)[:1]
         if not all((array == value).all() for array in arrays):
             return []
+        if name in states:
+            continue
         found.append(
             _finding(
                 "constant-data",
@@ -112,7 +112,7 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
             {"samples": len(samples), "duplicates": len(repeated)},
             f"{len(repeated)} of {len(samples)} samples equal an earlier one, so the held-out error may be taken on"
             " samples that the search saw",
-            "give different samples",
+            "give different samples; if one buffer was filled for each of them, keep copies of it",
         )
     ]
 

@@ -59,11 +59,12 @@ def make_sides(
     moved: Mapping[str, tuple[int, ...]] = {}
     taken: Mapping[str, str] = {}
     plan = runner.all_fp16
+    inputs = [info.name for info in runner.model.inputs]
     if recorded_reference is not None:
-        reference = read_recording(recorded_reference, layouts, "--reference-outputs").outputs
+        reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs).outputs
         reference_name = str(recorded_reference)
     if recorded is not None:
-        recording = read_recording(recorded, layouts, "--outputs")
+        recording = read_recording(recorded, layouts, "--outputs", inputs)
         candidate, moved, taken = recording.outputs, recording.moved, recording.taken
         candidate_name = str(recorded)
     elif other is not None:
@@ -102,7 +103,7 @@ def _run(other: Runner, runner: Runner) -> Outputs:
             "the model itself runs on these data: look at what the candidate has otherwise, such as an index that is"
             f" computed in FP16; `mptune inspect {runner.name} --data PATH` names what FP16 breaks"
         )
-        raise BaselineError(str(error), hint) from error
+        raise BaselineError(error.message, hint) from error
 
 
 def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:

@@ -124,7 +124,9 @@ def largest_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float
     return worst
 
 
-def error_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray], *, about_zero: bool = False) -> float:
+def error_of(
+    got: Sequence[np.ndarray], wanted: Sequence[np.ndarray], *, about_zero: bool = False, least: float = 0.0
+) -> float:
     """Root mean square difference of a sample by the standard deviation over all samples; the mean over the samples.
 
     Where the standard deviation is 0, by the root mean square; where that is 0, too, the absolute error. Values that
@@ -134,12 +136,13 @@ def error_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray], *, about_z
         got: the candidate's, one array per sample.
         wanted: the reference's.
         about_zero: by the root mean square in any case, where a zero says that a row is not there.
+        least: by no less than this (``OutputParts.least_scale``).
     """
     finite = [np.asarray(array, np.float64)[np.isfinite(array)] for array in wanted]
     values = np.concatenate(finite) if finite else np.zeros(0)
     size = float(np.sqrt(np.mean(values**2))) if values.size else 0.0
     spread = float(values.std()) if values.size else 0.0
-    scale = spread if spread > 1e-6 * size and not about_zero else size or 1.0
+    scale = max(spread if spread > 1e-6 * size and not about_zero else size, least) or 1.0
     errors = []
     for a, b in zip(got, wanted, strict=True):
         if a.shape != b.shape:
@@ -159,8 +162,8 @@ def default_limit(emulated: float, sound: Callable[[], float], last: float) -> f
     that of a broken FP16 model does not agree.
 
     Args:
-        emulated: error of the model with FP16 wherever FP16 can be right.
-        sound: the same with those groups in FP32 whose values FP16 does not hold on the samples; asked for only where
+        emulated: error of all-FP16.
+        sound: the same with those groups in FP32, too, whose constants FP16 does not hold; asked for only where
             ``emulated`` is large.
         last: error that rounding the output itself to FP16 gives, which no plan avoids.
     """
@@ -172,8 +175,8 @@ def default_limit(emulated: float, sound: Callable[[], float], last: float) -> f
     return max(min(HEADROOM * rounding, max(MOST_LIMIT, HEADROOM * last)), FALLBACK_LIMIT)
 
 
-def rounded_error(wanted: Sequence[np.ndarray], *, about_zero: bool = False) -> float:
+def rounded_error(wanted: Sequence[np.ndarray], *, about_zero: bool = False, least: float = 0.0) -> float:
     """``error_of`` an output that is rounded to FP16 and has no other error."""
     with np.errstate(over="ignore"):
         rounded = [a.astype(np.float16).astype(a.dtype) if a.dtype.kind == "f" else a for a in wanted]
-    return error_of(rounded, wanted, about_zero=about_zero)
+    return error_of(rounded, wanted, about_zero=about_zero, least=least)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,13 +96,14 @@ class Recording:
     taken: Mapping[str, str]
 
 
-def read_recording(path: Path, layouts: Mapping[str, Layout], option: str) -> Recording:
+def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, inputs: Collection[str] = ()) -> Recording:
     """Read a file of recorded outputs.
 
     Args:
         path: ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
         layouts: output -> how it lies.
         option: of the command line, for messages.
+        inputs: names of the model's inputs.
 
     Raises:
         DataError: the file cannot be read, an output is missing, or has a shape that fits no output.
@@ -116,14 +117,16 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str) -> Re
         arrays = {next(iter(layouts)): read_array(path)}
     else:
         arrays = read_archive(path)
-    if len(arrays) == 1 and len(layouts) == 1:
-        arrays = {next(iter(layouts)): next(iter(arrays.values()))}
+    if list(arrays) == [_UNNAMED] and len(layouts) == 1:
+        arrays = {next(iter(layouts)): arrays[_UNNAMED]}
     missing = [name for name in layouts if name not in arrays]
     if missing:
-        raise DataError(
-            f"{option} {path} has no output {missing[0]!r}: it holds {_listed(arrays)}",
-            f"write one array per output by its name, or leave it out of the comparison: --ignore {missing[0]}",
-        )
+        hint = f"write one array per output by its name: np.savez('outputs.npz', **{{{missing[0]!r}: ...}})"
+        if arrays and arrays.keys() <= set(inputs):
+            hint = "these are inputs of the model: give what it, or the deployment, computed of them"
+        elif len(missing) < len(layouts):
+            hint += f", or leave it out of the comparison: --ignore {missing[0]}"
+        raise DataError(f"{option} {path} has no output {missing[0]!r}: it holds {_listed(arrays)}", hint)
     for name in layouts:
         if arrays[name].dtype.kind not in "fiub":
             raise DataError(f"{option} {path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
@@ -153,6 +156,9 @@ def _exchanged(name: str, arrays: Mapping[str, np.ndarray], layouts: Mapping[str
     return next((other for other in layouts if layouts[name].fit(arrays[other]) is not None), None)
 
 
+_UNNAMED = "arr_0"
+"""What NumPy calls an array that is saved without a name."""
+
 _ROWS_HINT = "record all rows, in the order of the data, without any added"
 
 
@@ -171,10 +177,14 @@ def _misfit_hint(array: np.ndarray, layout: Layout) -> str:
         size = wanted[lost[-1]]
         what = "an index among them" if array.dtype.kind in "iu" else "one value of them"
         return f"it lacks the axis {lost[-1]} of {size}, as where an application keeps {what}: record the output itself"
-    if len(shape) == len(wanted) and shape[1:] != wanted[1:]:
-        axes = [axis for axis in range(1, len(wanted)) if shape[axis] != wanted[axis]]
+    if shape[1:] == wanted[1:] and shape:
+        return _ROWS_HINT
+    if array.size == math.prod(wanted):
+        return f"it holds as many values in another order or shape: record it as the model gives it, {list(wanted)}"
+    if len(shape) == len(wanted):
+        axes = [axis for axis in range(len(wanted)) if shape[axis] != wanted[axis]]
         return f"other sizes along axis {', '.join(map(str, axes))}: record the output at the size of these data"
-    return _ROWS_HINT
+    return f"it has {len(shape)} axes, not {len(wanted)}: record the output itself, with its rows along axis 0"
 
 
 def _transposed(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.jobs.ranges import TensorRange, seen_of
+from mptune.engines.loading import check_loads
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
@@ -32,9 +33,10 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.tf32 import Rounding, uses_products, write_tf32
-from mptune.graph.writing.widened import write_widened, write_with_constants
+from mptune.graph.writing.widened import write_changed, write_widened
 from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.failures import did_not_run
+from mptune.tuning.space import load_space, make_space
 
 T = TypeVar("T")
 
@@ -100,6 +102,12 @@ class Runner:
             raise did_not_run(f"{self.name} does not run on these data", replace(found, log_path=None), self.model)
         return found
 
+    def check_loads(self) -> tuple[str, ...]:
+        """Open the model's own bytes as a user would; returns and raises as ``loading.check_loads``."""
+        limits = self._settings.worker
+        timeout_s = limits.build_timeout_s + limits.measure_timeout_s
+        return check_loads(self.model.path, self.name, lambda job: self._worker.call(job, timeout_s))
+
     @property
     def exact(self) -> Outputs:
         """Outputs in true FP32; FP16 values of the model itself are rounded as they stand."""
@@ -117,8 +125,14 @@ class Runner:
         return self.workspace.data_dir / "exact.npz"
 
     @cached_property
+    def planned_fp16(self) -> PrecisionPlan:
+        """All-FP16 as a search on these samples plans it: what limits and figures of FP16 are taken from."""
+        absmax = {name: seen.absmax for name, seen in self.ranges.items()}
+        return make_space(self.grouped, load_space("default"), self.hazards, absmax).all_fp16
+
+    @cached_property
     def all_fp16(self) -> PrecisionPlan:
-        """FP16 wherever FP16 can be right."""
+        """FP16 wherever the model's constants allow it, as other tools convert: values may overflow on the samples."""
         return self._throughout(Precision.FP16, pinned_by_hazards(self.constant_hazards))
 
     @cached_property
@@ -155,8 +169,12 @@ class Runner:
 
     def emulated(self, plan: PrecisionPlan) -> Outputs:
         """Outputs with the roundings of a plan."""
+        return self._outputs(plan.fingerprint, lambda: self.emulation(plan))
+
+    def emulation(self, plan: PrecisionPlan) -> Path:
+        """Write the model with the roundings of a plan."""
         emulator = self._emulator_of_three if plan.bf16_groups else self._emulator
-        return self._outputs(plan.fingerprint, lambda: emulator.write(plan, self.scratch(plan.fingerprint)))
+        return emulator.write(plan, self.scratch(plan.fingerprint))
 
     def unlimited(self, plan: PrecisionPlan) -> Outputs:
         """As ``emulated``, with constants beyond a precision rounded to infinity, as some tools write them."""
@@ -190,14 +208,14 @@ class Runner:
             raise did_not_run(f"{self.name} cannot be emulated", replace(found, log_path=None))
         return found
 
-    def with_constants(self, values: Mapping[str, np.ndarray]) -> Outputs:
-        """Outputs in true FP32 where constants of the main graph have other values, of the same shapes.
+    def changed(self, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]) -> Outputs:
+        """Outputs in true FP32 with other constants and attributes of the main graph (``write_changed``).
 
         Raises:
-            KeyError: a constant is in no tensor of the model.
+            KeyError: the model has no such constant or node.
         """
-        path, into = self.scratch("constants"), self.workspace.data_dir / "constants.npz"
-        write_with_constants(self.widened, path, values)
+        path, into = self.scratch("changed"), self.workspace.data_dir / "changed.npz"
+        write_changed(self.widened, path, constants, attributes)
         self.call(OutputsJob(path, self.samples_path, into))
         return read_outputs(into)
 

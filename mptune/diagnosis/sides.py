@@ -17,6 +17,7 @@ from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.jobs.samples import batch_sizes
 from mptune.finding import OutputColumns
+from mptune.graph.loading.shared_units import shared_units
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import Tolerance
@@ -65,6 +66,14 @@ class Sides:
     def worst(self, name: str, candidate: Outputs, reference: Outputs) -> Side:
         """The part of an output that is worst against its limit, of any two runs.
 
+        Raises:
+            SettingsError: a tolerance names columns that there are not.
+        """
+        return max(self.parts(name, candidate, reference), key=lambda side: side.judged / side.limit.value)
+
+    def parts(self, name: str, candidate: Outputs, reference: Outputs) -> list[Side]:
+        """Each part of an output that has a limit, of any two runs.
+
         Where the number of rows depends on values, rows are paired first (``mptune.data.metrics.row_sets``).
 
         Raises:
@@ -79,31 +88,41 @@ class Sides:
             columns = limit.columns if isinstance(limit, Limit) else limit
             a, b = columns_of(got, axis, columns), columns_of(wanted, axis, columns)
             c, d = columns_of(emulated, axis, columns), columns_of(exact, axis, columns)
-            of_fp16 = error_of(c, d, about_zero=is_set)
+            least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
+            of_fp16 = error_of(c, d, about_zero=is_set, least=least)
             allowed = limit if isinstance(limit, Limit) else Limit(self._default_limit(name, columns), columns=columns)
-            error = error_of(a, b, about_zero=is_set)
+            error = error_of(a, b, about_zero=is_set, least=least)
             judged, judged_fp16 = (largest_of(a, b), largest_of(c, d)) if allowed.is_absolute else (error, of_fp16)
             whole = arrays_of(candidate, name), arrays_of(reference, name)
             largest = largest_of(got, wanted)
             sides.append(Side(self, name, *whole, error, of_fp16, allowed, judged, judged_fp16, largest))
-        return max(sides, key=lambda side: side.judged / side.limit.value)
+        return sides
 
     def _default_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
-        parts, is_set = self._parts.get(name), self.has_row_set(name)
+        parts, exact = self._parts.get(name), self.runner.exact
         axis = None if parts is None else parts.axis
+        least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
 
         def of(outputs: Outputs) -> float:
-            pair = (columns_of(each, axis, columns) for each in self._paired(name, outputs, self.runner.exact))
-            return error_of(*pair, about_zero=is_set)
+            return self.error(name, columns, outputs, exact)
 
-        exact = columns_of(arrays_of(self.runner.exact, name), axis, columns)
-        last = rounded_error(exact, about_zero=is_set)
+        last = rounded_error(
+            columns_of(arrays_of(exact, name), axis, columns), about_zero=self.has_row_set(name), least=least
+        )
         return default_limit(of(self.emulated), lambda: of(self.runner.emulated(self.runner.sound_fp16)), last)
+
+    def error(self, name: str, columns: tuple[int, ...] | None, got: Outputs, wanted: Outputs) -> float:
+        """The error of an output, or of columns of it, between any two runs."""
+        parts = self._parts.get(name)
+        axis = None if parts is None else parts.axis
+        least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
+        pair = (columns_of(each, axis, columns) for each in self._paired(name, got, wanted))
+        return error_of(*pair, about_zero=self.has_row_set(name), least=least)
 
     @property
     def emulated(self) -> Outputs:
-        """The model with FP16 wherever FP16 can be right."""
-        return self.runner.emulated(self.runner.all_fp16)
+        """The model in all-FP16, as a search plans it."""
+        return self.runner.emulated(self.runner.planned_fp16)
 
     def has_row_set(self, name: str) -> bool:
         """Whether an output is compared as a set of rows."""
@@ -133,7 +152,8 @@ class Sides:
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:
         shapes = [{name: array.shape for name, array in sample.items()} for sample in self.runner.samples]
-        return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)))
+        units = shared_units(self.runner.model, shapes[0])
+        return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)), units)
 
 
 @dataclass(frozen=True)
@@ -146,10 +166,10 @@ class Side:
         got: of the candidate, one array per sample.
         wanted: of the reference.
         error: of the candidate.
-        emulated: error of the model with FP16 wherever FP16 can be right.
+        emulated: error of all-FP16 (``Sides.emulated``).
         limit: of the part that is worst against its own; errors are of that part.
         judged: the figure that it limits.
-        judged_fp16: the same figure of the model with FP16 wherever FP16 can be right.
+        judged_fp16: the same figure of all-FP16.
         largest: largest absolute difference of the output, on any sample.
     """
 

@@ -1,18 +1,25 @@
-"""Loading a model whose operators ONNX does not all define: what they are is asked of ONNX Runtime, in a worker."""
+"""Loading a model with ONNX Runtime's help, and whether ONNX Runtime loads it; each in a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mptune.engines.base import Failure, FailureKind
+from mptune.errors import ModelError
 from mptune.graph.loading.foreign import RuntimeTypes
 from mptune.graph.loading.model import Model, load_model
 
 if TYPE_CHECKING:
     import onnx
 
+    from mptune.engines.ort.opening import OpenJob
+
 _TIMEOUT_S = 300.0
+_OF_THE_MODEL = frozenset({FailureKind.INVALID_MODEL, FailureKind.ERROR, FailureKind.CRASH})
+_UNKNOWN_OPERATOR = ("is not a registered function/op", "No Op registered")
 
 
 def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: int | None = None) -> Model:
@@ -30,3 +37,63 @@ def _ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
 
     answer = run_once(OperatorTypesJob(slim.SerializeToString(), tuple(values), "cpu"), _TIMEOUT_S)
     return RuntimeTypes(failure=answer) if isinstance(answer, str) else answer
+
+
+def check_loads(path: Path, name: str, call: Callable[[OpenJob], Failure | None] | None = None) -> tuple[str, ...]:
+    """Open a model once as a user would.
+
+    Args:
+        path: of the model.
+        name: what messages call it.
+        call: runs a job in a worker; None takes one of its own.
+
+    Returns:
+        A warning where it loads without ONNX Runtime's graph optimisations only.
+
+    Raises:
+        ModelError: it does not load.
+    """
+    from mptune.engines.ort.opening import OpenJob
+
+    call = call or _in_own_worker
+    failure = call(OpenJob(path))
+    if failure is None or failure.kind not in _OF_THE_MODEL:
+        return ()
+    plain = call(OpenJob(path, optimise=False))
+    if plain is not None and plain.kind not in _OF_THE_MODEL:
+        return ()
+    if plain is None:
+        return (f"{name} loads in ONNX Runtime without graph optimisations only: {failure.message}",)
+    hint = f"onnxruntime.InferenceSession({str(path)!r}) says the same: convert or export it again"
+    if any(words in plain.message for words in _UNKNOWN_OPERATOR):
+        hint = "ONNX Runtime itself must know every operator: export the model with ONNX's own, or with local functions"
+    elif "does not match expected type" in plain.message:
+        hint = "a type that the file declares contradicts its nodes: delete graph.value_info, or convert it again"
+    raise ModelError(f"{name} does not load: {plain.message.rstrip('.')}", hint)
+
+
+def check_written(path: Path, name: str, source: Path) -> tuple[str, ...]:
+    """Open a model that mptune wrote, once, as a user would; the arguments and the warning are as of ``check_loads``.
+
+    Args:
+        source: what it was made from: where that does not load either, a warning says so.
+
+    Raises:
+        ModelError: it does not load, and its source does.
+    """
+    try:
+        return check_loads(path, name)
+    except ModelError as error:
+        fault = error.message
+    try:
+        check_loads(source, str(source))
+    except ModelError:
+        return (f"{fault}; nor does {source}, so it is not shown that the rewritten model is sound",)
+    raise ModelError(fault, f"{source} loads, so this is a fault of mptune: report it with the model and the plan")
+
+
+def _in_own_worker(job: OpenJob) -> Failure | None:
+    from mptune.engines.worker.parent import Worker
+
+    with tempfile.TemporaryDirectory(prefix="mptune-open-") as folder, Worker(Path(folder)) as worker:
+        return worker.call(job, _TIMEOUT_S)

@@ -124,4 +124,4 @@ def _interface_hazard(finding: Finding) -> Hazard:
     tensor = ", ".join([output.name for output in where.outputs[:1]] or ["the model"])
     node = where.nodes[0] if where.nodes else None
     value = float(len(where.outputs))
-    return Hazard(finding.severity, "output", node, None, tensor, value, finding.text, finding.cure, finding.code)
+    return Hazard(finding.severity, "output", None, node, tensor, value, finding.text, finding.cure, finding.code)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from onnx import TensorProto
 
 from mptune.engines.jobs.ranges import seen_of
 from mptune.graph.casting.support import unsupported
@@ -14,6 +18,7 @@ from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import worst_first
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
 from mptune.graph.plan import Precision
 from mptune.inspection.findings import model_findings
 from mptune.inspection.observing import known_values
@@ -23,10 +28,11 @@ from mptune.settings import Granularity, InMemory, SearchSettings
 from mptune.targets.costs import group_costs, ungrouped_cost
 from mptune.targets.flops import ShapeTable
 from mptune.targets.memory import memory_need
+from mptune.targets.unsearched.nothing import nothing_to_tune
 from mptune.tuning.space import NamedSpace, SearchSpace, make_space
 from mptune.tuning.steps.baseline import check_ranges
 
-_WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
+_WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16})
 
 
 def inspect_model(
@@ -60,24 +66,29 @@ def inspect_model(
     no_bf16 = _without_bf16(grouped, every)
     precisions = tuple(map(str, Precision))
     of_three = make_space(grouped, named, hazards, values.absmax, precisions=precisions, without_bf16=no_bf16)
-    floats = [c for c in model.initializers.values() if c.dtype in _WEIGHTS]
+    floats = [t for t in all_tensors(model.proto.graph) if t.data_type in _WEIGHTS]
     samples = values.samples
     return Inspection(
         model=model,
-        parameters=sum(ShapeTable(model, {}).elements(c.name) for c in floats),
-        weight_bytes=sum(c.nbytes for c in floats),
+        parameters=sum(math.prod(t.dims) for t in floats),
+        weight_bytes=sum(map(tensor_nbytes, floats)),
         memory=memory_need(model, values.shapes),
         granularity=granularity,
         space=named.name,
         groups=_inspected_groups(grouped, values.shapes, space, no_bf16, of_three.free),
         operators=summarise_operators(grouped, ShapeTable(model, values.shapes)),
         rest=ungrouped_cost(grouped, values.shapes),
-        hazards=hazards,
+        hazards=tuple(replace(h, severity="warning") if h.group and h.severity == "error" else h for h in hazards),
         assumed=values.assumed,
         unknown_shapes=_unknown(model, values.shapes),
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
-        warnings=(*(samples.warnings if samples else ()), *check_ranges(values.ranges), *space.warnings),
+        warnings=(
+            *nothing_to_tune(grouped),
+            *(samples.warnings if samples else ()),
+            *check_ranges(values.ranges),
+            *space.warnings,
+        ),
         findings=about.with_hazards(of_fp16),
     )
 

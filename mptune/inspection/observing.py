@@ -14,6 +14,7 @@ from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.settings import DataSettings, InMemory, SearchSettings
@@ -58,7 +59,7 @@ def known_values(grouped: GroupedModel, data: Path | InMemory | None, batch: int
         static = static_shapes(grouped.model, batch)
         return KnownValues(static.shapes, static.assumed)
     settings = DataSettings(batch=batch)
-    samples = load_calibration(data, grouped.model.inputs, settings, seed=0)
+    samples = load_calibration(data, grouped.model.inputs, settings, 0, state_inputs(grouped.model))
     samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
     ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)))
     shapes = {name: seen.shape for name, seen in ranges.items()}

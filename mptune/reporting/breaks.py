@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.finding import RANGE_CODES, Finding
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.reporting.text import format_error, front_rows, reduced_names
+from mptune.reporting.text import error_text, format_error, front_rows, reduced_names
 from mptune.tuning.front import Front
 from mptune.tuning.reasons.group_findings import LARGE_FROM, breaks
 
@@ -165,8 +165,8 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
     fp16 = front.fp16
     if worst or fp16 is None or explained.intersection(fp16.plan.reduced_groups):
         return found
-    if not fp16.is_finite or fp16.judged_error >= threshold:
-        what = f"an error of {format_error(fp16.judged_error)}" if fp16.is_finite else "NaN or Inf"
+    if not fp16.is_finite or max(fp16.judged_error, fp16.error_value) >= threshold:
+        what = f"an error of {error_text(fp16)}" if fp16.is_finite else "NaN or Inf"
         kind = LARGE_ERROR if fp16.is_finite else NOT_FINITE
         why = f"no finding says why; `mptune inspect {front.model_path} --data PATH` shows what its values are"
         plain = f"{what} in the outputs of {front.fp16_name}"

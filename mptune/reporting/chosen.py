@@ -12,6 +12,7 @@ from typing import Any
 from mptune.data.check_set import CheckSet
 from mptune.data.forms.image_script import READ_IMAGES, image_reader, load_preprocessing
 from mptune.engines.environment import Environment
+from mptune.engines.loading import check_written
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
@@ -70,6 +71,7 @@ def write_chosen(
     Raises:
         RunError: the directory cannot be written, or the disk is full.
         PlanError: the plan does not fit the model.
+        ModelError: what was made does not load in ONNX Runtime.
     """
     fresh = directory.with_name(f".{directory.name}.new")
     old = directory.with_name(f".{directory.name}.old")
@@ -78,7 +80,8 @@ def write_chosen(
             _recover(directory, fresh, old)
             fresh.mkdir()
             rewriter = Rewriter(grouped, bank)
-            rewriter.export(evaluation.plan, fresh / "model.onnx", provenance(front, evaluation))
+            written = rewriter.export(evaluation.plan, fresh / "model.onnx", provenance(front, evaluation))
+            check_written(written, f"the model of plan {evaluation.plan.fingerprint}", grouped.model.path)
             plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan), opset)
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
             script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mptune.reporting.text import format_error, format_interval, latency_text, speedup_of
+from mptune.reporting.text import error_cell, format_interval, latency_text, metric_cell, speedup_of
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ def headings(confirmation: Confirmation) -> tuple[str, ...]:
     searched = confirmation.searched
     latency = "pred." if searched.latency_source == "predicted" else "earlier"
     error = "emul." if searched.error_source == "emulated" else "earlier"
-    return f"{latency} ms", "meas. ms", INTERVAL, f"{latency} x", "meas. x", f"{error} err", "meas. err"
+    figures = f"{latency} ms", "meas. ms", INTERVAL, f"{latency} x", "meas. x", f"{error} err", "meas. err"
+    return (*figures, *confirmation.front.metrics)
 
 
 def cells_of(confirmation: Confirmation, plan: ConfirmedPlan) -> tuple[str, list[str], str]:
@@ -32,10 +33,16 @@ def cells_of(confirmation: Confirmation, plan: ConfirmedPlan) -> tuple[str, list
         "" if now is None else format_interval(now),
         speedup_of(seen, baseline).removesuffix("x"),
         "-" if now is None else speedup_of(now, confirmation.front.fp32).removesuffix("x"),
-        format_error(seen.judged_error),
-        "-" if now is None else format_error(now.held_out_value),
+        error_cell(seen),
+        "-" if now is None or now.held_out is None else error_cell(now),
+        *("-" if now is None else metric_cell(now, metric) for metric in confirmation.front.metrics.values()),
     ]
     return seen.plan.fingerprint, figures, seen.origin.label
+
+
+def has_two_errors(confirmation: Confirmation, plan: ConfirmedPlan) -> bool:
+    """Whether figures of a plan stand beside those of the search samples, in brackets."""
+    return any("(" in figure for figure in cells_of(confirmation, plan)[1])
 
 
 def searched_baseline(confirmation: Confirmation) -> Evaluation | None:

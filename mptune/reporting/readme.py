@@ -14,9 +14,11 @@ from mptune.printable import printable, shortened
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
     environment_facts,
+    error_text,
     explain_kept,
     format_error,
     format_ms,
+    format_value,
     latency_text,
     neighbour_lines,
     noise_ms,
@@ -27,6 +29,8 @@ from mptune.reporting.text import (
 )
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.metric_limits import metric_values
+from mptune.tuning.fronts.tolerances import is_larger_in_search
 
 _LONGEST = 700
 """Characters of a line of README.txt, as of a sentence on the page."""
@@ -104,7 +108,7 @@ def _counts(plan: PrecisionPlan) -> str:
 
 
 def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
-    latency, held_out = evaluation.latency, evaluation.held_out_value
+    latency = evaluation.latency
     noise, baseline = noise_ms(evaluation), front.fp32
     interval = " to ".join(format_ms(bound, noise) for bound in latency.ci95_ms)
     computed_by = "this model on that CPU" if is_on_cpu(front) else "the engine of the target"
@@ -123,10 +127,27 @@ def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
             if evaluation.error_source == "measured"
             else f"by the FP32 model with explicit roundings to {reduced_names([evaluation.plan])}"
         ),
-        "held_out": format_error(held_out) if held_out is not None else "not taken",
+        "held_out": _held_out(evaluation),
+        "metrics": "".join(f"\n{_line(text)}" for text in _metrics(front, evaluation)),
         "remeasured": "yes, in fresh processes" if evaluation.remeasured else "no",
         "confirmed": f"yes, on {_line(front.device)}" if evaluation.confirmed else "no",
     }
+
+
+def _held_out(evaluation: Evaluation) -> str:
+    if evaluation.held_out is None:
+        return "not taken"
+    if is_larger_in_search(evaluation):
+        return error_text(evaluation)
+    return f"{format_error(evaluation.held_out_value)} (calibration samples that the search did not use)"
+
+
+def _metrics(front: Front, evaluation: Evaluation) -> Iterator[str]:
+    """A line for each metric whose own value is shown beside the error."""
+    for name, metric in front.metrics.items():
+        searched, held_out = map(format_value, metric_values(evaluation, metric))
+        on_held_out = "" if evaluation.held_out is None else f"{held_out} on held-out samples, "
+        yield f"{name:<16} {on_held_out}{searched} on the search samples"
 
 
 def _machine_facts(front: Front, environment: Environment | None) -> dict[str, str]:

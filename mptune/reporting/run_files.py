@@ -41,10 +41,9 @@ def write_run_files(
     environment: Environment | None,
     confirmation: Confirmation | None = None,
 ) -> None:
-    """Write ``chosen/``, ``report.html`` and, as the mark that all of it is there, ``front.json``.
+    """Write ``chosen/``, the choice in run.json, ``report.html`` and, as the mark that all is there, ``front.json``.
 
-    Where no plan meets the limits, a ``chosen/`` that is there already stays as it was.
-    Where all three are there already and say the same, nothing is written. A search's run keeps a copy of its model,
+    Where all are there already and say the same, nothing is written. A search's run keeps a copy of its model,
     and frees the engines of plans that are not on the front.
 
     Args:
@@ -62,16 +61,18 @@ def write_run_files(
     document = front.to_json() if confirmation is None else confirmation.to_json()
     if confirmation is None:
         keep_model(run, grouped)
+    file = run.load()
     if _is_written(run, document):
+        _record_choice(run, file, front)
         return
     environment = environment or describe_environment()
-    if front.chosen is not None and (front.limits_met or not run.chosen.exists()):
+    if front.chosen is not None:
         bank = WeightBank.write(grouped.model, run.weights)
-        file = run.load()
         recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
         check = None if file is None else _check_set(run, file, front, front.chosen, grouped)
         opset = None if file is None else file.fixed_settings.opset
         write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)
+    _record_choice(run, file, front)
     outputs = run_outputs(run, front)
     write_run_outputs(run.outputs_json, outputs)
     broken = dropped_plans(record, front.fp32.ignored)
@@ -84,6 +85,11 @@ def write_run_files(
     write_report(content, run.report_html)
     write_json(run.front_json, document)
     _delete_dominated_engines(run, front, record)
+
+
+def _record_choice(run: RunDirectory, file: RunFile | None, front: Front) -> None:
+    if file is not None and file.choice != front.choice:
+        run.save(file.model_copy(update={"choice": front.choice}))
 
 
 def _check_set(
@@ -134,8 +140,7 @@ def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:
         same = bool(parse_json(run.front_json.read_text(encoding="utf-8")) == document)
     except (OSError, ValueError, PlanError):
         return False
-    kept = plan.fingerprint == document["chosen"] or not document.get("choice", {}).get("limits_met", True)
-    return same and kept and run.report_html.exists()
+    return same and plan.fingerprint == document["chosen"] and run.report_html.exists()
 
 
 def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyRecord) -> None:

@@ -14,12 +14,16 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.metric_limits import error_cell as error_cell
+from mptune.tuning.fronts.metric_limits import error_text as error_text
+from mptune.tuning.fronts.metric_limits import format_error as format_error
+from mptune.tuning.fronts.metric_limits import format_value as format_value
+from mptune.tuning.fronts.metric_limits import metric_cell as metric_cell
 
 # Formats that the text form of a Front needs too, in a layer below.
 from mptune.tuning.fronts.table import Row as Row
 from mptune.tuning.fronts.table import because as because
 from mptune.tuning.fronts.table import compared as compared
-from mptune.tuning.fronts.table import format_error as format_error
 from mptune.tuning.fronts.table import format_ms as format_ms
 from mptune.tuning.fronts.table import format_speedup as format_speedup
 from mptune.tuning.fronts.table import front_rows as front_rows
@@ -126,6 +130,13 @@ def describe_engine(front: Front) -> str:
     if front.device in front.engine:
         return front.engine
     return f"{front.engine} {'on' if front.fp32.latency.source == 'measured' else 'for'} {front.device}"
+
+
+TRUE_FP32 = (
+    "Speedups are against all-FP32 in true FP32; against TF32, TensorRT's own default on GPUs that have it, they are"
+    " smaller"
+)
+"""What to know about every speedup on a GPU."""
 
 
 def latency_source(front: Front) -> str:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 from mptune.finding import CODES, Finding, Where
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.targets.flops import Shape
 from mptune.targets.jetson import JetsonState, same_memory
+from mptune.targets.roofline import FUSED, roofline
 from mptune.targets.target import Target
 
 TARGET_CODE = "target-not-here"
+
+_TF32_COUNTS = 0.01
+"""Share of all-FP32's latency that TF32 saves, below which nothing is said of it."""
 
 _CLOCK_TOLERANCE = 0.05
 """The steps of the clock are finer; profiles round it."""
@@ -27,6 +36,42 @@ def not_measured(device: str) -> Finding:
         text=f"{device} is not measured here: latency is predicted and errors are emulated",
         cure="`mptune confirm` measures both on the device",
     )
+
+
+def beside_tf32(
+    findings: Sequence[Finding],
+    grouped: GroupedModel,
+    target: Target | None,
+    shapes: Mapping[str, Shape],
+    *,
+    tf32: bool = False,
+) -> tuple[Finding, ...]:
+    """Those of ``not_measured`` among the findings, with what TF32, TensorRT's own default, would make of all-FP32.
+
+    Args:
+        findings: of the run.
+        grouped: the model and its layer groups.
+        target: the device; None where the caller brought a toolchain of its own.
+        shapes: as of ``roofline``.
+        tf32: it is allowed in the FP32 groups of mixed plans.
+    """
+    found = tuple(finding for finding in findings if finding.code == TARGET_CODE)
+    if not found or target is None or target.tf32_tflops is None:
+        return found
+    terms = roofline(grouped, target, shapes, replace(FUSED, tf32=True))
+    fp32_ms, tf32_ms = terms.base_ms, terms.base_ms - terms.tf32_gain_ms
+    if tf32_ms >= (1 - _TF32_COUNTS) * fp32_ms:
+        return found
+    plain = not_measured(str(found[0].evidence["target"]))
+    text = (
+        f"{plain.text}; all-FP32 is true FP32, {fp32_ms:.3g} ms: in TF32, TensorRT's own default, the model would take"
+        f" {tf32_ms:.3g} ms, so against that speedups are {fp32_ms / tf32_ms:.2f} times smaller"
+    )
+    if tf32:
+        text += (
+            "; mixed plans are predicted with TF32 in their FP32 groups, and emulated errors leave out what it rounds"
+        )
+    return (replace(plain, text=text, evidence={**plain.evidence, "fp32_ms": fp32_ms, "tf32_ms": tf32_ms}),)
 
 
 def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:

@@ -5,21 +5,25 @@ the ACM 52(4), 2009), a group the sum of its kernels. It is a prior, not a clock
 them. Where anything is measured, the search fits the scale of the gains to its first two builds (all-FP32 and
 all-FP16).
 
-What the kernels are depends on the engine (``Execution``). ``FUSED`` is one kernel per group, every epilogue fused: it
-stands for TensorRT, and so for every latency that is predicted for a device that is not here, an H200 included. No
-TensorRT engine was at hand to hold it against. ``UNFUSED`` is ONNX Runtime's CUDA provider, and was held against 451
-random plans of five models on an H200 (``benchmarks/roofline.py``): Kendall's tau 0.97 (ViT-S), 0.96 (ResNet-50), 0.93
-(flow net), 0.94 (text encoder), 0.75 (digits, 0.3 ms of launches), all-FP32 and all-FP16 0.82 to 1.13 times what was
-measured. A model predicted by constants fitted to the other four: tau from 0.93, for digits 0.76, and 0.79 to 1.18.
+What the kernels are depends on the engine (``Execution``) and on the graph, never on the groups of the search: so
+all-FP32 and all-FP16 take as long whatever the granularity. ``FUSED`` is one kernel for each group of ``fusion``, every
+epilogue fused: it stands for TensorRT, and so for every latency that is predicted for a device that is not here, an
+H200 included. No TensorRT engine was at hand to hold it against. ``UNFUSED`` is ONNX Runtime's CUDA provider, and was
+held against 451 random plans of five models on an H200 (``benchmarks/roofline.py``): Kendall's tau 0.97 (ViT-S), 0.96
+(ResNet-50), 0.93 (flow net), 0.94 (text encoder), 0.75 (digits, 0.3 ms of launches), all-FP32 and all-FP16 0.82 to 1.13
+times what was measured. A model predicted by constants fitted to the other four: tau from 0.93, for digits 0.76, and
+0.79 to 1.18.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.grouping.op_kinds import CASTS_INTEGERS
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import NodeRule, node_rules
@@ -44,14 +48,15 @@ class Execution:
     """How an engine turns a model into kernels, and what share of a device's peaks these reach.
 
     Attributes:
-        is_fused: one kernel per group (``group_costs``), else one per step (``kernel_costs``).
+        is_fused: one kernel per group of ``fusion`` (``group_costs``), else one per step (``kernel_costs``).
         fp32_matrix: share of the FP32 peak that convolutions and matrix products reach.
-        fp16_matrix: the same of the FP16 peak.
+        fp16_matrix: the same of the peaks of tensor cores: FP16, BF16, TF32.
         bandwidth: share of the memory bandwidth that is reached.
         tile_elements: output elements that one thread block computes of a convolution or matrix product: small ones
             leave most of a large GPU idle.
         whole_waves: blocks run in waves of one per multiprocessor, and the last wave takes as long as a full one.
         cast_launches: launches that a Cast costs.
+        tf32: convolutions and matrix products in FP32 may use TF32, where the device has it.
     """
 
     is_fused: bool
@@ -61,6 +66,7 @@ class Execution:
     tile_elements: int
     whole_waves: bool
     cast_launches: float
+    tf32: bool = False
 
     def occupancy(self, elements: int, target: Target) -> float:
         """Share of the multiprocessors that have work, over all waves of thread blocks."""
@@ -138,20 +144,26 @@ class LatencyTerms:
     """The terms of the additive law, in milliseconds.
 
     Attributes:
-        base_ms: all-FP32.
+        base_ms: all-FP32, without TF32.
         gains_ms: group id -> what FP16 saves, and BF16, which has its rate; negative where FP16 is slower, 0 for pinned
             groups.
         boundaries: every tensor that some plan needs a Cast for.
+        tf32_gain_ms: what TF32 saves in all groups together, where the search allows it: in every plan but all-FP32.
     """
 
     base_ms: float
     gains_ms: Mapping[str, float]
     boundaries: tuple[BoundaryCost, ...]
+    tf32_gain_ms: float = 0.0
 
     def predict(self, plan: PrecisionPlan) -> float:
         """Latency of a plan in milliseconds: ``base - gains of the reduced groups + costs of the boundaries``."""
+        return self.base_ms - self.saved_ms(plan) if plan.reduced_groups else self.base_ms
+
+    def saved_ms(self, plan: PrecisionPlan) -> float:
+        """What a plan saves against all-FP32; one without a reduced group as if it were a mixed plan, with its TF32."""
         gained = sum(self.gains_ms.get(group, 0.0) for group in plan.reduced_groups)
-        return self.base_ms - gained + sum(b.cost_ms * b.casts(plan) for b in self.boundaries)
+        return self.tf32_gain_ms + gained - sum(b.cost_ms * b.casts(plan) for b in self.boundaries)
 
 
 def roofline(
@@ -168,25 +180,62 @@ def roofline(
         shapes: concrete shapes by tensor name (``group_costs``).
         execution: of the engine that is to run it.
     """
-    folded = shape_facts(grouped.model).folded
-    fp32, fp16 = (_groups_ms(grouped, target, shapes, execution, p) for p in (Precision.FP32, Precision.FP16))
-    pinned = {group.id for group in grouped.groups if group.pinned is not None}
+    units = GroupedModel(grouped.model, find_groups(grouped.model))
     rest = ungrouped_cost(grouped, shapes)
     table = ShapeTable(grouped.model, shapes)
+
+    def ms(groups: GroupedModel, precision: Precision, execution: Execution = execution) -> dict[str, float]:
+        return _groups_ms(groups, target, shapes, execution, precision)
+
+    def gains(groups: GroupedModel) -> dict[str, float]:
+        fp16 = ms(groups, Precision.FP16)
+        return {group: slow - fp16[group] for group, slow in ms(groups, Precision.FP32).items()}
+
+    base_ms = sum(ms(units, Precision.FP32, replace(execution, tf32=False)).values())
     return LatencyTerms(
-        base_ms=sum(fp32.values()) + rest.fp32_bytes / _bytes_per_ms(target, execution),
-        gains_ms={group: 0.0 if group in pinned else fp32[group] - fp16[group] for group in fp32},
+        base_ms=base_ms + rest.fp32_bytes / _bytes_per_ms(target, execution),
+        gains_ms=_shared_gains(grouped, units, gains),
         boundaries=tuple(
             BoundaryCost(
                 edge.tensor,
                 edge.producer,
                 edge.consumers,
-                cast_ms(table.elements(edge.tensor), target, execution),
+                edge.casts * cast_ms(table.elements(edge.tensor), target, execution),
                 edge.fixed,
             )
-            for edge in _edges(grouped, folded)
+            for edge in _edges(grouped, units if execution.is_fused else grouped)
         ),
+        tf32_gain_ms=base_ms - sum(ms(units, Precision.FP32).values()),
     )
+
+
+def _shared_gains(
+    grouped: GroupedModel, units: GroupedModel, gains: Callable[[GroupedModel], Mapping[str, float]]
+) -> dict[str, float]:
+    """What FP16 saves in each group: its shares of what it saves in the units, which are the groups of ``fusion``.
+
+    The free groups of a unit together save what the unit does, each about as much as its own nodes would alone.
+    """
+    pinned = {group.id for group in grouped.groups if group.pinned is not None}
+    parts: dict[tuple[str, str], list[str]] = {}
+    for name, group in grouped.owners.items():
+        if group not in pinned:
+            parts.setdefault((units.owners[name], group), []).append(name)
+    alone = gains(
+        GroupedModel(
+            grouped.model, tuple(LayerGroup("/".join(ids), "", "", tuple(names), {}) for ids, names in parts.items())
+        )
+    )
+    members: dict[str, dict[str, float]] = {}
+    for unit, group in parts:
+        members.setdefault(unit, {})[group] = alone[f"{unit}/{group}"]
+    of_units = gains(units)
+    shared = {group.id: 0.0 for group in grouped.groups}
+    for unit, own in members.items():
+        left, size = of_units[unit] - sum(own.values()), sum(map(abs, own.values()))
+        for group, saved in own.items():
+            shared[group] += saved + left * (abs(saved) / size if size else 1 / len(own))
+    return shared
 
 
 def _groups_ms(
@@ -214,10 +263,14 @@ def kernel_ms(cost: GroupCost, target: Target, precision: Precision, execution: 
 
 
 def _peak(target: Target, precision: Precision, execution: Execution) -> tuple[float, float]:
-    """Peak of matrix products, TFLOP/s, and the share that an engine reaches; FP32's where a device lacks BF16."""
-    peaks = {Precision.FP16: target.fp16_tflops, Precision.BF16: target.bf16_tflops}
-    peak = peaks.get(precision)
-    return (target.fp32_tflops, execution.fp32_matrix) if peak is None else (peak, execution.fp16_matrix)
+    """Peak of matrix products, TFLOP/s, and the share that an engine reaches; FP32's where a device lacks the other."""
+    tf32 = target.tf32_tflops if execution.tf32 else None
+    peaks = {Precision.FP32: tf32, Precision.FP16: target.fp16_tflops, Precision.BF16: target.bf16_tflops}
+    peak, exact = peaks[precision], (target.fp32_tflops, execution.fp32_matrix)
+    if peak is None:
+        return exact
+    tensor_cores = peak, execution.fp16_matrix
+    return max(exact, tensor_cores, key=math.prod) if precision is Precision.FP32 else tensor_cores
 
 
 def _steps_ms(recurrence: Recurrence, target: Target, precision: Precision, execution: Execution) -> float:
@@ -245,40 +298,51 @@ def _bytes_per_ms(target: Target, execution: Execution) -> float:
 
 @dataclass(frozen=True)
 class _Edge:
-    """A float tensor between groups: its producer, its readers, whether a reader is always FP32."""
+    """A float tensor between groups: its producer, its readers, whether a reader is always FP32.
+
+    ``casts`` says what a Cast costs, in Casts: none where integers are cast, as every reader gets them in its own type,
+    and two where the tensor would stay inside a kernel otherwise, as it is then written and read, too.
+    """
 
     tensor: str
     producer: str | None
     consumers: tuple[str, ...]
     fixed: bool
+    casts: int
 
 
-def _edges(grouped: GroupedModel, folded: Collection[str]) -> list[_Edge]:
+def _edges(grouped: GroupedModel, units: GroupedModel) -> list[_Edge]:
     """Every FP32 tensor between two groups or between a group and what is always FP32.
 
     Follows ``mptune.graph.casting.value_types``, which decides where Casts stand. Constants and what is folded before
-    the run are left out: so are their Casts.
+    the run are left out: so are their Casts. ``units`` are the kernels, as groups.
     """
     model, owners = grouped.model, grouped.owners
+    folded = shape_facts(model).folded
     rules = node_rules(model)
     named = {output.name for output in model.outputs}
+    integers = {group.id for group in grouped.groups if group.pinned == CASTS_INTEGERS}
     found = []
     for name, info in model.tensors.items():
         if not info.is_float32 or name in folded:
             continue
         producer = _producer(model, name, rules, owners)
+        unit = _producer(model, name, rules, units.owners)
         consumers: dict[str, None] = {}
+        readers: set[str] = set()
         fixed = name in named
         for index in model.consumers.get(name, ()):
             node = model.nodes[index]
             for follows in _reads(node, rules[index], name):
                 if follows and node.name in owners:
                     consumers[owners[node.name]] = None
+                    readers.add(units.owners[node.name])
                 else:
                     fixed = True
         others = tuple(group for group in consumers if group != producer)
         if others or (fixed and producer is not None):
-            found.append(_Edge(name, producer, others, fixed))
+            stays_inside = not fixed and readers == {unit}
+            found.append(_Edge(name, producer, others, fixed, 0 if producer in integers else 2 if stays_inside else 1))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -39,8 +41,8 @@ FIGURES = (
 _EXAMPLE = "start from one of the files in search_spaces/targets/"
 
 BF16_SINCE = (8, 0)
-"""The first compute capability whose tensor cores have BF16: by the support matrices of TensorRT and TensorRT-RTX,
-Turing (7.5) has none, nor has Xavier (7.2)."""
+"""The first compute capability whose tensor cores have BF16 and TF32: by the support matrices of TensorRT and
+TensorRT-RTX, Turing (7.5) has neither, nor has Xavier (7.2)."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Target:
         sm_count: streaming multiprocessors.
         gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
         bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0).
-        tf32_tflops: dense TF32 tensor core peak, TFLOP/s.
+        tf32_tflops: the same of TF32: what FP32 groups reach where TF32 is allowed; None as for BF16.
         l2_mb: second level cache, MB.
         launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
         power_modes: names only; their caps are read on the device.
@@ -88,6 +90,12 @@ class Target:
     gpu_names: tuple[str, ...] = ()
     part_numbers: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def figures_sha256(self) -> str:
+        """A hash of what predictions are made with."""
+        figures = {figure: getattr(self, figure) for figure in FIGURES}
+        return hashlib.sha256(json.dumps(figures).encode()).hexdigest()
 
 
 _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
@@ -128,11 +136,13 @@ class _TargetFile(pydantic.BaseModel):
         return self
 
     def to_target(self, name: str) -> Target:
-        """The frozen record; a figure that is given without a source says so."""
+        """The frozen record; a figure that is given without a source says so, and TF32 may be inferred."""
         values = self.model_dump(exclude={"format", "sources", "compute_capability"})
         given = [figure for figure in FIGURES if getattr(self, figure)]
         capability = None if self.compute_capability is None else _capability(self.compute_capability)
         sources = {figure: self.sources.get(figure, "not stated") for figure in given}
+        if self.tf32_tflops is None and capability is not None and capability >= BF16_SINCE:
+            values["tf32_tflops"], sources["tf32_tflops"] = self.fp16_tflops / 2, "‡ inferred: half of dense FP16"
         return Target(name=name, compute_capability=capability, sources=sources, **values)
 
 
@@ -191,13 +201,14 @@ def match_target(gpu: Gpu) -> Target:
     nearest = min(profiles, key=lambda target: _distance(target, gpu, kind))
     source = f"‡ inferred: that of {nearest.name}, the profile nearest to this GPU"
     own = {"compute_capability": gpu.compute_capability, "memory_gb": gpu.memory_gb}
-    sources = dict.fromkeys((name for name in nearest.sources if name != "bf16_tflops"), source)
+    sources = dict.fromkeys((name for name in nearest.sources if name not in ("bf16_tflops", "tf32_tflops")), source)
     sources |= {figure: "reported by the driver" for figure, value in own.items() if value is not None}
     capability = gpu.compute_capability or nearest.compute_capability
-    bf16_tflops = None
+    bf16_tflops = tf32_tflops = None
     if capability is not None and capability >= BF16_SINCE:
         bf16_tflops = nearest.bf16_tflops or nearest.fp16_tflops
-        sources["bf16_tflops"] = source
+        tf32_tflops = nearest.tf32_tflops
+        sources |= {"bf16_tflops": source, "tf32_tflops": source}
     return replace(
         nearest,
         name=re.sub(r"[^a-z0-9]+", "-", gpu.name.lower().removeprefix("nvidia")).strip("-") or "gpu",
@@ -205,6 +216,7 @@ def match_target(gpu: Gpu) -> Target:
         kind=kind,
         compute_capability=capability,
         bf16_tflops=bf16_tflops,
+        tf32_tflops=tf32_tflops,
         memory_gb=gpu.memory_gb or nearest.memory_gb,
         sources=sources,
         power_modes=(),

@@ -23,7 +23,7 @@ from mptune.targets.engine_memory import EngineMemory
 EVALUATION_FORMAT = 1
 
 EMULATION_FACTOR = 1.5
-"""A measured and an emulated error disagree where their ratio is beyond this factor (MEASURING.md)."""
+"""A measured and an emulated error disagree where their ratio is beyond this factor."""
 
 _FP32_NOISE = 1e-6
 """Relative L2 by which FP32 differs from itself where it is summed in another order: an emulation fuses nothing."""
@@ -193,12 +193,12 @@ class Evaluation:
         return replace(both, disagrees=True, warnings=(*self.warnings, text))
 
     def __repr__(self) -> str:
-        bf16 = len(self.plan.bf16_groups)
-        groups = f"{len(self.plan.fp16_groups)} FP16" + (f", {bf16} BF16" if bf16 else "")
+        both = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
+        brain = f", {len(self.plan.bf16_groups)} BF16" if self.plan.bf16_groups else ""
         return (
             f"Evaluation({self.plan.fingerprint}: {self.latency.median_ms:.4g} ms {self.latency.source},"
-            f" error {self.judged_error:.2g} ({self.metric}),"
-            f" {groups} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
+            f" error {self.judged_error:.2g}{both} ({self.metric}),"
+            f" {len(self.plan.fp16_groups)} FP16{brain} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
         )
 
     @cached_property

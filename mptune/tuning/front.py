@@ -16,7 +16,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.table import format_bytes, format_error, front_html, front_records, front_text, latency_text
+from mptune.tuning.fronts.metric_limits import MetricLimit, error_text
+from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text
 from mptune.tuning.fronts.tolerances import excess as excess_of
 from mptune.tuning.fronts.tolerances import is_wanted, rest_error
 
@@ -40,9 +41,8 @@ class Front(FrontContent):
         fp32: the all-FP32 baseline.
         fp16: all-FP16 after pins; None where it failed or was not evaluated.
         points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
-        chosen: the plan that meets the limits, else the nearest; None where nothing is feasible.
-        chosen_reason: why that one, one line.
-        limits_met: False where limits were asked for and no plan meets them.
+        chosen: the plan in ``chosen/``; None where nothing is feasible, or nothing was chosen yet.
+        choice: how it was chosen, why, and which limits no plan meets.
         evaluations: plans evaluated, seeds and failures counted in.
         failures: those of them that did not build or run, or whose outputs were not finite.
         hypervolume: ``hypervolume()`` of the points, 0 to 1.
@@ -50,6 +50,8 @@ class Front(FrontContent):
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
         other_devices: whose fronts were kept apart, with their run directories.
+        reported_metrics: that were taken beside the objective.
+        hint: what ``chosen_reason`` ends with: a point that is much more exact for little latency.
     """
 
     def best(
@@ -62,7 +64,7 @@ class Front(FrontContent):
         """Take one point of the front; nothing is written. ``mptune.pick`` also writes its model.
 
         Args:
-            max_error: the fastest point whose error (held-out where known) is at most this.
+            max_error: the fastest point whose error is at most this, on the search samples and on the held-out ones.
             max_latency_ms: the most exact point whose median latency is at most this. With both, the fastest that
                 meets both. With none, the knee of the front.
             max_memory_bytes: only points whose engine takes at most so much (``EngineMemory.total_bytes``).
@@ -76,7 +78,7 @@ class Front(FrontContent):
         if point is None:
             raise PlanError(reason, "`mptune report` on the run directory shows what failed")
         if not limits_met:
-            nearest = f"{latency_text(point)} ms with error {format_error(point.judged_error)}"
+            nearest = f"{latency_text(point)} ms with error {error_text(point)}"
             raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
         return point
 
@@ -158,7 +160,7 @@ def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error:
     """Share of the box between nothing and the reference point that the points dominate, 0 to 1.
 
     The latency axis is linear from 0 ms to the median of all-FP32. The error axis is logarithmic from the floor,
-    ``max(error of all-FP32, 1e-7)``, to ``reference_error`` (SEARCH.md). All-FP32 itself adds nothing, and neither
+    ``max(error of all-FP32, 1e-7)``, to ``reference_error``. All-FP32 itself adds nothing, and neither
     does a plan that is slower, or whose error is past the reference. Errors are ``judged_error``.
     """
     floor = max(fp32.judged_error, ERROR_FLOOR)
@@ -211,18 +213,23 @@ def choose(
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
     tolerances: Sequence[Tolerance] = (),
+    metric_limits: Sequence[MetricLimit] = (),
+    *,
+    wants_knee: bool = False,
 ) -> tuple[Evaluation | None, str, bool]:
     """Take one point of the front.
 
     Args:
         points: feasible evaluations, such as ``Front.points``.
-        max_error: take the fastest point whose error (held-out, else of the search samples) is at most this.
+        max_error: take the fastest point whose error is at most this, on the search samples and on the held-out ones.
         max_latency_ms: take the most exact point whose median is at most this. With both limits, the fastest that
             meets both. With none, the knee.
         max_memory_bytes: take only points whose engine takes at most so much; with no other limit, the knee of those.
             A point whose memory is not known meets no such limit.
         tolerances: take a point within all of these, the fastest unless ``max_latency_ms`` alone is given beside them;
             ``max_error`` limits the rest of the outputs then.
+        metric_limits: take a point within all of these, the fastest unless another limit says otherwise.
+        wants_knee: take the knee of the points within the limits.
 
     Returns:
         The point (None where there are none), why it was taken, and whether the limits are met. Where they cannot be
@@ -237,15 +244,16 @@ def choose(
         )
         if limit is not None
     ]
-    limits = [*map(str, tolerances), *limits]
+    by_value = " and ".join(limit.text for limit in metric_limits)
+    wanted = ", and ".join(filter(None, (" and ".join([*map(str, tolerances), *limits]), by_value)))
     if not points:
-        return None, "no plan is feasible", not limits
-    if not limits:
+        return None, "no plan is feasible", not wanted
+    if not wanted:
         found = knee(points)
         fastest = min(points, key=lambda p: (p.latency.median_ms, p.judged_error))
         return found, "the fastest point: no other is a knee" if found is fastest else "the knee of the front", True
 
-    def excess(point: Evaluation) -> float:
+    def excess(point: Evaluation) -> tuple[float, float]:
         ratios = [1.0]
         if max_error is not None:
             ratios.append(rest_error(point, tolerances) / max_error)
@@ -254,15 +262,14 @@ def choose(
             ratios.append(point.latency.median_ms / max_latency_ms)
         if max_memory_bytes is not None:
             ratios.append(math.inf if point.memory is None else point.memory.total_bytes / max_memory_bytes)
-        return max(ratios)
+        return max([(max(ratios), 0.0), *(limit.excess(point) for limit in metric_limits)])
 
-    wanted = " and ".join(limits)
     if max_memory_bytes is not None and all(point.memory is None for point in points):
         return min(points, key=excess), f"what memory plans take is not known, so none is shown to have {wanted}", False
-    meeting = [p for p in points if excess(p) <= 1.0]
+    meeting = [p for p in points if excess(p) <= (1.0, 0.0)]
     if not meeting:
         return min(points, key=excess), f"no plan has {wanted}; this is the nearest", False
-    if max_error is None and max_latency_ms is None and not tolerances:
+    if wants_knee or (max_error is None and max_latency_ms is None and not tolerances and not metric_limits):
         return knee(meeting), f"the knee of the points with {wanted}", True
     if tolerances and max_error is None:
         meeting = [p for p in meeting if is_wanted(p, tolerances)] or meeting

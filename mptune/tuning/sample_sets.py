@@ -16,10 +16,12 @@ from mptune.data.rollout import Rollout
 from mptune.diagnosis.sizes.sized import size_text, sizes_of
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.errors import DataError, SettingsError
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import TensorInfo
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
+from mptune.targets.unsearched.nothing import nothing_to_tune
 from mptune.tuning.runs.seals import damaged, is_whole, seal
 from mptune.tuning.steps.baseline import check_reference
 from mptune.tuning.steps.kernels import KERNELS_JSON, keep_kernels
@@ -89,17 +91,22 @@ class SampleSets:
 
 
 def load_data(
-    settings: SearchSettings, inputs: Sequence[TensorInfo]
+    settings: SearchSettings, grouped: GroupedModel
 ) -> tuple[CalibrationSet, tuple[tuple[Mapping[str, np.ndarray], ...], ...]]:
     """The samples that are searched on, and a few of each further size.
 
-    Of several data sets, one for each size, that of the usual size of ``--shapes`` is searched on, else the first.
+    Of several data sets, one for each size, that of the usual size of ``--shapes`` is searched on, else the first. A
+    warning comes first where the model has nothing to tune.
 
     Raises:
         DataError: data cannot be read or do not fit the model, two are of one size, or one is beyond ``--shapes``.
     """
     sources = [settings.data, *settings.more_data]
-    every = [load_calibration(source, inputs, settings.data_settings, settings.seed) for source in sources]
+    model, inputs = grouped.model, grouped.model.inputs
+    fed = {info.name for info in inputs if any(pair.endswith(f":{info.name}") for pair in settings.feedback)}
+    states = state_inputs(model) | fed
+    every = [load_calibration(source, inputs, settings.data_settings, settings.seed, states) for source in sources]
+    every = [replace(one, warnings=(*nothing_to_tune(grouped), *one.warnings)) for one in every]
     if len(every) == 1:
         return every[0], ()
     sizes = [sizes_of(one.samples[0], inputs) for one in every]

@@ -170,6 +170,17 @@ class SearchSpace:
             },
         )
 
+    def mixed(self, fp32: Iterable[str]) -> PrecisionPlan:
+        """The plan with these free groups in FP32 and the others reduced; what BF16 alone can hold stays in FP32."""
+        beyond = {group for group in self.free if self.reduced_of(group) is Precision.BF16}
+        kept = {*fp32, *(beyond if len(beyond) < len(self.free) else ())}  # all: BF16 is the only reduced precision
+        return self.plan({g: Precision.FP32 if g in kept else self.reduced_of(g) for g in self.free})
+
+    @property
+    def all_fp16(self) -> PrecisionPlan:
+        """All-FP16, as it is searched, shown and compared with: FP16 wherever it is possible on the samples."""
+        return self.mixed(())
+
     def choices(self, plan: PrecisionPlan) -> dict[str, str]:
         """The precision of every free group of a plan, as text: what Optuna calls the parameters."""
         return {group: str(plan.precision[group]) for group in self.free}
@@ -328,27 +339,20 @@ def _seeds(
 ) -> tuple[Seed, ...]:
     from mptune.graph.hazards.find import over_threshold
 
-    beyond = {group for group in space.free if space.reduced_of(group) is Precision.BF16}
-    if len(beyond) == len(space.free):  # BF16 is the only reduced precision
-        beyond = set()
-
-    def mixed(fp32: Iterable[str]) -> PrecisionPlan:
-        kept = beyond.union(fp32)
-        return space.plan({g: Precision.FP32 if g in kept else space.reduced_of(g) for g in space.free})
-
     # The baseline is all-FP32 whatever is pinned: speedups and errors are relative to it.
-    seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, mixed(()))]
+    seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, space.all_fp16)]
     # All are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it wherever
     # it can be. Where it pays the sampler knows better: simulated, such a seed cost a build and found nothing more.
     seeds += [
-        Seed(Origin("seed", s.name), mixed(matcher.all_of(s.fp32, classes_may_lack=True))) for s in named.file.seed
+        Seed(Origin("seed", s.name), space.mixed(matcher.all_of(s.fp32, classes_may_lack=True)))
+        for s in named.file.seed
     ]
     large = over_threshold(grouped, absmax, LARGE_ACTIVATION)
     if large:
-        seeds.append(Seed(Origin("seed", f"activations over {LARGE_ACTIVATION:g} in FP32"), mixed(large)))
-    others = [group for group in space.free if group not in beyond]
+        seeds.append(Seed(Origin("seed", f"activations over {LARGE_ACTIVATION:g} in FP32"), space.mixed(large)))
+    others = [group for group in space.free if space.all_fp16.precision[group] is not Precision.FP32]
     seeds += [
-        Seed(Origin("seed", f"first {name} in FP32"), mixed(others[: round(share * len(others))]))
+        Seed(Origin("seed", f"first {name} in FP32"), space.mixed(others[: round(share * len(others))]))
         for name, share in PREFIXES.items()
     ]
     unique: dict[str, Seed] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.false_alarms import Case, judged, main, networks
+from benchmarks.false_alarms import Case, candidates, judged, main, networks
 from benchmarks.models.small_networks import NETWORKS
 from mptune.finding import CODES, Finding, Where
 
@@ -26,6 +26,13 @@ def test_every_network_is_made_sound_and_with_each_fault() -> None:
     names = {name for name, _ in networks(1)}
     assert names == {f"{n} {f} 0" for n, (_, faults) in NETWORKS.items() for f in ("sound", *faults)}
     assert {code for _, faults in NETWORKS.values() for codes in faults.values() for code in codes} <= set(CODES)
+
+
+def test_a_candidate_that_does_not_load_is_refused_and_its_twin_is_not(tmp_path: Path) -> None:
+    make = dict(networks(1))["keypoints sound 0"]
+    rows, missed = candidates(make(name="keypoints", place=tmp_path))
+    assert [row.is_false for row in rows] == [False]
+    assert missed == []
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mptune
+from mptune.data.archive import read_samples
 from mptune.diagnosis.limits import MOST_LIMIT, default_limit
 from tests.diagnosis import recordings
 from tests.graph import models
@@ -57,10 +58,38 @@ def test_what_fp16_breaks_does_not_agree(tmp_path: Path) -> None:
     assert "overflow at /norm/" in cause.text
     assert "exceeds" in cause.text or "FP16 ends at 65504" in cause.text
     assert [one.where.outputs[0].name for one in found.findings if one.code == "agrees"] == ["sound"]
-    assert found.outputs["y"]["limit"] == 0.01, "no more than rounding gives where the norm is in FP32"
+    assert found.outputs["y"]["limit"] == 2 * found.outputs["y"]["emulated_fp16"] < 0.01, (
+        "all-FP16 has the norm in FP32"
+    )
     assert found.outputs["label"]["limit"] == MOST_LIMIT
     labels = got["label"] - recordings.run(path, data, 24)["label"]
     assert found.outputs["label"]["largest_difference"] == np.abs(labels).max(), "of all samples, and not their mean"
+
+
+def test_all_fp16_is_that_of_a_search(tmp_path: Path) -> None:
+    """A value beyond FP16 on the data pins its group; a constant beyond it is held as 65504, and the error shows it."""
+    nodes = [
+        node("MatMul", ["x", "w"], "h", "/fc/MatMul"),
+        node("Mul", ["h", "h"], "squares", "/square/Mul"),
+        node("ReduceMean", ["squares"], "mean", "/mean/ReduceMean", axes=[-1], keepdims=1),
+        node("Div", ["h", "large"], "scaled", "/scale/Div"),
+        node("MatMul", ["scaled", "v"], "z", "/out/MatMul"),
+        node("Sqrt", ["mean"], "root", "/root/Sqrt"),
+        node("Div", ["h", "root"], "y", "/norm/Div"),
+    ]
+    constants = [weight("w", 16, 16, scale=300.0), constant("large", [1e5]), weight("v", 16, 4)]
+    outputs = [value("y", ["batch", 16]), value("z", ["batch", 4])]
+    path = models.save(models.model(nodes, [value("x", ["batch", 16])], outputs, constants), tmp_path)
+    data = {"x": np.random.default_rng(3).standard_normal((48, 16)).astype(np.float32)}
+    run = tmp_path / "run"
+    mptune.search(path, data=data, budget=2, out=run, target="jetson-orin-nano-8gb", progress=False)
+    searched = next(e for e in mptune.open_run(run).evaluations if e.origin.name == "all-fp16")
+    samples = read_samples(run / "data" / "search.npz")
+    found = mptune.compare(path, path, data={"x": np.concatenate([sample["x"] for sample in samples])})
+    of_each = {name: figures["emulated_fp16"] for name, figures in found.outputs.items()}
+    assert max(of_each.values()) == pytest.approx(searched.error_value, rel=1e-6)
+    assert of_each["z"] > 0.1
+    assert of_each["y"] < 1e-2, "without the pin of a search it would be infinite"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from mptune.diagnosis.causes.feeds.change import Feed, FeedChange
 from mptune.diagnosis.causes.feeds.changes import feed_changes, further_changes, input_groups
+from mptune.diagnosis.causes.feeds.entries import rounded_changes
 from mptune.diagnosis.causes.feeds.fitted import Family, families, fit
 from mptune.diagnosis.causes.feeds.geometry import Placement, placements
 
@@ -17,7 +18,8 @@ IMAGES = [{"image": RNG.uniform(0, 1, (1, 3, 16, 16)).astype(np.float32)} for _ 
 
 
 def ways(feeds: Sequence[Feed]) -> dict[str, FeedChange]:
-    return {way.words: way for way in (*feed_changes(feeds), *further_changes(feeds))}
+    every = (*feed_changes(feeds), *further_changes(feeds), *rounded_changes(feeds, input_groups(feeds)))
+    return {way.words: way for way in every}
 
 
 def fed(way: FeedChange, k: int = 0) -> Feed:

@@ -47,3 +47,34 @@ def test_signalling_nans_warn_nobody(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         found = read(tmp_path, bits.view(np.float32))
         assert np.isnan(found.astype(np.float64)).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message", "hint"),
+    [
+        ({"scores": (4, 3)}, "has no output 'y': it holds 'scores'", "by its name: np.savez"),
+        ({"x": (4, 3)}, "has no output 'y': it holds 'x'", "these are inputs of the model"),
+        ({"x": (4, 3), "scores": (4, 3)}, "has no output 'y': it holds 'x', 'scores'", "by its name: np.savez"),
+        ({"y": (12,)}, "has shape [12], the data give [4, 3]", "as many values in another order or shape"),
+        ({"y": (3, 4)}, "has shape [3, 4], the data give [4, 3]", "as many values in another order or shape"),
+        ({"y": (3, 5)}, "has shape [3, 5], the data give [4, 3]", "other sizes along axis 0, 1"),
+        ({"y": (4, 2, 3)}, "has shape [4, 2, 3], the data give [4, 3]", "it has 3 axes, not 2"),
+        ({"y": ()}, "has shape [], the data give [4, 3]", "it has 0 axes, not 2"),
+        ({"y": (5, 3)}, "holds 5 rows of output 'y', the data give 4", "without any added"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words_that_fit(
+    arrays: dict[str, tuple[int, ...]], message: str, hint: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "out.npz", **{name: np.ones(shape) for name, shape in arrays.items()})  # type: ignore[arg-type]
+    layout = Layout(((1, 3),) * 4, stacked=False)
+    with pytest.raises(DataError) as caught:
+        read_recording(tmp_path / "out.npz", {"y": layout}, "--outputs", ["x"])
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_an_array_without_a_name_is_the_only_output(tmp_path: Path) -> None:
+    np.savez(tmp_path / "out.npz", np.ones((4, 3)))
+    layout = Layout(((1, 3),) * 4, stacked=False)
+    assert len(read_recording(tmp_path / "out.npz", {"y": layout}, "--outputs").outputs) == 4

@@ -212,6 +212,17 @@ def test_the_same_model_under_other_names_agrees(tmp_path: Path) -> None:
     assert [finding.code for finding in found.findings] == ["agrees"]
 
 
+def test_a_reference_that_is_mixed_itself_is_named(tmp_path: Path) -> None:
+    model = models.save(models.mlp(), tmp_path)
+    mixed = mptune.apply(model, None, tmp_path / "mixed.onnx", keep_fp32=["op:Softmax"])
+    data = data_of(model, np.random.default_rng(1))
+    found = mptune.compare(mixed, model, data=data)
+    (named,) = [finding for finding in found.findings if finding.code == "already-mixed"]
+    assert "6 of 7 layers are FP16 already" in named.text
+    assert "the reference holds the rounding of these layers" in named.text
+    assert not any(finding.code == "already-mixed" for finding in mptune.compare(model, mixed, data=data).findings)
+
+
 def test_check_passes_a_mixed_model_within_its_limit_and_exits_with_3_beyond(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,25 @@ class Report:
 
 
 @dataclass(frozen=True)
+class ReportOn:
+    """Goes on telling its progress while its answer, larger than a pipe holds, is written."""
+
+    answer: bytes
+
+    def run(self, state: WorkerState) -> bytes:
+        begun = threading.Event()
+
+        def tell() -> None:
+            for step in range(20_000):
+                state.report(Progress("behind", step + 1, 20_000))
+                begun.set()
+
+        threading.Thread(target=tell, daemon=True).start()
+        begun.wait()
+        return self.answer
+
+
+@dataclass(frozen=True)
 class Pid:
     def run(self, state: WorkerState) -> int:
         return os.getpid()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment, GpuState
 from mptune.engines.timing.latency import Latency
@@ -111,8 +112,7 @@ class Bench:
             fp16=fp16,
             points=points,
             chosen=chosen,
-            chosen_reason=reason,
-            limits_met=met,
+            choice=Choice(reason=reason, unmet="" if met else reason),
             evaluations=len(evaluations) + 1,
             failures=2,
             hypervolume=hypervolume(points, fp32),

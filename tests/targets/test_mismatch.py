@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.targets.jetson import JetsonState
-from mptune.targets.mismatch import not_measured, profile_warnings
+from mptune.targets.mismatch import beside_tf32, not_measured, profile_warnings
 from mptune.targets.target import load_target
 from tests.targets.jetson_files import NANO
 
@@ -43,6 +47,21 @@ def test_another_module(name: str, state: JetsonState) -> None:
 
 def test_what_is_unknown_is_not_held_against_it() -> None:
     assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
+
+
+@pytest.mark.parametrize(("name", "tf32_ms"), [("jetson-orin-nano-8gb", 0.192), ("t4", None), ("cpu", None)])
+def test_all_fp32_is_held_beside_tf32_where_the_device_has_it(name: str, tf32_ms: float | None) -> None:
+    model = load_model(Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx")
+    plain, target = not_measured("a device"), load_target(name)
+    (finding,) = beside_tf32([plain], GroupedModel(model, find_groups(model)), target, {})
+    assert (finding == plain) == (tf32_ms is None)
+    if tf32_ms is not None:
+        assert finding.evidence["fp32_ms"] == pytest.approx(0.227, abs=1e-3)
+        assert finding.evidence["tf32_ms"] == pytest.approx(tf32_ms, abs=1e-3)
+        assert "true FP32, 0.227 ms: in TF32, TensorRT's own default, the model would take 0.192 ms" in finding.text
+        (allowed,) = beside_tf32([plain], GroupedModel(model, find_groups(model)), target, {}, tf32=True)
+        assert allowed.text.endswith("emulated errors leave out what it rounds")
+        assert beside_tf32([finding], GroupedModel(model, find_groups(model)), target, {}) == (finding,)
 
 
 def test_a_device_that_is_not_measured() -> None:

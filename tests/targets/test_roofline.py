@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -19,12 +20,20 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import Granularity
 from mptune.targets.costs import GroupCost
-from mptune.targets.roofline import FUSED, UNFUSED, cast_ms, kernel_ms, roofline
+from mptune.targets.roofline import FUSED, UNFUSED, Execution, cast_ms, kernel_ms, roofline
 from mptune.targets.target import Target, list_targets, load_target
 
 DEVICE = Target("d", "D", "gpu", fp16_tflops=100.0, fp32_tflops=10.0, bandwidth_gbps=100.0, launch_us=2.0, sm_count=10)
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+MODELS = [
+    *sorted((BENCHMARKS / "models").glob("*.onnx")),
+    *sorted((ROOT / "graph/exported").glob("*.onnx")),
+    *(ROOT / f"graph/corpus/{name}.onnx" for name in ("detector", "layernorm_13", "mask_1e9", "vit", "windows_roll")),
+]
+"""Transformers and convolutional networks of both exporters, with masks and with outputs that are read inside, too."""
 FULL = 10 * FUSED.tile_elements
 """Output elements that keep every multiprocessor of DEVICE busy for one wave."""
 
@@ -146,6 +155,66 @@ class TestExecution:
         random = [k for k, plan in enumerate(measured["plans"]) if plan["kind"] == "random"]
         signs = [np.sign(ms[random][:, None] - ms[random]) for ms in (predicted, taken)]
         assert np.mean(signs[0] * signs[1]) > 0.7  # Kendall's tau
+
+
+def granularities(model: Model) -> list[GroupedModel]:
+    return [GroupedModel(model, find_groups(model, granularity)) for granularity in get_args(Granularity)[:3]]
+
+
+def all_fp16(grouped: GroupedModel) -> PrecisionPlan:
+    return plan_of(grouped, {group.id for group in grouped.groups if group.pinned is None})
+
+
+class TestGranularity:
+    @pytest.mark.parametrize("execution", [FUSED, replace(FUSED, tf32=True), UNFUSED], ids=["fused", "tf32", "unfused"])
+    @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+    def test_uniform_plans_take_as_long_whatever_it_is(self, path: Path, execution: Execution) -> None:
+        model = load_model(path)
+        for_each = granularities(model)
+        assert len({len(grouped.groups) for grouped in for_each}) > 1
+        terms = [roofline(grouped, load_target("jetson-orin-nano-8gb"), {}, execution) for grouped in for_each]
+        assert len({each.base_ms for each in terms}) == 1
+        fp16 = [each.predict(all_fp16(grouped)) for each, grouped in zip(terms, for_each, strict=True)]
+        assert fp16 == pytest.approx([fp16[0]] * len(fp16), rel=1e-9)
+
+    def test_the_groups_of_a_kernel_share_what_fp16_saves_in_it(self, model: Model) -> None:
+        op, fusion, _ = granularities(model)
+        fine, coarse = (roofline(grouped, DEVICE, {"x": (4096, 64)}).gains_ms for grouped in (op, fusion))
+        for group in fusion.groups:
+            own = [fine[each.id] for each in op.groups if set(each.nodes) <= set(group.nodes)]
+            assert min(own) > 0
+            assert sum(own) == pytest.approx(coarse[group.id])
+
+    def test_a_cast_inside_a_kernel_costs_twice_as_it_ends_the_fusion(self) -> None:
+        op, fusion, _ = granularities(load_model(BENCHMARKS / "models/digits_vit.onnx"))
+        fine, coarse = ({b.tensor: b.cost_ms for b in roofline(g, DEVICE, {}).boundaries} for g in (op, fusion))
+        unfused = {b.tensor: b.cost_ms for b in roofline(op, DEVICE, {}, replace(FUSED, is_fused=False)).boundaries}
+        assert len(fine) > len(coarse)
+        assert fine == {tensor: ms if tensor in coarse else pytest.approx(2 * ms) for tensor, ms in unfused.items()}
+
+
+class TestTf32:
+    TF32 = replace(FUSED, tf32=True)
+
+    def test_fp32_groups_of_a_mixed_plan_run_at_its_rate(self) -> None:
+        model = load_model(BENCHMARKS / "models/digits_vit.onnx")
+        grouped = GroupedModel(model, find_groups(model))
+        device = replace(load_target("jetson-orin-nano-8gb"), launch_us=0.0, bandwidth_gbps=1e6)  # all of it computing
+        off, on = (roofline(grouped, device, {}, execution) for execution in (FUSED, self.TF32))
+        assert on.base_ms == off.base_ms == on.predict(plan_of(grouped, ()))  # all-FP32 is true FP32
+        assert on.predict(all_fp16(grouped)) == pytest.approx(off.predict(all_fp16(grouped)))
+        half = [group.id for group in grouped.groups][::2]
+        assert on.predict(plan_of(grouped, half)) < off.predict(plan_of(grouped, half))
+        gains = {group: (off.gains_ms[group], on.gains_ms[group]) for group in off.gains_ms}
+        assert all(tf32 <= fp32 for fp32, tf32 in gains.values())
+        products = [group.id for group in grouped.groups if group.kind == "matmul"]
+        ratio = (1 / 5.1 - 1 / 10.2) / (1 / 1.3 - 1 / 10.2)  # TFLOP/s of TF32, FP16 and FP32
+        assert gains[products[0]][1] / gains[products[0]][0] == pytest.approx(ratio, rel=0.05)
+
+    @pytest.mark.parametrize("name", ["t4", "rtx-4090", "cpu"])
+    def test_where_it_is_no_faster_it_gains_nothing(self, grouped: GroupedModel, name: str) -> None:
+        target, shapes = load_target(name), {"x": (4096, 64)}
+        assert roofline(grouped, target, shapes, self.TF32) == roofline(grouped, target, shapes, FUSED)
 
 
 class TestLaw:

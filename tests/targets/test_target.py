@@ -162,6 +162,7 @@ class TestMatch:
         assert (got.bf16_tflops is not None) == has_bf16
         assert ("bf16_tflops" in got.sources) == has_bf16
         assert got.bf16_tflops in (None, got.fp16_tflops)
+        assert (got.tf32_tflops is not None) == ("tf32_tflops" in got.sources) == has_bf16
 
     def test_an_unknown_jetson_takes_after_a_jetson(self) -> None:
         got = match_target(Gpu("NVIDIA Jetson AGX Thor Developer Kit", (11, 0), 131.0, "L4T 38.2", is_jetson=True))

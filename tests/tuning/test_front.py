@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mptune.choice import Choice
 from mptune.targets.engine_memory import EngineMemory
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
@@ -160,12 +161,12 @@ def test_the_knee_is_a_point(evaluations: list[Evaluation]) -> None:
 def test_the_fastest_within_an_error(evaluations: list[Evaluation], limit: float) -> None:
     front = pareto(evaluations)
     chosen, reason, met = choose(front, max_error=limit)
-    fitting = [p for p in front if p.judged_error <= limit]
+    fitting = [p for p in front if max(p.error_value, p.judged_error) <= limit]
     assert met is bool(fitting)
     if fitting:
         assert chosen == min(fitting, key=lambda p: p.latency.median_ms)
     elif front:
-        assert chosen == min(front, key=lambda p: p.judged_error)
+        assert chosen == min(front, key=lambda p: max(p.error_value, p.judged_error))
         assert "nearest" in reason
     else:
         assert chosen is None
@@ -209,8 +210,7 @@ def make_front(**changes: object) -> Front:
         "fp16": make_evaluation(4.0, math.nan, number=1023, origin=ORIGIN_FP16),
         "points": points,
         "chosen": points[0],
-        "chosen_reason": "the knee of the front",
-        "limits_met": True,
+        "choice": Choice(reason="the knee of the front"),
         "evaluations": 5,
         "failures": 1,
         "hypervolume": 0.25,
@@ -230,7 +230,8 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
     for point in (*document["points"], *document["baseline"].values()):
         assert set(point) == {
             "plan", "origin", "latency", "error", "speedup", "fp16_groups", "bf16_groups", "fp32_groups", "fp32",
-            "engine", "remeasured", "confirmed", "engine_bytes", "context_bytes", "weight_bytes", "memory_source"
+            "engine", "remeasured", "confirmed", "engine_bytes", "context_bytes", "weight_bytes", "memory_source",
+            "metrics",
         }  # fmt: skip
         assert set(point["latency"]) == {"median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source"}
         assert set(point["error"]) == {

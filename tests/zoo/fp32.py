@@ -10,6 +10,7 @@ import onnx
 
 from tests.graph import models
 from tests.graph.models import node, value
+from tests.zoo.voice import frames, voice
 
 WIDTH = 8
 
@@ -230,4 +231,5 @@ def specimens() -> dict[str, Specimen]:
         "pooled": _pooled((1, -1, WIDTH)),
         "pooled_twin": _pooled((-1, 3, WIDTH)),
         "max_over_batch": _lost("ReduceMax"),
+        "voice_twin": Specimen(voice(), frames()),
     }

@@ -13,6 +13,11 @@ _TWO = "diagnosis/test_two_models.py::"
 _PLANTED = f"{_TWO}test_the_first_group_that_diverges_is_that_of_the_planted_difference"
 _SAME = f"{_TWO}test_the_same_model_under_other_names_agrees"
 _MIXED = f"{_TWO}test_check_passes_a_mixed_model_within_its_limit_and_exits_with_3_beyond"
+_CAUSES = "diagnosis/test_named_causes.py::"
+_NAMED = f"{_CAUSES}test_of_many_limited_constants_the_one_that_matters_is_named"
+_HARMLESS = f"{_CAUSES}test_limited_constants_that_do_not_matter_are_no_difference"
+_DOUBT = "diagnosis/test_doubtful.py::test_what_is_no_rounding_is_named_or_warned_of"
+_NO_DOUBT = "diagnosis/test_doubtful.py::test_what_a_sound_engine_gives_is_not_warned_of"
 _SWEEPS = "diagnosis/test_sweeps.py::"
 _CALIBRATION = "data/test_calibration.py::"
 _QUANTISED = "graph/grouping/test_quantised.py::"
@@ -76,6 +81,7 @@ LINES = [
     Line("rows-mix", "a running sum over the batch", "fp32", "running"),
     Line("rows-mix", "attention over the batch", "fp32", "attention"),
     Line("batch-not-kept", "a Reshape", "fp32", "pooled"),
+    Line("batch-not-kept", "no batch in an If beside that of a state", "fp32", "pooled", "voice_twin"),
     Line("batch-not-kept", "another node", "fp32", "max_over_batch", "pooled_twin"),
     Line("broadcast", "an image against a one-channel plane", "graphs", "broadcast"),
     Line("broadcast", "stretched over more than one axis", "graphs", "broadcast over more than one axis"),
@@ -103,6 +109,8 @@ LINES = [
     ),
     Line("random-data", "vectors of noise for images", "numbers", "random-data"),
     Line("constant-data", "the same value everywhere", "numbers", "constant-data"),
+    Line("constant-data", "no state fed back", "numbers", "constant-data: a state that is fed back is none"),
+    Line("constant-data", "no recurrent state", "numbers", "constant-data: a recurrent state is none"),
     Line("duplicate-samples", "samples that repeat", "numbers", "duplicate-samples"),
     Line(
         "too-few-samples",
@@ -178,5 +186,8 @@ LINES = [
             ("first-difference", "its predecessors still inside"),
         )
     ),
+    Line("attribute-differs", "a constant, among many without effect", "tests", _NAMED, _HARMLESS),
+    Line("agrees", "as large as FP16, and no rounding: a warning", "tests", _DOUBT, _NO_DOUBT),
+    Line("data-do-not-fit", "within FP16's error", "tests", _DOUBT, _NO_DOUBT),
     Line("precision", "the groups that make it, and the plan that removes it", "tests", _MIXED, _MIXED),
 ]

@@ -60,9 +60,13 @@ def test_the_tracker_names_the_add_and_pins_its_group(tmp_path: Path) -> None:
     assert all("advance" in g.group.nodes for g in found.groups if g.pin is not None)
 
 
-def test_the_sample_is_that_of_the_data(tmp_path: Path) -> None:
+def test_how_many_samples_show_it_is_said_and_the_largest(tmp_path: Path) -> None:
     show = SHOWN["overflow"][1]()
     show.data["x"][5] *= 300
     (finding, *_) = [f for f in inspected(show, tmp_path).findings if f.code == "overflow"]
     assert finding.where.samples == (5,)
-    assert finding.text.endswith("in sample 5")
+    assert finding.text.endswith("in 1 of 8 samples: sample 5")
+    show.data["x"][:] = show.data["x"][5] * np.linspace(0.5, 1, 8, dtype=np.float32)[:, None]
+    (finding, *_) = [f for f in inspected(show, tmp_path).findings if f.code == "overflow"]
+    assert finding.text.endswith("in all 8 samples, most in sample 7")
+    assert (finding.evidence["samples_beyond"], finding.evidence["samples"]) == (8, 8)

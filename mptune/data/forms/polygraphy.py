@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mptune.data.in_memory import copied_samples
 from mptune.data.metrics.tasks import run_script
 from mptune.errors import DataError
 
@@ -84,7 +85,7 @@ def run_loader(script: Path, name: str) -> Iterable[Mapping[str, Any]]:
         raise DataError(f"{script} has no function {name!r}", f"name it: --data {script.name}:FUNCTION; {_CALLED}")
     try:
         given: Any = function()
-        feeds = (given,) if isinstance(given, Mapping) else tuple(given)
+        feeds = (given,) if isinstance(given, Mapping) else copied_samples(given)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         line = str(error).splitlines()[0] if str(error) else ""
         raise DataError(f"{script}:{name} failed: {type(error).__name__}: {line}", _CALLED) from error

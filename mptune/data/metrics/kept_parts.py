@@ -50,6 +50,7 @@ def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
             "scale": encode_float(one.whole),
             "column_scales": [encode_float(scale) for scale in one.scales],
             "is_split": one.is_split,
+            "units": list(one.units),
         }
         for name, one in parts.items()
     }
@@ -66,6 +67,7 @@ def load_parts(path: Path) -> dict[str, OutputParts] | None:
                 decode_float(one["scale"]),
                 tuple(map(decode_float, one["column_scales"])),
                 one["is_split"],
+                tuple(one.get("units", ())),  # mptune 0.1.0 had none
             )
             for name, one in document["outputs"].items()
         }

@@ -105,6 +105,18 @@ def compare_errors(one: OutputError, other: OutputError, metric: str) -> Differe
     return Difference(ratio, (ratio * math.exp(-half), ratio * math.exp(half)), True)
 
 
+def is_larger_beyond_noise(error: OutputError, other: OutputError, metric: str) -> bool:
+    """Whether an error on some samples is larger than that on others beyond the intervals of both.
+
+    Few samples that carry an error make its interval as wide as the error is large: above the other's interval, twice
+    the other is enough.
+    """
+    value, less = error.value(metric), other.value(metric)
+    low, _ = error_interval(error, metric) or (value, value)
+    _, high = error_interval(other, metric) or (less, less)
+    return value > max(less, high) and (low > less or value > 2 * abs(less))
+
+
 def significantly_smaller(values: Floats, pseudo: Sequence[Floats | None]) -> NDArray[np.bool_]:
     """Which of many errors are smaller than which others beyond doubt.
 

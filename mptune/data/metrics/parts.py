@@ -7,8 +7,10 @@ samples is more than ``SCALES_DIFFER`` times the smallest, each column is a part
 the last axis, as those of a head that gives (batch, height, width, channels): where the scales along it differ so, some
 of them from one column to the next, and those along no other axis do. The error of a part is the root mean square of
 ``y - y_ref`` over a sample, divided by the part's standard deviation over all search samples; where that is 0, by its
-root mean square; where both are, it is the absolute error. On held-out samples the scale is the larger of theirs and
-the search samples': a class that the search samples do not have is measured by the samples that have it.
+root mean square; where both are, it is the absolute error. Columns of one Softmax, LogSoftmax or Sigmoid share a unit
+(``mptune.graph.loading.shared_units``): none is divided by less than ``LEAST_SHARE`` of the standard deviation of all
+of them. On held-out samples the scale is the larger of theirs and the search samples': a class that the search samples
+do not have is measured by the samples that have it.
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ _LEAST_SCALE = 2.0**-24
 What a softmax gives a class that no sample has, such as 1e-30, is 0 for all that counts.
 """
 
+LEAST_SHARE = 0.01
+"""Of the scale of columns that share a unit: no column of them is divided by less."""
+
 _CHUNK = 1 << 20
 """Elements that are widened to float64 at a time, about."""
 
@@ -69,12 +74,14 @@ class OutputParts:
         whole: scale of the whole output; 0 where all its values are 0.
         scales: of each column, shape (columns,); 0 where all its values are 0.
         is_split: whether each column is a part.
+        units: of each column, where any share one: those that do have the same number, 0 shares none.
     """
 
     axis: int | None
     whole: float
     scales: tuple[float, ...] = ()
     is_split: bool = False
+    units: tuple[int, ...] = ()
 
     @cached_property
     def divisors(self) -> Floats:
@@ -101,8 +108,12 @@ class OutputParts:
             return self
         if not all(self.fits(array.shape) for array in arrays):
             return replace(self, whole=max(self.whole, _Columns.of(arrays, None).parts.whole))
-        other = _Columns.of(arrays, self.axis).parts
+        other = _Columns.of(arrays, self.axis, self.units).parts
         return replace(self, whole=max(self.whole, other.whole), scales=tuple(map(max, self.scales, other.scales)))
+
+    def least_scale(self, columns: Sequence[int]) -> float:
+        """What columns are divided by at least; 0 where none shares a unit with others."""
+        return min((self.scales[k] for k in columns if self.units and self.units[k]), default=0.0)
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether an array of this shape has these columns."""
@@ -156,7 +167,9 @@ def belongs_to(statistic: str, metric: str) -> bool:
 
 
 def find_parts(
-    reference: Sequence[Mapping[str, np.ndarray]], batches: Sequence[frozenset[int]] | None = None
+    reference: Sequence[Mapping[str, np.ndarray]],
+    batches: Sequence[frozenset[int]] | None = None,
+    units: Mapping[str, Mapping[int, tuple[int, ...]]] | None = None,
 ) -> dict[str, OutputParts]:
     """The parts of every output, from the reference over all samples, one sample at a time.
 
@@ -164,6 +177,7 @@ def find_parts(
         reference: outputs of each sample.
         batches: the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one of
             them. None takes axis 0 for the batch.
+        units: output -> axis -> the unit of each column (``mptune.graph.loading.shared_units``); None: none share one.
     """
     found = {}
     for name in dict.fromkeys(name for sample in reference for name in sample):
@@ -176,7 +190,7 @@ def find_parts(
             array.ndim > 0 and (sizes is None or array.shape[0] in sizes)
             for array, sizes in zip(arrays, first, strict=True)
         )
-        found[name] = _parts_of(arrays, has_batch=has_batch)
+        found[name] = _parts_of(arrays, (units or {}).get(name, {}), has_batch=has_batch)
     return found
 
 
@@ -195,7 +209,7 @@ def cover_held_out(
     }
 
 
-def _parts_of(arrays: Sequence[np.ndarray], *, has_batch: bool) -> OutputParts:
+def _parts_of(arrays: Sequence[np.ndarray], units: Mapping[int, tuple[int, ...]], *, has_batch: bool) -> OutputParts:
     """The parts of one output, along the axis that its columns lie on."""
     rank = arrays[0].ndim
     if any(array.ndim != rank for array in arrays):
@@ -204,13 +218,14 @@ def _parts_of(arrays: Sequence[np.ndarray], *, has_batch: bool) -> OutputParts:
     axes = [axis for axis in range(int(has_batch), rank) if axis in same and arrays[0].shape[axis] > 0]
     usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
     axis = min(usual, key=lambda axis: (arrays[0].shape[axis], -axis)) if usual else None
-    parts = _Columns.of(arrays, axis).parts
+    parts = _Columns.of(arrays, axis, units.get(axis, ()) if axis is not None else ()).parts
     last = rank - 1
     if parts.is_split or axis == last or last not in axes or arrays[0].shape[last] > MOST_COLUMNS:
         return parts
     # One sample says cheaply that an axis is height, width or time, as most are.
     others = [other for other in axes if other != axis and _Columns.of(arrays[:1], other).has_step]
-    found = [columns for columns in (_Columns.of(arrays, other) for other in others) if columns.has_step]
+    every = (_Columns.of(arrays, other, units.get(other, ())) for other in others)
+    found = [columns for columns in every if columns.has_step]
     return found[0].parts if len(found) == 1 and found[0].parts.axis == last else parts
 
 
@@ -227,7 +242,7 @@ class _Columns:
     has_step: bool
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], axis: int | None) -> _Columns:
+    def of(cls, arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()) -> _Columns:
         columns = 1 if axis is None else arrays[0].shape[axis]
         count, total, squares = (np.zeros(columns) for _ in range(3))
         deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
@@ -250,9 +265,20 @@ class _Columns:
         spread = np.sqrt(deviations / np.maximum(count, 1))
         constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
         spread = np.where(constant, 0.0, spread)
-        mean = total.sum() / max(count.sum(), 1)
-        within = deviations + count * (total / np.maximum(count, 1) - mean) ** 2
-        whole = _scale(count.sum(), squares.sum(), within.sum())
+
+        def together(members: NDArray[np.bool_]) -> float:
+            n, own = count[members], total[members]
+            mean = own.sum() / max(n.sum(), 1)
+            within = deviations[members] + n * (own / np.maximum(n, 1) - mean) ** 2
+            return _scale(n.sum(), squares[members].sum(), within.sum())
+
+        whole = together(np.ones(columns, bool))
+        units = units if len(units) == columns and any(units) else ()
+        for unit in set(units) - {0}:
+            members = np.array(units) == unit
+            least = LEAST_SHARE * together(members)
+            spread[members] = np.maximum(spread[members], least)
+            scales = [max(scale, least) if member else scale for scale, member in zip(scales, members, strict=True)]
         if axis is None or columns < 2:
             return cls(OutputParts(axis, whole, tuple(scales) if axis is not None else ()), has_step=False)
         is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
@@ -261,7 +287,7 @@ class _Columns:
         moving = spread[spread > 0]
         steps = np.abs(np.diff(np.log(moving)))
         has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
-        return cls(OutputParts(axis, whole, tuple(scales), is_split), bool(has_step))
+        return cls(OutputParts(axis, whole, tuple(scales), is_split, units), bool(has_step))
 
 
 def _scale(count: float, squares: float, deviations: float) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from mptune.data.metrics.accuracy import METRICS, TaskMetric, unknown_metric
-from mptune.data.metrics.calling import definition_of
+from mptune.data.metrics.calling import CodeDefinition, definition_of, definition_of_function
 from mptune.data.metrics.sets.fields import flow_axis
 from mptune.data.metrics.sets.whole_set import BUILT_IN_SETS, SetMetric, own_value, takes_whole_set
-from mptune.data.metrics.trusted_scripts import undirected
+from mptune.data.metrics.trusted_scripts import script_of, undirected
 from mptune.errors import DataError, SettingsError
 
 _SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
@@ -142,6 +143,18 @@ def definition_of_metric(spec: str, function: TaskMetric | None = None) -> str:
     except (OSError, ValueError, SyntaxError, StopIteration):
         return f" ({file})"
     return f" ({file}:{line}: {text.splitlines()[line - 1].strip()})"
+
+
+def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDefinition | None:
+    """Which script or function a metric of the user's is; None for others, and where there is no such file.
+
+    Of a script its content counts, not its path, nor what it imports.
+    """
+    script = script_of(spec)
+    if script is not None:
+        return CodeDefinition("a script", hashlib.sha256(script.read_bytes()).hexdigest()) if script.is_file() else None
+    is_given = function is not None and spec.startswith(CALLABLE)
+    return definition_of_function(function) if is_given and function is not None else None
 
 
 def load_metric(spec: str) -> TaskMetric:

@@ -15,7 +15,9 @@ from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import CODES, Finding, OutputColumns, Where
 from mptune.graph.writing.tf32 import ROUNDINGS
 
-STRUCTURAL = frozenset({"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic"})
+STRUCTURAL = frozenset(
+    {"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic", "data-do-not-fit"}
+)
 """Causes that are no rounding: with one of them the verdict is always ``differs``."""
 
 _SYNCHRONISE = (

@@ -6,6 +6,8 @@ import glob
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from mptune.data.metrics.parts import WORST_PART, belongs_to
 from mptune.diagnosis.causes.explained import finding
 from mptune.diagnosis.patterns.roundings import Cause, Explanation
@@ -13,6 +15,7 @@ from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.writing.tf32 import ROUNDINGS
 from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 _NAMED = 5
@@ -20,6 +23,15 @@ _NAMED = 5
 _MARGIN = 0.8
 """Share of the limit that the plan is made for: one-group errors add in squares only nearly."""
 _TRIES = 8
+_LEAST_SIZE = 0.25
+"""Of a difference, below which a rounding is no part of it."""
+_LEAST_CORRELATION = 0.3
+"""A correlation with a rounding from which a difference may be another engine's: chance gives a third of it."""
+_FEWEST_VALUES = 100
+_MOST_ALONE = 3
+"""Groups whose roundings alone are looked at."""
+_FEW, _MOST = 0.02, 0.5
+"""Values that have so much of the squared difference are decisions that fall otherwise, as they do in each engine."""
 
 
 def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -> Finding:
@@ -74,6 +86,41 @@ def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -
         groups=tuple(named[:40]),
         nodes=tuple(node for group in named[:_NAMED] for node in groups[group].nodes[:1]),
     )
+
+
+def resembles_rounding(side: Side, *, of_groups: bool = False) -> bool:
+    """Whether a difference correlates with what a rounding of its size makes; True where that cannot be told.
+
+    An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
+
+    Args:
+        side: an output.
+        of_groups: look at what each of the groups that make most of the error makes alone, too.
+    """
+    sides, runner = side.sides, side.sides.runner
+    compared, exact = side.compared(), side.rows(runner.exact)
+    if compared is None or compared.got.size < _FEWEST_VALUES:
+        return True
+    plans = [sides.plan, runner.all_fp16, runner.sound_fp16, runner.all_bf16]
+    if of_groups:
+        shares, base = _shares([side], runner.all_fp16), runner.grouped.uniform(Precision.FP32)
+        worst = sorted(shares, key=lambda group: -shares[group])[:_MOST_ALONE]
+        plans = [base.replace({group: Precision.FP16}) for group in worst]
+    roundings = [runner.emulated(plan) for plan in dict.fromkeys(plans) if plan.reduced_groups]
+    roundings += [made for way in (() if of_groups else ROUNDINGS) if (made := runner.tf32(way)) is not None]
+    difference = compared.got - compared.wanted
+    size = float(np.linalg.norm(difference))
+    squares = np.sort((difference**2).ravel())
+    if float(squares[-int(_FEW * squares.size) :].sum()) >= _MOST * size**2:
+        return True
+    for rows in (side.rows(outputs) for outputs in roundings):
+        if rows.shape != exact.shape or not np.isfinite(rows).all():
+            continue
+        made = (np.asarray(rows, np.float64) - exact) / compared.scale
+        own = float(np.linalg.norm(made))
+        if own >= _LEAST_SIZE * size and abs(float((difference * made).sum())) >= _LEAST_CORRELATION * own * size:
+            return True
+    return False
 
 
 def _shown(cause: Explanation, called: str, emulated: float) -> str:

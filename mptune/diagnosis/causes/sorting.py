@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from mptune.diagnosis.causes.explained import rounding_cause, rounding_finding, structural_finding
-from mptune.diagnosis.causes.half import precision_finding
+from mptune.diagnosis.causes.half import precision_finding, resembles_rounding
 from mptune.diagnosis.causes.infinite import (
     InfiniteConstants,
     are_mostly_same,
@@ -33,6 +34,10 @@ _OFF = 0.01
 """A value is off by more of its output's standard deviation than this."""
 _FEW_OFF = 0.5
 """Share of the values that changed decisions make wrong at most."""
+_WORTH_TRYING = 0.1
+"""Of FP16's error, above which a difference within its limit that no rounding reproduces is looked into."""
+_AS_LARGE = 0.5
+"""Of FP16's error: what is as large as that."""
 
 
 class Causes:
@@ -52,6 +57,7 @@ class Causes:
         self._precision: dict[str, tuple[Side, Explanation]] = {}
         self._infinite: dict[str, tuple[Side, InfiniteConstants]] = {}
         self._alike: list[Side] = []
+        self._doubtful: dict[str, tuple[Side, Finding]] = {}
         self._unexplained: list[Side] = []
 
     def take(self, side: Side) -> None:
@@ -66,6 +72,9 @@ class Causes:
                 return
             if self._are_other_models and found.code == "agrees" and side.error > FP32_ROUNDING:
                 return  # what the models differ in makes it, not a rounding
+            if cause is None and found.code == "agrees" and not self._are_other_models and _is_worth_trying(side):
+                self._doubtful[side.name] = side, found
+                return
         self._found.append(found)
 
     def _has_cause(self, side: Side, cause: Explanation | None) -> bool:
@@ -104,24 +113,40 @@ class Causes:
 
     def _look_at_preparation(self) -> None:
         """Whether samples prepared in another way, or another attribute, explain all that has no cause yet."""
-        if not (self._unexplained or self._alike) or self._sides.origin not in ("recorded", "engine"):
-            return
         sides = [*self._unexplained, *self._alike]
+        has_cause = self._precision or self._infinite or any(each.severity != "info" for each in self._found)
+        if not sides and not has_cause:
+            self._look_at_doubtful()
+            return
+        self._found += (agreeing for _, agreeing in self._doubtful.values())
+        if not sides or self._sides.origin not in ("recorded", "engine"):
+            return
+        is_plain = all(what_is_there(side.got, side.wanted) for side in sides)
+        found, is_whole = self._otherwise(sides, is_quick=is_plain)
+        self._found += found
+        if is_whole:
+            self._unexplained.clear()
+            self._alike.clear()
+
+    def _otherwise(self, sides: Sequence[Side], *, is_quick: bool) -> tuple[Sequence[Finding], bool]:
+        """What of the samples or of the model is otherwise where outputs were recorded; whether that explains all."""
         prepared = other_preparation(self._sides, sides, is_quick=True)
         attribute = None if prepared.explains_all else other_attribute(self._sides, sides)
-        is_plain = all(what_is_there(side.got, side.wanted) for side in sides)
-        if not prepared.explains_all and not is_plain and (attribute is None or not _is_exact(attribute)):
+        if not prepared.explains_all and not is_quick and (attribute is None or not _is_exact(attribute)):
             prepared = other_preparation(self._sides, sides)
         if attribute is not None and _is_nearer(attribute, prepared.findings):
-            self._found.append(attribute)
-        elif prepared.findings:
-            self._found += prepared.findings
-            if not prepared.is_whole:
-                return
-        else:
+            return [attribute], True
+        return prepared.findings, bool(prepared.findings) and prepared.is_whole
+
+    def _look_at_doubtful(self) -> None:
+        """Whether outputs within their limits, whose differences no rounding reproduces, have another cause."""
+        if not self._doubtful:
             return
-        self._unexplained.clear()
-        self._alike.clear()
+        causes, _ = self._otherwise([side for side, _ in self._doubtful.values()], is_quick=False)
+        self._found += [cause for cause in causes if _is_exact(cause)] or [
+            _as_large_as_fp16(side, agreeing) if _is_no_rounding(side) else agreeing
+            for side, agreeing in self._doubtful.values()
+        ]
 
     def _look_at_samples(self) -> None:
         """Whether outputs that nothing explains have nothing to do with their reference, as of other inputs."""
@@ -261,6 +286,31 @@ def _is_as_far_off_as_fp16(side: Side) -> bool:
     most = _OFF * float(np.std(exact[np.isfinite(exact)])) if np.isfinite(exact).any() else 0.0
     ours, fp16 = (float(np.mean(~(np.abs(each - exact) <= most))) for each in (got, emulated))
     return 0 < fp16 <= _FEW_OFF and ours <= HEADROOM * fp16
+
+
+def _is_worth_trying(side: Side) -> bool:
+    """Whether a difference within the limit, which no rounding reproduces, may be another's than a rounding's."""
+    sides = side.sides
+    is_known = sides.origin not in ("recorded", "engine") or sides.has_row_set(side.name)
+    return not is_known and side.error > max(FP32_ROUNDING, _WORTH_TRYING * side.emulated)
+
+
+def _is_no_rounding(side: Side) -> bool:
+    """Whether a difference of the size of FP16's has nothing of a rounding. Decisions fall otherwise in each engine."""
+    has_size = _AS_LARGE * side.emulated <= side.error <= HEADROOM * side.emulated
+    if not has_size or any(array.dtype.kind != "f" for array in side.wanted):
+        return False
+    return not resembles_rounding(side) and not resembles_rounding(side, of_groups=True)
+
+
+def _as_large_as_fp16(side: Side, agreeing: Finding) -> Finding:
+    what = what_is_there(side.got, side.wanted)
+    text = (
+        f"output {str(side.where)!r} has {side.limit.sentence(side.judged)}: as large as FP16 rounding, but not FP16"
+        f" rounding (FP16 throughout, emulated, gives {side.judged_fp16:.3g}, in other values){what and f'; {what}'}"
+    )
+    cure = "compare how the samples are prepared on both sides, and whether the engine was built of this model"
+    return replace(agreeing, severity="warning", text=text, cure=cure)
 
 
 def _fp16_takes_rows(side: Side) -> Explanation | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mptune.diagnosis.causes.feeds.change import Feed, FeedChange
 from mptune.diagnosis.causes.feeds.changes import feed_changes, further_changes, input_groups
+from mptune.diagnosis.causes.feeds.entries import rounded_changes
 from mptune.diagnosis.causes.feeds.fed_back import fed_back_changes
 from mptune.diagnosis.causes.feeds.fitted import Family, families, fit
 from mptune.diagnosis.causes.left import MOST_SAMPLES, WORTH_MORE, Left, left_of, residual
@@ -85,6 +86,8 @@ class Trials:
     def _further(self, worst: Sequence[int]) -> Iterator[FeedChange]:
         self._deadline = time.monotonic() + _MOST_SECONDS
         yield from further_changes(self._feeds)
+        if not all(side.is_within for side in self.unexplained):  # within the limit a rounding is no fault
+            yield from rounded_changes(self._feeds, input_groups(self._feeds))
 
     def _fitted(self, worst: Sequence[int]) -> Iterator[FeedChange]:
         samples = worst[:MOST_SAMPLES]

@@ -7,8 +7,9 @@ FP16 and BF16 do is found from values, not from structure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -33,7 +34,7 @@ _REDUCED = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
 
 @dataclass(frozen=True)
 class Difference:
-    """A node that is not the same in both models.
+    """One attribute, constant or input of a node that is not the same in both models.
 
     Attributes:
         kind: ``attribute``, ``constant`` or ``structure``.
@@ -44,6 +45,7 @@ class Difference:
         right: value on the right.
         root: the constant that ``what`` is, before Casts; "" where it is none.
         constant: what differs between constants; None where something else does.
+        attributes: the attribute -> its value on the right; None where it is not there.
     """
 
     kind: str
@@ -54,6 +56,12 @@ class Difference:
     right: str
     root: str = ""
     constant: ConstantDifference | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def change(self) -> float:
+        """Relative change, at most 2; infinite where it is not known."""
+        return math.inf if self.constant is None else self.constant.change
 
 
 @dataclass(frozen=True)
@@ -103,9 +111,7 @@ class _Aligner:
                 differences.append(self._missing(node))
                 continue
             self.used.add(partner.index)
-            found = self._difference(node, partner)
-            if found is not None:
-                differences.append(found)
+            differences += self._differences(node, partner)
             for ours, theirs in zip(node.outputs, partner.outputs, strict=False):
                 if ours and theirs:
                     self.same[_root(self.left, ours)] = _root(self.right, theirs)
@@ -163,7 +169,7 @@ class _Aligner:
 
     def _likeness(self, node: Node, other: Node) -> tuple[int, int, int, int]:
         wired = sum(self._is_same_input(a, b) for a, b in zip(node.inputs, other.inputs, strict=False))
-        differs = self._difference(node, other)
+        differs = next(self._differences(node, other), None)
         named = int(node.name == other.name) + int(bool(set(node.outputs) & set(other.outputs) - {""}))
         return int(differs is None), named, wired, int(len(node.inputs) == len(other.inputs))
 
@@ -175,7 +181,7 @@ class _Aligner:
             return a in self.left.initializers and b in self.right.initializers
         return self.same.get(a) == b
 
-    def _difference(self, node: Node, other: Node) -> Difference | None:
+    def _differences(self, node: Node, other: Node) -> Iterator[Difference]:
         ours, theirs = _attributes(self.left, node), _attributes(self.right, other)
         for name in sorted(ours.keys() | theirs.keys()):
             a, b = ours.get(name), theirs.get(name)
@@ -183,13 +189,12 @@ class _Aligner:
                 continue
             if not _is_equal(a, b):
                 text = f"attribute {name!r} is {_shown(a)} in one model and {_shown(b)} in the other"
-                return Difference("attribute", node.name, text, name, _shown(a), _shown(b))
+                yield Difference("attribute", node.name, text, name, _shown(a), _shown(b), attributes={name: b})
         count = max(len(node.inputs), len(other.inputs))
         for slot in range(count):
             found = self._input_difference(node, other, slot)
             if found is not None:
-                return found
-        return None
+                yield found
 
     def _input_difference(self, node: Node, other: Node, slot: int) -> Difference | None:
         ours = node.inputs[slot] if slot < len(node.inputs) else ""

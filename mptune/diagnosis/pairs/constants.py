@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ _NAMED = 4
 _MOST_AXES = 4
 _LEVELS = 127
 """Of INT8, above zero."""
+_NEARLY_ZERO = 2.0**-23
+"""Converters hold smaller values away from zero, at the smallest numbers of FP16."""
 CONVERTERS_LIMIT = 1e4
 """``max_finite_val`` of onnxconverter-common's ``convert_float_to_float16``, unless it is given (1.16)."""
 
@@ -30,12 +33,16 @@ class ConstantDifference:
     Attributes:
         text: what differs, from left to right.
         values: the left constant with the right one's values where the two differ; None where shapes or types do.
-        limit: magnitude that every value which differs is held at in one of the two; None where there is none.
+        limit: magnitude that every large value which differs is held at in one of the two; None where there is none.
+        largest: largest magnitude of what is held at it, in the other.
+        change: root mean square difference by that of the larger constant; infinite where it is not known.
     """
 
     text: str
     values: np.ndarray | None = None
     limit: float | None = None
+    largest: float = 0.0
+    change: float = math.inf
 
 
 def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | None:
@@ -59,6 +66,7 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
     x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):
         apart = np.abs(x - y)[differs]
+        share = float(np.linalg.norm(apart) / max(np.linalg.norm(x), np.linalg.norm(y)))
     largest = float(apart[np.isfinite(apart)].max(initial=0.0))
     text = f"{count} of {a.size} values differ, by up to {largest:.3g}"
     if lost := int((~np.isfinite(y) & np.isfinite(x)).sum()):
@@ -70,12 +78,14 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
     elif not y[differs].any() and count >= _FEWEST:
         text += ": these are zero in the candidate"
     text += _entries(differs)
-    limit = None
+    limit, most = None, 0.0
+    large = differs & (np.fmax(np.abs(x), np.abs(y)) > _NEARLY_ZERO)
     for held, other, where in ((y, x, "the candidate"), (x, y, "the reference")):
-        if limit is None and (limit := _limit(held[differs], other[differs], held)) is not None:
-            most = float(np.abs(other[differs]).max())
+        if limit is None and large.any() and (limit := _limit(held[large], other[large], held)) is not None:
+            most = float(np.abs(other[large]).max())
             text += f": {where} holds at ±{limit:g} what reaches {most:.3g} in the other"
-    return ConstantDifference(text, np.where(differs, b, a).astype(a.dtype), limit)
+    change = share if math.isfinite(share) else math.inf
+    return ConstantDifference(text, np.where(differs, b, a).astype(a.dtype), limit, most, change)
 
 
 def _entries(differs: np.ndarray) -> str:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 
 from mptune.diagnosis.causes.explained import finding
-from mptune.diagnosis.pairs.alignment import Alignment
+from mptune.diagnosis.limits import HEADROOM
+from mptune.diagnosis.pairs.alignment import Alignment, Difference
+from mptune.diagnosis.pairs.structure import changes_of
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.engines.jobs.outputs import TraceJob
+from mptune.files import write_bytes
 from mptune.finding import Finding
-from mptune.graph.writing.widened import write_widened
+from mptune.graph.hazards.find import pinned_by_hazards
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.widened import write_changed, write_widened
 
 SLICE_BYTES = 1 << 28
 """Values of one model and one sample that are kept at once, bytes."""
@@ -24,7 +31,7 @@ _EXACT = 1e-7
 _RESTRUCTURED = 1e-5
 """The same where the two compute the value with other nodes."""
 _NO_ROUNDING = 1e-2
-"""The same where the candidate has FP16 or BF16: what is beyond it is wrong there, and not rounded."""
+"""Where the candidate has FP16 or BF16, what is not beyond this is taken for a rounding."""
 _FLOATS = frozenset({"float", "float16", "double"})
 
 
@@ -40,7 +47,7 @@ class Divergence:
         error: root mean square difference by the root mean square of the value, the worst sample.
         before: the largest error of the values before it.
         compared: how many values were compared.
-        is_rounding: the candidate computes in FP16 or BF16 there, and every value lies within what these make.
+        is_rounding: no value differs by more than the candidate's FP16 or BF16 makes.
     """
 
     value: str
@@ -54,7 +61,11 @@ class Divergence:
 
 
 def first_divergence(
-    sides: Sides, right: Runner, alignment: Alignment, limit: float | None = None
+    sides: Sides,
+    right: Runner,
+    alignment: Alignment,
+    harmless: Sequence[Difference] = (),
+    limit: float | None = None,
 ) -> Divergence | None:
     """Find the first value along the graph whose error is beyond a limit; None where there is none.
 
@@ -62,6 +73,7 @@ def first_divergence(
         sides: of the comparison; its runner runs the left model.
         right: runs the right model.
         alignment: of the two.
+        harmless: constants and attributes that the left model is given as the right one has them.
         limit: largest error; None takes what FP32 rounding gives.
     """
     left = sides.runner
@@ -70,21 +82,22 @@ def first_divergence(
     pairs = _pairs(left, right, alignment)
     sample = _worst_sample(sides)
     everything = list(_slices(left, pairs, SLICE_BYTES))
-    found = None
-    may_round = limit is None and bool(sides.plan.reduced_groups) and not alignment.differences
-    for least in dict.fromkeys((max(level, _NO_ROUNDING) if may_round else level, level)):
-        found, level = _search(left, right, everything, (sample,), least), least
+    unsound = pinned_by_hazards(left.hazards) if sides.plan.fp16_groups else ()
+    rounded = sides.plan.replace({g: Precision.FP32 for g in unsound if sides.plan.precision[g] is Precision.FP16})
+    found, plan = None, None
+    for plan in (rounded, None) if sides.plan.reduced_groups else (None,):
+        found = _search(left, right, everything, (sample,), level, plan, harmless)
         if len(sides.reference) > 1:
             # Before it, other samples may differ earlier.
             upto = everything if found is None else everything[: found[0] + 1]
-            found = _search(left, right, upto, None, least) or found
+            found = _search(left, right, upto, None, level, plan, harmless) or found
         if found is not None:
             break
     if found is None:
         return None
     _, (value, other), error, before, compared = found
     node = left.model.nodes[left.model.producer[value]]
-    is_rounding = may_round and level < _NO_ROUNDING
+    is_rounding = plan is None and bool(sides.plan.reduced_groups)
     return Divergence(value, other, node.name, _group(left, node.name), error, before, compared, is_rounding)
 
 
@@ -99,9 +112,10 @@ def trace_finding(sides: Sides, divergence: Divergence) -> Finding:
     before = f"every value before it is within {divergence.before:.3g}"
     cure = "compare this node in both models: its attributes, its constants and its type"
     if divergence.is_rounding:
-        before = f"that is where FP16 or BF16 begins, and no value differs by more than {_NO_ROUNDING:g}"
+        before = "that is where FP16 or BF16 begins, and none differs by more than twice what these give, emulated"
         cure = ""
     elif sides.plan.reduced_groups:
+        before = "every value before it differs by what FP16 or BF16 makes, or less"
         cure = "if its precision makes that, keep this group in FP32; else compare the node in both models"
     found = finding(
         "first-difference",
@@ -154,22 +168,44 @@ def _search(
     slices: Sequence[Sequence[tuple[str, str]]],
     which: tuple[int, ...] | None,
     level: float,
+    plan: PrecisionPlan | None,
+    harmless: Sequence[Difference],
 ) -> Found | None:
+    """The first pair beyond a level, and beyond twice what the roundings of a plan make there."""
     before, compared = 0.0, 0
+    least = level if plan is None else max(level, _NO_ROUNDING)
     for index, pairs in enumerate(slices):
-        one = write_widened(left.model, left.workload.bank, left.scratch("trace"), _names(pairs, 0))
+        exact = write_widened(left.model, left.workload.bank, left.scratch("exact"), _names(pairs, 0))
+        one = write_changed(exact, left.scratch("trace"), *changes_of(harmless), is_part=True)
         two = write_widened(right.model, right.workload.bank, right.scratch("trace"), _names(pairs, 1))
         same = {i.name for i in right.model.inputs} <= {i.name for i in left.model.inputs}
         others = None if same else right.samples_path
         errors = left.call(TraceJob(one, two, tuple(pairs), left.samples_path, which, others))
-        one.unlink()
-        two.unlink()
+        is_within = max(errors, default=0.0) <= least
+        rounding = {} if plan is None or is_within else _rounding(left, plan, exact, pairs, which)
+        for path in (exact, one, two):
+            path.unlink()
         for pair, error in zip(pairs, errors, strict=True):
             compared += 1
-            if error > level:
+            if error > max(least, HEADROOM * rounding.get(pair[0], 0.0)):
                 return index, pair, error, before, compared
             before = max(before, error)
     return None
+
+
+def _rounding(
+    left: Runner, plan: PrecisionPlan, exact: Path, pairs: Sequence[tuple[str, str]], which: tuple[int, ...] | None
+) -> dict[str, float]:
+    """Value -> the error that the roundings of a plan make in it, emulated; where the emulation has it."""
+    path = left.emulation(plan)
+    proto = onnx.load(path, load_external_data=False)
+    made = {out for node in proto.graph.node for out in node.output}
+    names = [name for name in _names(pairs, 0) if name in made]
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    write_bytes(path, [proto.SerializeToString(deterministic=True)])
+    same = tuple((name, name) for name in names)
+    return dict(zip(names, left.call(TraceJob(exact, path, same, left.samples_path, which)), strict=True))
 
 
 def _names(pairs: Sequence[tuple[str, str]], side: int) -> list[str]:

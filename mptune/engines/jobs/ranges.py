@@ -18,6 +18,7 @@ class TensorRange:
         shape: concrete shape on the first sample.
         non_finite: number of values that were NaN or infinite.
         masked: of a value that a softmax is taken of, its rows that were masked whole; None where there were none.
+        beyond: how many samples hold a magnitude beyond FP16's largest value, of ``samples`` that were run.
     """
 
     absmax: float
@@ -27,6 +28,8 @@ class TensorRange:
     lowest: float = 0.0
     highest: float = 0.0
     sample: int = 0
+    beyond: int = 0
+    samples: int = 1
     records: tuple[ProbeRecord, ...] = ()
 
 
@@ -59,7 +62,10 @@ def seen_of(ranges: Mapping[str, TensorRange], indices: Sequence[int] = ()) -> S
         indices: index in the data of each sample; empty where they are all of the data.
     """
     return Seen(
-        {tensor: SeenValue(seen.lowest, seen.highest, seen.sample) for tensor, seen in ranges.items()},
+        {
+            tensor: SeenValue(seen.lowest, seen.highest, seen.sample, seen.beyond, seen.samples)
+            for tensor, seen in ranges.items()
+        },
         {tensor: seen.shape for tensor, seen in ranges.items()},
         tuple(record for seen in ranges.values() for record in seen.records),
         tuple(indices),

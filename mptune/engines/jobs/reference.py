@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
+from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
+from mptune.graph.loading.shared_units import Units
 from mptune.graph.writing.observe import Tap
 from mptune.graph.writing.probing.nodes import ProbeTap
 
@@ -40,6 +42,7 @@ class ReferenceJob:
         rollout: outputs that are fed back; None where there are none.
         parts: file to write the parts of the outputs to; None writes none.
         searched_parts: the parts found on the search samples, for held-out samples; None finds them here.
+        units: which columns share a unit, as ``find_parts`` takes them.
         run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
@@ -52,6 +55,7 @@ class ReferenceJob:
     rollout: Rollout | None = None
     parts: Path | None = None
     searched_parts: Path | None = None
+    units: Mapping[str, Units] = field(default_factory=dict)
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> ReferenceReport:
@@ -88,7 +92,7 @@ class ReferenceJob:
         if searched is not None:
             return cover_held_out(searched, outputs)
         shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
-        return find_parts(outputs, batch_sizes(shapes, len(outputs)))
+        return find_parts(outputs, batch_sizes(shapes, len(outputs)), self.units)
 
     def _optimisation_error(
         self, state: WorkerState, sample: Feed, outputs: Mapping[str, np.ndarray]
@@ -151,6 +155,8 @@ class ObserveJob:
                     lowest=min(lowest, before.lowest) if before else lowest,
                     highest=max(highest, before.highest) if before else highest,
                     sample=index if is_largest or before is None else before.sample,
+                    beyond=(absmax > FP16_MAX) + (before.beyond if before else 0),
+                    samples=len(samples),
                 )
             for answer in answers:
                 answer.add(values)
@@ -200,7 +206,7 @@ def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | 
     """The masked rows up to and with one sample."""
     known = before.masked if before else None
     if known is not None:
-        return MaskedRows(known.rows + rows, known.sample)
+        return MaskedRows(known.rows + rows, known.sample, known.samples + bool(rows))
     return MaskedRows(rows, sample) if rows else None
 
 
@@ -219,8 +225,9 @@ def _facts(feeds: Sequence[Feed], values: Sequence[np.ndarray], *, is_selected: 
         "absmax": max((float(array.max(initial=0.0)) for array in finite), default=0.0),
     }
     if facts["non_finite"]:
-        bad = next(k for k, array in enumerate(values) if not np.isfinite(array).all())
-        facts["bad_sample"] = float(bad * (len(feeds) // len(values)))  # in a rollout, where the sequence begins
+        bad = [k for k, array in enumerate(values) if not np.isfinite(array).all()]
+        facts["bad_sample"] = float(bad[0] * (len(feeds) // len(values)))  # in a rollout, where the sequence begins
+        facts["bad_samples"], facts["samples"] = float(len(bad)), float(len(values))
     elif count and not is_selected and values[0].dtype.kind == "f" and _is_constant(feeds, values):
         facts["constant"] = 1.0
     return facts

@@ -75,7 +75,8 @@ class ReferenceReport:
     Attributes:
         provider: ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off.
         outputs: output name -> {"size", "non_finite", "zero_fraction", "absmax"} over all samples; and where it
-            applies {"bad_sample"}, the first that is not finite, {"constant"}, 1 where samples differ and the output
+            applies {"bad_sample"}, the first that is not finite, {"bad_samples"}, how many of {"samples"} are not,
+            {"constant"}, 1 where samples differ and the output
             does not.
         repeat_error: largest relative L2 between two runs on the same sample, over outputs.
         places: (finding's code, output) -> the node to blame.

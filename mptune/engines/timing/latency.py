@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from mptune.data.numbers import decode_float, encode_float
+from mptune.engines.timing.enough import LEAST_VALUES
 from mptune.engines.timing.medians import bootstrap_median_interval, percentile
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.settings import LatencySettings
@@ -260,7 +261,7 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
 
     Args:
         clock: milliseconds, monotonic.
-        settings: the least durations and number of values.
+        settings: the least durations and number of executions.
     """
     run_once()  # Lazy initialisation must not enter the estimate.
     spans: list[float] = []
@@ -277,7 +278,11 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
     executions = max(1, math.ceil(TARGET_SPAN_MS / once_ms))
     return Repetitions(
         warmup_iterations=max(1, math.ceil(settings.warmup_ms / once_ms)),
-        iterations=max(settings.min_iterations, math.ceil(settings.duration_ms / (once_ms * executions))),
+        iterations=max(
+            LEAST_VALUES,
+            math.ceil(settings.min_iterations / executions),
+            math.ceil(settings.duration_ms / (once_ms * executions)),
+        ),
         executions_per_value=executions,
         warmup_ms=settings.warmup_ms,
     )

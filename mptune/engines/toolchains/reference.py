@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 
+from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.kept_parts import PARTS_JSON, parts_path
 from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, SampleSet
@@ -22,6 +23,7 @@ from mptune.engines.worker.beside import Beside
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
+from mptune.graph.loading.shared_units import shared_units
 
 
 class ReferenceModel:
@@ -69,6 +71,7 @@ class ReferenceModel:
             rollout=self._rollout,
             parts=parts_path(paths.reference(which)),
             searched_parts=None if is_search else searched,
+            units=shared_units(self._workload.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
         )
         report = self._call(job)

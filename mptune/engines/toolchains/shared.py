@@ -189,7 +189,7 @@ class BaseToolchain(ABC):
             ranges = self.observe()
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
-            execution = FUSED if self.fuses else UNFUSED
+            execution = replace(FUSED if self.fuses else UNFUSED, tf32=self.settings.tf32)
             self._terms = roofline(self.workload.grouped, self.target, self._shapes(), execution)
         return self._terms
 

@@ -87,14 +87,18 @@ class TensorRtToolchain(BaseToolchain):
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        result = self._store.evaluate(plan, partial(self._time, plan, which, profile=profile))
-        if isinstance(result, Failure) and result.stage is Stage.BUILD and not result.is_machine_fault:
-            self._store.discard(self._fp32)  # The file that cannot be loaded may be the baseline's.
-        return self._with_memory(plan, result)
+        return self._with_memory(plan, self._store.evaluate(plan, partial(self._time, plan, which, profile=profile)))
 
     def _time(self, plan: PrecisionPlan, which: SampleSet, *, profile: bool) -> Measurement | Failure:
         job = self._measure_job(plan, which)
-        measurement = self._timer.corrected(plan, job if isinstance(job, Failure) else self._call(job))
+        result = job if isinstance(job, Failure) else self._call(job)
+        if (
+            not isinstance(job, Failure)
+            and _cannot_be_loaded(result)
+            and _cannot_be_loaded(self._call(ReopenJob(job, 0)))
+        ):
+            self._store.discard(self._fp32)  # The baseline alone: another one has other tactics.
+        measurement = self._timer.corrected(plan, result)
         if isinstance(measurement, Failure) or not profile or self.profiling == "none":
             return measurement
         return self._profiler.profile(measurement, partial(self._layer_times, plan))
@@ -181,6 +185,11 @@ class AheadToolchain(BaseToolchain):
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
         return self._with_memory(plan, self._store.evaluate(plan, partial(predict, self, plan, which)))
+
+
+def _cannot_be_loaded(result: object) -> bool:
+    """Whether an engine's file cannot be loaded, through no fault of the machine."""
+    return isinstance(result, Failure) and result.stage is Stage.BUILD and not result.is_machine_fault
 
 
 def _build_options(

@@ -102,6 +102,7 @@ class Profiler:
         try:
             layers = layer_times()
         except (MptuneError, OSError) as error:
-            layers = Failure(Stage.TIME, FailureKind.ERROR, str(error))
+            message = error.message if isinstance(error, MptuneError) else str(error)
+            layers = Failure(Stage.TIME, FailureKind.ERROR, message)
         self.failed = self.failed or isinstance(layers, Failure)
         return with_group_times(measurement, layers, self._grouped)

@@ -120,9 +120,12 @@ def main() -> None:
 
     whole = threading.Lock()
 
+    def write(data: bytes) -> None:
+        with whole:  # Builders report their progress from threads of their own, also while an answer is written.
+            _write(answers, data)
+
     def send(message: Message) -> None:
-        with whole:  # Builders report their progress from threads of their own.
-            _write(answers, encode(message))
+        write(encode(message))
 
     def ask(question: Any) -> Any:
         send(("question", question))
@@ -136,12 +139,12 @@ def main() -> None:
         while (message := _receive(requests)) is not None:
             if message[0] == "start":
                 sys.path[:] = message[1]
-                _write(answers, encode(("ready", os.getpid())))
+                write(encode(("ready", os.getpid())))
                 continue
             answer = _answer(message[1], state)
             sys.stdout.flush()
             sys.stderr.flush()
-            _write(answers, answer)
+            write(answer)
             try:
                 state.end_job()
             except Exception:  # What goes wrong once the answer is sent is for the log alone.

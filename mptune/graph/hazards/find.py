@@ -31,7 +31,7 @@ from mptune.graph.hazards.masks import MaskValues
 from mptune.graph.hazards.reductions import fit_hazards, index_hazards, long_sum_hazards
 from mptune.graph.hazards.rounding.on_data import on_data_hazards
 from mptune.graph.hazards.saturated import SaturatedRanges
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.seen import Seen, SeenValue
 from mptune.graph.hazards.structural import broadcast_hazards, epsilon_hazards, int64_hazards, norm_hazards
 from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
 from mptune.graph.writing.weights import Rounding
@@ -150,7 +150,7 @@ def _range_hazards(
     """
     value = seen.values.get(tensor)
     samples = () if value is None else (seen.sample(value.sample),)
-    shown = "".join(f", in sample {sample}" for sample in samples)
+    shown = "" if value is None else f", {_in_samples(value, seen.sample(value.sample))}"
     if absmax > FP16_MAX:
         severity: Severity = "error"
         kind, reason, cure = (
@@ -183,13 +183,25 @@ def _range_hazards(
             continue
         done.add((group.id, is_mask))
         code = None if absmax <= FP16_MAX else "mask" if masks.is_made_into_one(node, tensor) else "overflow"
-        evidence = {"absmax": absmax, "fp16_max": FP16_MAX}
+        evidence: dict[str, int | float | str] = {"absmax": absmax, "fp16_max": FP16_MAX}
+        if value is not None and value.beyond:
+            evidence |= {"samples_beyond": value.beyond, "samples": value.samples}
         place = (kind, group.id, node.name, tensor, in_bf16, reason)
         if is_mask:
             found.append(Hazard("warning", *place, LIMIT_CURE, None, evidence, samples))
         else:
             found.append(Hazard(severity, *place, cure, code, evidence, samples))
     return found
+
+
+def _in_samples(value: SeenValue, largest: int) -> str:
+    """How many samples hold a value beyond FP16's end, and the index of that with the largest magnitude."""
+    if not value.beyond or value.samples == 1:
+        return f"in sample {largest}"
+    if value.beyond == 1:
+        return f"in 1 of {value.samples} samples: sample {largest}"
+    share = f"all {value.samples}" if value.beyond == value.samples else f"{value.beyond} of {value.samples}"
+    return f"in {share} samples, most in sample {largest}"
 
 
 def pinned_by_hazards(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT, RECURRENT
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.loading.tensors import TensorInfo, all_graphs
 from mptune.graph.loading.value_dependent import shape_facts
 
 _BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial"))
@@ -104,6 +105,33 @@ def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
             if len(fitting) == 1:
                 found[output.name] = fitting[0].name
     return tuple((output.name, found[output.name]) for output in model.outputs if output.name in found)
+
+
+_STATE_SLOTS: Mapping[str, slice] = {
+    **dict.fromkeys(RECURRENT, slice(5, 7)),
+    "Loop": slice(2, None),
+}
+"""Operator -> the inputs that hold the state before its first step; of a Scan they are those before its sequences."""
+
+_VIEWS = DATA_MOVEMENT | {"Concat", "Gather"}
+
+
+def state_inputs(model: Model) -> frozenset[str]:
+    """Inputs that hold a state: fed back from an output, or where a recurrent operator or a loop begins."""
+    nodes = [node for graph in all_graphs(model.proto.graph) for node in graph.node]
+    makers = {name: node for node in nodes for name in node.output}
+    waiting, states = [given for _, given in state_pairs(model)], set[str]()
+    for node in nodes:
+        slots = _STATE_SLOTS.get(node.op_type, slice(0))
+        if node.op_type == "Scan":
+            slots = slice(len(node.input) - next(a.i for a in node.attribute if a.name == "num_scan_inputs"))
+        waiting += node.input[slots]
+    while waiting:
+        name = waiting.pop()
+        if name in makers and makers[name].op_type in _VIEWS:
+            waiting += makers[name].input
+        states.add(name)
+    return frozenset(info.name for info in model.inputs if info.name in states)
 
 
 def _same_but_direction(output: TensorInfo, given: TensorInfo) -> bool:

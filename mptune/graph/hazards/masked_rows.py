@@ -41,10 +41,12 @@ class MaskedRows:
     Attributes:
         rows: how many rows had no element within FP16's range, over all samples.
         sample: index of the first sample with one.
+        samples: how many samples have one.
     """
 
     rows: int
     sample: int
+    samples: int = 1
 
 
 def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
@@ -124,6 +126,9 @@ def masked_row_findings(
         nodes = [n for n in readers if n.op_type in _SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
         groups = tuple(dict.fromkeys(owners[node.name] for node in nodes if node.name in owners))
         sample = indices[masked.sample] if indices else masked.sample
+        place = f"in sample {sample}"
+        if masked.samples > 1:
+            place = f"in {masked.samples} samples, first in sample {sample}"
         many = "1 row is" if masked.rows == 1 else f"{masked.rows} rows are"
         found.append(
             Finding(
@@ -132,7 +137,7 @@ def masked_row_findings(
                 origin=origin,
                 where=Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
                 evidence={"masked_rows": masked.rows, "limit": -FP16_MAX},
-                text=f"value {tensor!r}: {many} masked whole on the calibration data, first in sample {sample}: "
+                text=f"value {tensor!r}: {many} masked whole on the calibration data, {place}: "
                 f"every element lies below {-FP16_MAX:g}. "
                 + (_IN_FP32 if broken.intersection(node.name for node in nodes) else _IN_FP16),
                 cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",

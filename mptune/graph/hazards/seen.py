@@ -18,11 +18,15 @@ class SeenValue:
         lowest: smallest finite value, signed; 0 where some are not finite and all others are above it.
         highest: largest, likewise.
         sample: position of the sample with the largest magnitude among those that were run.
+        beyond: how many samples hold a magnitude beyond FP16's largest value.
+        samples: how many were run.
     """
 
     lowest: float = 0.0
     highest: float = 0.0
     sample: int = 0
+    beyond: int = 0
+    samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Seen:
         """Everything but the shapes, which are kept elsewhere."""
         return {
             "values": {
-                tensor: [encode_float(seen.lowest), encode_float(seen.highest), seen.sample]
+                tensor: [encode_float(seen.lowest), encode_float(seen.highest), seen.sample, seen.beyond, seen.samples]
                 for tensor, seen in self.values.items()
             },
             "records": [record.to_json() for record in self.records],
@@ -69,7 +73,7 @@ class Seen:
             KeyError: a key is missing.
         """
         values = {
-            tensor: SeenValue(decode_float(low), decode_float(high), int(sample))
-            for tensor, (low, high, sample) in document["values"].items()
+            tensor: SeenValue(decode_float(low), decode_float(high), *map(int, counts))
+            for tensor, (low, high, *counts) in document["values"].items()
         }
         return cls(values, shapes, tuple(map(ProbeRecord.from_json, document["records"])), tuple(document["indices"]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -105,16 +106,25 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
     return path
 
 
-def write_with_constants(widened: Path, path: Path, values: Mapping[str, np.ndarray]) -> Path:
-    """Write what ``write_widened`` wrote once more, in the same folder, with other values of some constants.
+def write_changed(
+    widened: Path,
+    path: Path,
+    constants: Mapping[str, np.ndarray],
+    attributes: Sequence[tuple[str, str, Any]],
+    *,
+    is_part: bool = False,
+) -> Path:
+    """Write what ``write_widened`` wrote once more, in the same folder, with other constants and attributes.
 
     Args:
         widened: its file.
         path: where to write.
-        values: initializer, or result of a node Constant, of the main graph -> its values, of the same shape.
+        constants: initializer, or result of a node Constant, of the main graph -> its values, of the same shape.
+        attributes: node of the main graph, attribute, its value; None leaves it out.
+        is_part: the file has a part of the model: what it lacks is passed over.
 
     Raises:
-        KeyError: the file has no such constant.
+        KeyError: the file has no such constant or node.
         RunError: the file cannot be written, or the disk is full.
     """
     proto = onnx.load(widened, load_external_data=False)
@@ -123,9 +133,18 @@ def write_with_constants(widened: Path, path: Path, values: Mapping[str, np.ndar
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.type == onnx.AttributeProto.TENSOR:
                 tensors[node.output[0]] = attribute.t
-    for name, array in values.items():
+    nodes = {node.name: node for node in proto.graph.node}
+    if is_part:
+        constants = {name: array for name, array in constants.items() if name in tensors}
+        attributes = [each for each in attributes if each[0] in nodes]
+    for name, array in constants.items():
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensors[name].data_type)
         tensors[name].CopyFrom(onnx.numpy_helper.from_array(np.asarray(array, dtype), tensors[name].name))
+    for name, attribute, setting in attributes:
+        kept = [each for each in nodes[name].attribute if each.name != attribute]
+        del nodes[name].attribute[:]
+        given = [] if setting is None else [onnx.helper.make_attribute(attribute, setting)]
+        nodes[name].attribute.extend([*kept, *given])
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return path
 

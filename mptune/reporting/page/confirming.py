@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptune.data.numbers import encode_float
 from mptune.reporting.confirmation_text import place_of, searched_baseline, verdicts
-from mptune.reporting.text import latency_text, speedup_of
+from mptune.reporting.text import error_cell, latency_text, speedup_of
 
 if TYPE_CHECKING:
     from mptune.tuning.evaluation import Evaluation
@@ -43,4 +43,5 @@ def _figures(evaluation: Evaluation, fp32: Evaluation | None) -> dict[str, Any]:
         "speedup": encode_float(evaluation.speedup),
         "speedup_text": speedup_of(evaluation, fp32),
         "error": encode_float(evaluation.judged_error),
+        "error_text": error_cell(evaluation),
     }

@@ -18,7 +18,9 @@ from mptune.reporting.page.confirming import confirmation_document
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.failures import failure_documents
 from mptune.reporting.page.recommended import recommended
+from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
+    TRUE_FP32,
     because,
     compared,
     describe_engine,
@@ -29,18 +31,21 @@ from mptune.reporting.text import (
     latency_text,
     memory_details,
     memory_text,
+    metric_cell,
     speedup_of,
     unique,
 )
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.metric_limits import metric_values
+from mptune.tuning.fronts.tolerances import is_larger_in_search
 from mptune.tuning.reasons.group_findings import FP16_CODES
 
 PLAN_FIELDS = (
     "plan", "number", "ms", "low", "high", "interval", "ms_text", "speedup", "speedup_text", "search", "held_out",
     "ci95", "finite", "bits", "origin", "memory", "memory_parts", "sources", "part", "warnings", "against",
-    "because",
+    "because", "search_larger", "metrics",
 )  # fmt: skip
 """Columns of a plan in the page's data."""
 
@@ -62,12 +67,17 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "target": front.target,
         "engine": describe_engine(front),
         "metric": front.metric,
+        "metrics": list(front.metrics),
         "latency_is": front.fp32.latency.source,
         "error_is": _error_source(front),
-        "sources": [f"Latency: {latency_source(front)}.", f"Error: {error_source(front)}."],
+        "sources": [
+            f"Latency: {latency_source(front)}.",
+            *([] if is_on_cpu(front) else [f"{TRUE_FP32}."]),
+            f"Error: {error_source(front)}.",
+        ],
         "chosen": None if front.chosen is None else place[front.chosen.plan],
-        "chosen_reason": front.chosen_reason,
-        "limits_met": front.limits_met,
+        "chosen_reason": front.choice.text,
+        "unmet": front.choice.unmet,
         "fp32": place[front.fp32.plan],
         "fp16": None if front.fp16 is None else place[front.fp16.plan],
         "fp16_name": front.fp16_name,
@@ -118,6 +128,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
     low, high = latency.ci95_ms
     interval = error_interval(evaluation.counted, evaluation.metric)
     precision, chosen = evaluation.plan.precision, content.front.chosen
+    metrics = content.front.metrics.values()
     return [
         evaluation.plan.fingerprint,
         evaluation.number,
@@ -141,6 +152,8 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
         list(evaluation.warnings),
         "" if chosen is None or evaluation.plan == chosen.plan else compared(evaluation, chosen),
         because(content.front, evaluation),
+        int(is_larger_in_search(evaluation)),
+        [[*map(_known, metric_values(evaluation, one)), metric_cell(evaluation, one)] for one in metrics],
     ]
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from mptune.reporting.breaks import Break, breaks_in_fp16, heading
 from mptune.reporting.terminal.console import print_text
-from mptune.reporting.text import cut_front, format_error, short_path
+from mptune.reporting.text import cut_front, error_text, short_path
 from mptune.tuning.front import Front
 
 MOST_SHOWN = 4
@@ -48,5 +48,5 @@ def _print_break(console: Console, one: Break) -> None:
 def _nothing(front: Front) -> str:
     error = ""
     if front.fp16 is not None and front.fp16.is_finite:
-        error = f"; the error of {front.fp16_name} is {format_error(front.fp16.judged_error)}"
+        error = f"; the error of {front.fp16_name} is {error_text(front.fp16)}"
     return f"nothing that breaks was found on the samples{error}"

@@ -11,13 +11,21 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mptune.reporting.confirmation_text import INTERVAL, cells_of, failures, headings, place_of, verdicts
+from mptune.reporting.confirmation_text import (
+    INTERVAL,
+    cells_of,
+    failures,
+    has_two_errors,
+    headings,
+    place_of,
+    verdicts,
+)
 from mptune.reporting.terminal.breaks import print_breaks
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
     describe_engine,
     error_source,
-    format_error,
+    error_text,
     front_warnings,
     latency_source,
     latency_text,
@@ -60,6 +68,8 @@ def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None,
         print_fact(console, name, value)
     console.print()
     console.print(_table(confirmation, console.width))
+    if any(has_two_errors(confirmation, plan) for plan in confirmation.plans):
+        print_text(console, "in brackets: on the search samples", "dim")
     console.print()
     for line in (*failures(confirmation), *verdicts(confirmation)):
         print_text(console, line)
@@ -70,7 +80,7 @@ def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None,
         if text not in said:
             print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
-        print_text(console, f"limits not met: {front.chosen_reason}", "bold yellow")
+        print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
 
 
 def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
@@ -79,10 +89,7 @@ def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
         chosen = f"none: {front.chosen_reason}"
     else:
         point = front.chosen
-        chosen = (
-            f"{point.plan.fingerprint}: {latency_text(point)} ms, "
-            f"error {format_error(point.judged_error)}; {front.chosen_reason}"
-        )
+        chosen = f"{point.plan.fingerprint}: {latency_text(point)} ms, error {error_text(point)}; {front.chosen_reason}"
     files = [("chosen", chosen)]
     for name, path in (("model", "chosen/model.onnx"), ("engine", "chosen/model.engine"), ("page", "report.html")):
         if (front.run_dir / path).exists():

@@ -15,8 +15,8 @@ from mptune.reporting.text import (
     KEPT_BECAUSE,
     describe_engine,
     error_source,
+    error_text,
     explain_kept,
-    format_error,
     front_warnings,
     latency_source,
     latency_text,
@@ -24,6 +24,7 @@ from mptune.reporting.text import (
     short_path,
     speedup_text,
 )
+from mptune.targets.unsearched.nothing import NOTHING
 from mptune.tuning.fronts.table import is_held_out
 from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
@@ -46,6 +47,9 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
         said: warnings that whoever reads the stream has read already.
     """
     console = make_console(sys.stdout if stream is None else stream)
+    nothing = [text for text in front.warnings if NOTHING in text]
+    for text in nothing:
+        print_text(console, f"warning: {text}", "yellow")
     print_breaks(console, front)
     searched = f"{front.evaluations} plan{'s' * (front.evaluations != 1)}"
     failed = f", {front.failures} of them failed" if front.failures else ""
@@ -68,10 +72,10 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
     _print_kept(console, front)
     _facts(console, [*_written(front), *_other_devices(front)])
     for text in front_warnings(front, BREAKING_CODES):
-        if text not in said:
+        if text not in (*said, *nothing):
             print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
-        print_text(console, f"limits not met: {front.chosen_reason}", "bold yellow")
+        print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
 
 
 def _facts(console: Console, facts: list[tuple[str, str]]) -> None:
@@ -85,7 +89,7 @@ def _chosen(front: Front) -> str:
     chosen = front.chosen
     return (
         f"{chosen.plan.fingerprint}: {latency_text(chosen)} ms "
-        f"({speedup_text(chosen, front.fp32)}), error {format_error(chosen.judged_error)}; {front.chosen_reason}"
+        f"({speedup_text(chosen, front.fp32)}), error {error_text(chosen)}; {front.chosen_reason}"
     )
 
 

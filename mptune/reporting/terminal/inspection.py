@@ -14,6 +14,7 @@ from rich.text import Text
 from mptune.graph.plan import Precision
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import cut_front
+from mptune.targets.unsearched.nothing import NOTHING
 
 if TYPE_CHECKING:
     from mptune.graph.hazards.find import Hazard
@@ -39,6 +40,9 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
         stream: where to print; stdout by default.
     """
     console = make_console(sys.stdout if stream is None else stream)
+    first = [text for text in inspection.warnings if NOTHING in text]
+    for text in first:
+        print_text(console, f"warning: {text}", "yellow")
     for name, value in _facts(inspection):
         print_fact(console, name, value)
     _section(console, "groups")
@@ -51,7 +55,7 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
     _section(console, "operators")
     console.print(_operators(inspection))
     _hazards(console, inspection)
-    for text in inspection.warnings:
+    for text in inspection.warnings[len(first) :]:
         print_text(console, f"warning: {text}", "yellow")
 
 

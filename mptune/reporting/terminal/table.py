@@ -10,18 +10,19 @@ from rich.text import Text
 
 from mptune.reporting.text import (
     because,
-    format_error,
+    error_cell,
     format_interval,
     format_ms,
     front_rows,
     group_counts,
     latency_text,
     memory_text,
+    metric_cell,
     speedup_of,
 )
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, knee
-from mptune.tuning.fronts.table import Row, error_marks, has_parts, part_text, shown_rows
+from mptune.tuning.fronts.table import Row, error_marks, has_parts, mark_notes, part_text, shown_rows
 
 _GAP = "  "
 _MOST_DIGITS = 6
@@ -91,7 +92,7 @@ def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> lis
     has_bf16 = any(plan.plan.bf16_groups for plan in plans)
     marks = (">" if row.is_chosen else "" if row.on_front else "-" for row in rows)
     before = error_marks(rows, front)
-    errors = (mark + format_error(plan.judged_error) for mark, plan in zip(before, plans, strict=True))
+    errors = (mark + error_cell(plan) for mark, plan in zip(before, plans, strict=True))
     columns = [
         _Column("", tuple(marks), is_number=False),
         _Column("plan", tuple(plan.plan.fingerprint for plan in plans), is_number=False),
@@ -99,6 +100,7 @@ def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> lis
         _Column("95 %", tuple(map(format_interval, plans)), rank=3),
         _Column("speedup", tuple(speedup_of(plan, front.fp32) for plan in plans)),
         _Column("error", tuple(errors)),
+        *(_Column(name, tuple(metric_cell(plan, one) for plan in plans)) for name, one in front.metrics.items()),
         _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
         _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
         _Column("memory", tuple(map(memory_text, plans)), rank=4),
@@ -161,8 +163,9 @@ def distinct_ms(values: Sequence[float]) -> tuple[str, ...]:
 def _notes(front: Front, rows: Sequence[Row], left: int) -> str:
     """What the marks mean, and how many rows are not shown."""
     notes = ["- not on the front"] if any(not row.on_front and not row.is_chosen for row in rows) else []
-    marks = set("".join(error_marks(rows, front)))
-    notes += ["~ emulated"] if "~" in marks else []
-    notes += ["* of the search samples"] if "*" in marks else []
+    notes += mark_notes(error_marks(rows, front))
+    plans = [row.evaluation for row in rows]
+    cells = (*map(error_cell, plans), *(metric_cell(plan, one) for plan in plans for one in front.metrics.values()))
+    notes += ["in brackets: on the search samples"] if any("(" in cell for cell in cells) else []
     notes += [f"{left} more rows: --all"] if left else []
     return "; ".join(["> chosen", *notes] if notes and any(row.is_chosen for row in rows) else notes)

@@ -41,6 +41,9 @@ def already_mixed_findings(
     names = " or ".join(precision.name for precision in REDUCED if precision in counts)
     what = f"1 of {len(computing)} layers is" if len(reduced) == 1 else f"{len(reduced)} of {len(computing)} layers are"
     groups = len(grouped.groups)
+    means = "the reference holds the rounding of these layers"
+    if origin != "compare":
+        means = f"no plan changes that: only the other {groups} groups are searched, and {means}"
     return (
         Finding(
             code=_CODE,
@@ -53,8 +56,7 @@ def already_mixed_findings(
                 "flops_share": share,
                 "other_groups": groups,
             },
-            text=f"{what} {names} already, {share:.0%} of the FLOPs, and no plan changes that: only the other"
-            f" {groups} groups are searched, and the reference holds the rounding of these layers",
+            text=f"{what} {names} already, {share:.0%} of the FLOPs, and {means}",
             cure=GIVE_FP32,
         ),
     )

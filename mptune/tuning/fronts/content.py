@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from mptune.choice import Choice
 from mptune.data.numbers import encode_float
 from mptune.finding import Finding
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
+from mptune.tuning.fronts.metric_limits import metric_values, shown_metrics
 from mptune.tuning.fronts.neighbours import Neighbour, neighbours
 
 FRONT_FORMAT = 1
-
-ChoiceKind = Literal["knee", "fastest", "limits", "plan"]
-"""How a plan was chosen: the knee of the front; its fastest point, as no other is a knee; by limits; by its id."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,7 @@ class FrontContent(FrontOrigin):
     fp16: Evaluation | None
     points: tuple[Evaluation, ...]
     chosen: Evaluation | None
-    chosen_reason: str
-    limits_met: bool
+    choice: Choice
     evaluations: int
     failures: int
     hypervolume: float
@@ -82,7 +82,8 @@ class FrontContent(FrontOrigin):
     findings: tuple[Finding, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
     other_devices: tuple[OtherDevice, ...] = ()
-    choice_kind: ChoiceKind = "knee"
+    reported_metrics: tuple[str, ...] = ()
+    hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
@@ -98,8 +99,10 @@ class FrontContent(FrontOrigin):
             "points": [self._point(point) for point in self.points],
             "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
             "choice": {
-                "reason": self.choice_kind,
+                "reason": self.choice.kind,
                 "limits_met": self.limits_met,
+                "nearest": self.choice.nearest,
+                "replaced": self.choice.replaced,
                 "neighbours": [beside.to_json() for beside in self.neighbours],
             },
             "evaluations": self.evaluations,
@@ -111,9 +114,25 @@ class FrontContent(FrontOrigin):
         }
 
     @property
+    def chosen_reason(self) -> str:
+        """Why the chosen plan was chosen, one line."""
+        return self.choice.text + self.hint
+
+    @property
+    def limits_met(self) -> bool:
+        """False where limits were asked for, and no plan meets them."""
+        return not self.choice.unmet
+
+    @property
     def fp16_name(self) -> str:
         """What the all-FP16 baseline is called: groups that are pinned stay FP32 in it."""
         return "all-FP16" if self.fp16 is None else fp16_name(self.fp16.plan)
+
+    @cached_property
+    def metrics(self) -> Mapping[str, str]:
+        """Short name -> metric of those whose own values are shown beside the error."""
+        every = (*self.points, self.fp32, self.fp16, self.chosen)
+        return shown_metrics(filter(None, every), self.reported_metrics)
 
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:
@@ -121,9 +140,17 @@ class FrontContent(FrontOrigin):
         return () if self.chosen is None else neighbours(self.points, self.chosen)
 
     def _point(self, evaluation: Evaluation) -> dict[str, Any]:
-        """The POINT of an evaluation, and why its FP32 groups are FP32."""
+        """The POINT of an evaluation, its metrics' own values, and why its FP32 groups are FP32."""
         kept = self.explanation.of(evaluation.plan.fingerprint)
-        return {**evaluation.to_point(), "fp32": [group.to_json() for group in kept]}
+        metrics = {
+            name: dict(zip(("search", "held_out"), map(_encode, metric_values(evaluation, metric)), strict=True))
+            for name, metric in self.metrics.items()
+        }
+        return {**evaluation.to_point(), "metrics": metrics, "fp32": [group.to_json() for group in kept]}
+
+
+def _encode(value: float | None) -> float | str | None:
+    return None if value is None else encode_float(value)
 
 
 def fp16_name(plan: PrecisionPlan) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 REFERENCE_ERROR = 3e-2
-"""Relative L2 error past which a plan is worth nothing (SEARCH.md, reference point of the hypervolume)."""
+"""Relative L2 error past which a plan is worth nothing: the reference point of the hypervolume."""
 
 ERROR_FLOOR = 1e-7
 """About the relative rounding error of FP32: smaller errors count as equal."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from mptune._version import __version__
 from mptune.errors import PlanError, RunError
@@ -21,15 +21,12 @@ from mptune.rundir import RunDirectory
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.content import ChoiceKind, origin_fields
+from mptune.tuning.fronts.content import origin_fields
 from mptune.tuning.fronts.run_facts import facts_of, hint_of_exactness, other_devices, shown_findings
 
 KEPT_FORMAT = 2
 
 _TYPES = {
-    "chosen_reason": str,
-    "choice_kind": str,
-    "limits_met": bool,
     "evaluations": int,
     "failures": int,
     "hypervolume": float,
@@ -91,6 +88,8 @@ class RunStamp:
 def keep_front(run: RunDirectory, file: RunFile, front: Front, before: RunStamp) -> None:
     """Keep a front, unless somebody has written the journal since it was read.
 
+    It is used once run.json has its choice.
+
     Args:
         run: the run directory, locked.
         file: its run.json.
@@ -100,16 +99,15 @@ def keep_front(run: RunDirectory, file: RunFile, front: Front, before: RunStamp)
     Raises:
         RunError: the disk is full, or the place cannot be written.
     """
-    if RunStamp.of(run, file) != before:
+    stamp = RunStamp.of(run, file.model_copy(update={"choice": front.choice}))
+    if stamp is None or RunStamp.of(run, file) != before:
         return
     every = (front.fp32, front.fp16, front.chosen, *front.points)
     unique = {id(evaluation): evaluation for evaluation in every if evaluation is not None}
     position = {key: index for index, key in enumerate(unique)}
-    hint = hint_of_exactness(front.points, front.chosen, front.choice_kind, run.path)
     document = {
         **{name: getattr(front, name) for name in _TYPES},
-        "made_from": before.made_from,
-        "chosen_reason": front.chosen_reason.removesuffix(hint),
+        "made_from": stamp.made_from,
         "plans": [evaluation.to_json() for evaluation in unique.values()],
         "fp32": position[id(front.fp32)],
         "fp16": None if front.fp16 is None else position[id(front.fp16)],
@@ -150,13 +148,7 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
     if fp32 is None:
         raise ValueError("no baseline")
     plain = {name: _of_type(document[name], kind) for name, kind in _TYPES.items()}
-    if plain["choice_kind"] not in get_args(ChoiceKind):
-        raise ValueError(plain["choice_kind"])
-    hint = hint_of_exactness(points, chosen, plain["choice_kind"], run.path)
-    plain |= {
-        "chosen_reason": plain["chosen_reason"] + hint,
-        "warnings": tuple(_of_type(line, str) for line in plain["warnings"]),
-    }
+    plain["warnings"] = tuple(_of_type(line, str) for line in plain["warnings"])
     explanation = _explanation(document["explanation"])
     return Front(
         **plain,
@@ -165,9 +157,12 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
         fp16=fp16,
         points=points,
         chosen=chosen,
+        choice=file.choice,
+        hint=hint_of_exactness(points, chosen, file.choice.kind, run.path),
         findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=file.confirms is not None),
         explanation=explanation,
         other_devices=other_devices(run),
+        reported_metrics=facts.reported_metrics,
     )
 
 

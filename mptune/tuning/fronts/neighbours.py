@@ -10,6 +10,7 @@ from mptune.data.metrics.paired import LEAST_ERROR, Difference, compare_errors
 from mptune.data.numbers import encode_float
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.dominance import FAR_SMALLER, faster_beyond_noise
+from mptune.tuning.fronts.tolerances import is_larger_in_search
 
 LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
 """A faster neighbour takes so much less of the latency at least; a more exact one has so many times less error."""
@@ -67,8 +68,12 @@ def compare_samples(one: Evaluation, other: Evaluation) -> Difference | None:
 
 
 def shared_errors(one: Evaluation, other: Evaluation) -> tuple[float, float]:
-    """The errors of two plans: on the held-out samples if both have met them, else on the search samples."""
-    if one.held_out_value is None or other.held_out_value is None:
+    """The errors of two plans: on the held-out samples if both have met them, else on the search samples.
+
+    On these, too, where the error of one is larger there: what the held-out samples lack is no gain.
+    """
+    is_lucky = is_larger_in_search(one) or is_larger_in_search(other)
+    if one.held_out_value is None or other.held_out_value is None or is_lucky:
         return one.error_value, other.error_value
     return one.held_out_value, other.held_out_value
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mptune.choice import ChoiceKind
 from mptune.data.calibration import split_indices
 from mptune.errors import RunError
 from mptune.finding import Finding
@@ -15,7 +16,7 @@ from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.fronts.content import ChoiceKind, FrontOrigin, OtherDevice
+from mptune.tuning.fronts.content import FrontOrigin, OtherDevice
 from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared
 from mptune.tuning.reasons.group_findings import in_order
@@ -33,6 +34,7 @@ class Facts(FrontOrigin):
         indices: of the samples in the data.
         budget: how many plans the search was asked for.
         reduced: the precisions that its plans may have beside FP32, as a text.
+        reported_metrics: that are taken beside the objective.
     """
 
     warnings: tuple[str, ...] = ()
@@ -41,6 +43,7 @@ class Facts(FrontOrigin):
     indices: SampleIndices = field(default_factory=SampleIndices)
     budget: int = 0
     reduced: str = "FP16"
+    reported_metrics: tuple[str, ...] = ()
 
 
 def facts_of(run: RunDirectory, file: RunFile) -> Facts:
@@ -64,6 +67,7 @@ def facts_of(run: RunDirectory, file: RunFile) -> Facts:
         data_dir=run.data,
         indices=sample_indices(file),
         budget=file.search.budget,
+        reported_metrics=file.search.reported_metrics,
         reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
     )
 

@@ -16,7 +16,9 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import reason_counts
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.metric_limits import error_cell, format_error, metric_cell, metric_values
 from mptune.tuning.fronts.neighbours import LEAST_EXACTER, shared_errors
+from mptune.tuning.fronts.tolerances import is_larger_in_search
 
 MOST_ROWS = 12
 """A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
@@ -65,17 +67,6 @@ def speedup_of(evaluation: Evaluation, fp32: Evaluation | None = None) -> str:
     both = (evaluation, *(() if fp32 is None else (fp32,)))
     shares = [noise_ms(one) / one.latency.median_ms for one in both if one.latency.median_ms > 0]
     return format_speedup(evaluation.speedup, evaluation.speedup * math.hypot(*shares))
-
-
-def format_error(value: float | None) -> str:
-    """An error to two significant digits; ``-`` where it was not taken."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return "not finite"
-    if value == 0:
-        return "0"
-    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def compared(evaluation: Evaluation, chosen: Evaluation) -> str:
@@ -227,14 +218,15 @@ def front_rows(front: FrontContent) -> tuple[Row, ...]:
 
 
 def error_marks(rows: Sequence[Row], front: FrontContent) -> tuple[str, ...]:
-    """Marks before errors that are not what the column says: ``~`` emulated, ``*`` of the search samples."""
+    """Marks before errors: ``~`` emulated, ``*`` of the search samples, ``!`` larger on these than held out."""
     is_mixed = len({row.evaluation.error_source for row in front_rows(front)}) > 1
     of_held_out = is_held_out(front)
     marks = []
     for row in rows:
         plan = row.evaluation
         emulated = "~" if is_mixed and plan.error_source == "emulated" else ""
-        marks.append(emulated + ("*" if of_held_out and plan.held_out is None and plan.is_finite else ""))
+        larger = "!" if is_larger_in_search(plan) else ""
+        marks.append(emulated + ("*" if of_held_out and plan.held_out is None and plan.is_finite else larger))
     return tuple(marks)
 
 
@@ -248,7 +240,7 @@ def front_text(front: FrontContent) -> str:
     shown, left = shown_rows(front_rows(front))
     marks = error_marks(shown, front)
     cells = [_header(front), *(_cells(front, row, mark) for row, mark in zip(shown, marks, strict=True))]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     table = ["  ".join(_justify(line, widths)).rstrip() for line in cells]
     lines = (*_facts(front), *table, *_rest(left, marks), f"chosen: {_chosen(front)}")
     return "\n".join(map(printable, lines))
@@ -270,9 +262,12 @@ def front_html(front: FrontContent) -> str:
 
 
 def front_records(front: FrontContent) -> list[dict[str, Any]]:
-    """The rows as dictionaries, for ``Front.to_dataframe``: one per point, and the baselines."""
+    """The rows as dictionaries, for ``Front.to_dataframe``: one per point, and the baselines.
+
+    Each metric's own value stands under its name, and that on the held-out samples under ``held_out_NAME``.
+    """
     roles = {beside.evaluation.plan: beside.role for beside in front.neighbours}
-    return [
+    records: list[dict[str, Any]] = [
         {
             "plan": row.evaluation.plan.fingerprint,
             "latency_ms": row.evaluation.latency.median_ms,
@@ -297,6 +292,11 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
         }
         for row in front_rows(front)
     ]
+    for record, row in zip(records, front_rows(front), strict=True):
+        for name, metric in front.metrics.items():
+            column = metric if name in record or f"held_out_{name}" in record else name
+            record[column], record[f"held_out_{column}"] = metric_values(row.evaluation, metric)
+    return records
 
 
 def shown_rows(rows: Sequence[Row], wanted: Collection[PrecisionPlan] = ()) -> tuple[Sequence[Row], int]:
@@ -344,9 +344,15 @@ def _facts(front: FrontContent) -> tuple[str, str]:
 
 def _rest(left: int, marks: Sequence[str]) -> tuple[str, ...]:
     """How many rows are not shown, and what the marks before errors mean."""
-    found = "".join(marks)
-    notes = [text for text in ("~ emulated", "* of the search samples") if text[0] in found]
+    notes = mark_notes(marks)
     return (*((f"... and {left} more",) if left else ()), *(("; ".join(notes),) if notes else ()))
+
+
+def mark_notes(marks: Sequence[str]) -> list[str]:
+    """What the marks before errors mean."""
+    found = "".join(marks)
+    every = ("~ emulated", "* of the search samples", "! larger on the search samples")
+    return [text for text in every if text[0] in found]
 
 
 def _chosen(front: FrontContent) -> str:
@@ -358,7 +364,8 @@ def _chosen(front: FrontContent) -> str:
 
 def _header(front: FrontContent) -> tuple[str, ...]:
     predicted = front.fp32.latency.source == "predicted"
-    return tuple("pred. ms" if name == "ms" and predicted else name for name in _HEADER)
+    names = ("pred. ms" if name == "ms" and predicted else name for name in _HEADER)
+    return (*names, *(_cut(name, _WIDEST // 3) for name in front.metrics))
 
 
 def _cells(front: FrontContent, row: Row, mark: str) -> tuple[str, ...]:
@@ -368,15 +375,16 @@ def _cells(front: FrontContent, row: Row, mark: str) -> tuple[str, ...]:
         evaluation.plan.fingerprint,
         latency_text(evaluation),
         speedup_of(evaluation, front.fp32),
-        mark + format_error(evaluation.judged_error),
+        mark + error_cell(evaluation),
         group_counts(evaluation.plan),
         _cut(row.note, _WIDEST // 2),
+        *(metric_cell(evaluation, metric) for metric in front.metrics.values()),
     )
 
 
 def _justify(line: Sequence[str], widths: Sequence[int]) -> list[str]:
     """Numbers to the right, words to the left."""
-    words = {0, 1, len(widths) - 1}
+    words = {0, 1, len(_HEADER) - 1}
     return [
         text.ljust(width) if column in words else text.rjust(width)
         for column, (text, width) in enumerate(zip(line, widths, strict=True))

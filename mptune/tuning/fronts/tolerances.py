@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, METRICS, OutputError
+from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.data.metrics.parts import ADD_IN_SQUARES, part_statistic
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
@@ -37,14 +38,22 @@ def feasible(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance])
 
 
 def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> float:
-    """The error, held-out where known, of what no tolerance is about: ``--max-error`` limits it."""
-    if not tolerances:
-        return evaluation.judged_error
-    error = evaluation.counted_held_out or evaluation.counted
-    by_part = error.by_part(evaluation.metric)
-    if not by_part:
-        return evaluation.judged_error
-    return max((value for part, value in by_part.items() if not is_covered(part, tolerances)), default=0.0)
+    """The error of what no tolerance is about, the larger of search and held-out samples: ``--max-error`` limits it."""
+
+    def rest(error: OutputError) -> float:
+        by_part = error.by_part(evaluation.metric) if tolerances else {}
+        if not by_part:
+            return error.value(evaluation.metric)
+        return max((value for part, value in by_part.items() if not is_covered(part, tolerances)), default=0.0)
+
+    errors = filter(None, (evaluation.counted, evaluation.counted_held_out))
+    return max(map(rest, errors), key=lambda value: (math.isnan(value), value))
+
+
+def is_larger_in_search(evaluation: Evaluation) -> bool:
+    """Whether the error of the search samples is larger than the held-out one beyond their intervals."""
+    held_out = evaluation.counted_held_out
+    return held_out is not None and is_larger_beyond_noise(evaluation.counted, held_out, evaluation.metric)
 
 
 def is_wanted(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> bool:

@@ -13,7 +13,8 @@ from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.table import format_error, format_speedup
+from mptune.tuning.fronts.metric_limits import error_text
+from mptune.tuning.fronts.table import format_speedup
 
 NOISY = 0.05
 """Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise; a
@@ -40,6 +41,8 @@ class Outcome:
         reduced: the precisions that plans may have beside FP32, as a text.
         is_cut_short: the search ended before its budget was spent.
         sampled_failures: how many of the failures are of plans that the sampler proposed.
+        plan_count: how many plans the search may try; None counts two precisions for each free group.
+        is_untunable: the model has nothing to tune, which is said before.
     """
 
     points: Sequence[Evaluation]
@@ -53,6 +56,8 @@ class Outcome:
     reduced: str = "FP16"
     is_cut_short: bool = False
     sampled_failures: int = 0
+    plan_count: int | None = None
+    is_untunable: bool = False
 
     @property
     def free(self) -> int | None:
@@ -64,7 +69,7 @@ class Outcome:
     def is_exhausted(self) -> bool:
         """Whether all plans there are have been tried."""
         tried = len({e.plan for e in self.evaluations}) + len(self.failures)
-        return self.free is not None and tried >= 2**self.free
+        return self.free is not None and tried >= (self.plan_count or 2**self.free)
 
     @property
     def was_searched(self) -> bool:
@@ -96,7 +101,7 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
     """What to know before trusting the front."""
     faster = [p for p in outcome.points if faster_beyond_noise(p, outcome.fp32)]
     found = [_failures(outcome)] if faster and outcome.failures else []
-    found += [] if faster else [_why_nothing_is_faster(outcome)]
+    found += [] if faster or outcome.is_untunable else [_why_nothing_is_faster(outcome)]
     if faster and _has_errors_of_fp32(outcome):
         found.append(
             "no plan has a larger error than all-FP32, so the fastest is the best: if that is a surprise, check that "
@@ -163,7 +168,7 @@ def _why_mixed_plans_are_not(outcome: Outcome) -> str:
         return (
             f"no plan within {outcome.limits} is faster than all-FP32 beyond noise; {len(left_out)} of {count} plans"
             f" with {name} in them are faster, and beyond it: {best.plan.fingerprint} is the fastest ({speedup}, "
-            f"error {format_error(best.judged_error)})"
+            f"error {error_text(best)})"
         )
     unknown = f"whether {name} pays here is not shown"
     if outcome.failures:

@@ -193,6 +193,9 @@ class _Reference:
         ]
         name, place = placed[0] if placed else (next(iter(bad)), None)
         sample = self._sample(int(self._report.outputs[name].get("bad_sample", 0)))
+        facts, shown = self._report.outputs[name], f"on sample {sample}"
+        if (samples := int(facts.get("bad_samples", 1))) > 1:
+            shown = f"on {samples} of {facts['samples']:.0f} samples, first on sample {sample}"
         why, cure = "", _CHECK_ALL
         if place is not None:
             why, cure = _WHY_NOT_FINITE.get((place.op_type, str(place.value).removeprefix("-")), (why, cure))
@@ -204,8 +207,7 @@ class _Reference:
             "reference-not-finite",
             bad,
             evidence,
-            f"the reference is not finite: output {name!r} holds {bad[name]} NaN or Inf in FP32, first on sample "
-            f"{sample}{at}",
+            f"the reference is not finite: output {name!r} holds {bad[name]} NaN or Inf in FP32, {shown}{at}",
             cure,
             place,
             samples=(sample,),

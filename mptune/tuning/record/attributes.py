@@ -8,13 +8,14 @@ named them ``g012``, and such a study goes on with its names. Attributes that ho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from mptune.engines.timing.latency import Latency
+from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.backends.packed import unpacked
 from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
@@ -114,14 +115,21 @@ def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name.partition(" ")[0]: value for name, value in parameters.items()}
 
 
-def choice_counts(trials: Iterable[FrozenTrial]) -> dict[str, int]:
-    """Group id -> how many precisions its parameter has had to choose from."""
+def choices_of(trials: Iterable[FrozenTrial]) -> dict[str, Sequence[Any]]:
+    """Group id -> the precisions that its parameter has had to choose from."""
     return {
-        name.partition(" ")[0]: len(distribution.choices)
+        name.partition(" ")[0]: distribution.choices
         for trial in trials
         for name, distribution in trial.distributions.items()
         if isinstance(distribution, CategoricalDistribution)
     }
+
+
+def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None:
+    """How many plans a search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
+    choices = choices_of(trials).values()
+    needs_bf16 = has_failed or any(str(Precision.BF16) in each[:2] for each in choices)
+    return math.prod(len(each) if needs_bf16 else 2 for each in choices) if choices else None
 
 
 class ParameterNames:

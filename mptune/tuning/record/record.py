@@ -35,7 +35,7 @@ from mptune.tuning.record.attributes import (
     OWNER,
     ParameterNames,
     by_group,
-    choice_counts,
+    choices_of,
     evaluation_attrs,
     holds_json,
     note_key,
@@ -99,7 +99,7 @@ class StudyRecord:
         with storing(where):
             trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
         self._names = ParameterNames(space.groups, trials)
-        self.space = space.as_begun(choice_counts(trials))
+        self.space = space.as_begun({group: len(each) for group, each in choices_of(trials).items()})
         self.trials = StudyTrials(study, where)
         self._decoded: dict[int, Evaluation] = {}
         self.metric = metric

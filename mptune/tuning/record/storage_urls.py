@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from mptune.errors import RunError
-from mptune.run_json import refuse_other
+from mptune.identity import refuse_other
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL  # Slow to import, and a journal needs none of it.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,7 +16,11 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
+from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.tasks import definition_of_code
 from mptune.errors import RunError
+from mptune.identity import PROFILE, SPACE, TARGET, differences
+from mptune.settings import Granularity
 from mptune.tuning.record.adoption import adopt
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.record import IDENTITY, StudyRecord
@@ -22,6 +30,18 @@ from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
 Study: TypeAlias = optuna.Study
+
+BUDGET_NOTE = "budget"
+"""Under which the study keeps the budget of the last search, for workers whose run.json is a copy."""
+
+START_NOTE = "started"
+"""Under which the study keeps when that search began, in seconds since the epoch: its workers share the time limit."""
+
+_NAME = re.compile(r"((.*#)(?:[0-9a-f]{8}\.)?)(?:[0-9a-f]{8})?")
+"""RUN#HASH, or RUN#DIGITS.HASH of a study that was to be new; the hash is of its identity, once that is known."""
+
+_METRIC = "metric:"
+"""Before the name of a metric of the user's: the note that says which script or function it was."""
 
 _STALE_S = 3600.0
 """A trial of another host, without a heartbeat, that has run so long is taken for dead."""
@@ -145,20 +165,6 @@ def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
     return False
 
 
-def forget_studies(*, name: str, url: str) -> None:
-    """Delete the studies of a run without an outcome from a database: the same name begins anew.
-
-    Raises:
-        RunError: the database cannot be opened or written.
-    """
-    storage, _ = open_storage(url, Path())
-    with storing(without_secrets(url)):
-        for study in storage.get_all_studies():
-            if study.study_name.startswith((f"{name}/", f"{name}@")):
-                storage.delete_study(study._study_id)
-    storage.remove_session()
-
-
 def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = None) -> Study:
     """Copy the study of a run into memory: what is done to the copy changes nothing in the run.
 
@@ -205,13 +211,124 @@ def copy_study(name: str, url: str, journal: Path) -> None:
         raise RunError(f"{where} holds no study {name}/...", "let `mptune search` go on with it first")
 
 
-def _check_identity(study: optuna.Study, identity: Mapping[str, Any], where: str) -> None:
-    known = study.user_attrs.get(IDENTITY)
-    if known is None:
-        study.set_user_attr(IDENTITY, dict(identity))
-    elif known != dict(identity):
-        key = next(k for k in {**known, **identity} if known.get(k) != identity.get(k))
+def study_name(begun: str, *, is_new: bool = False) -> str:
+    """How the study of a run begins in a database that others may use: as ``settle_study`` takes it.
+
+    Args:
+        begun: name of the run, or of the study that it was to have before.
+        is_new: the study of no other run, whatever its identity.
+    """
+    parts = _NAME.fullmatch(begun)
+    if parts is not None:
+        return parts[1]
+    return f"{begun}#{uuid.uuid4().hex[:8]}." if is_new else f"{begun}#"
+
+
+def settle_study(name: str, identity: Mapping[str, Any], url: str) -> str:
+    """The study of a run in a database: the latest one with its name and its identity, else a new one.
+
+    A hash of the identity ends the name, so hosts that begin at the same time share a study only if theirs are equal.
+
+    Args:
+        name: of ``study_name``, or one that was settled with what the run was to be made with before.
+        identity: what the run is made with now.
+        url: Optuna storage URL.
+
+    Raises:
+        RunError: studies with outcomes have this name and another identity; or the storage cannot be read.
+    """
+    begun = study_name(name)
+    if not begun.endswith("."):
+        kept = kept_identities(begun, url)
+        equal = next((other for other, made_with in kept if made_with == identity), None)
+        if equal is not None:
+            return equal
+        for other, made_with in kept:
+            if has_outcome(name=other, journal=Path(), url=url):
+                changed = differences(made_with, identity, "there", "here")
+                raise _other_study(begun.removesuffix("#"), without_secrets(url), changed)
+    return begun + hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def kept_identities(name: str, url: str) -> list[tuple[str, dict[str, Any]]]:
+    """The studies in a database whose names begin so, without their metrics, and their identities; the latest first.
+
+    Raises:
+        RunError: the storage cannot be read.
+    """
+    storage, _ = open_storage(url, Path())
+    with storing(without_secrets(url)):
+        studies = sorted(storage.get_all_studies(), key=lambda study: -study._study_id)
+    storage.remove_session()
+    named = [(study.study_name.partition("/")[0], study.user_attrs.get(IDENTITY, {})) for study in studies]
+    return [(one, made_with) for one, made_with in named if (parts := _NAME.fullmatch(one)) and parts[2] == name]
+
+
+def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha256: str) -> Granularity | None:
+    """What ``auto`` came to in the study in a database that a run of this name is to share; None where there is none.
+
+    Raises:
+        RunError: the storage cannot be read.
+    """
+    same = {"model": model_sha256, SPACE: space_sha256}.items()
+    kept = () if url is None else kept_identities(study_name(run), url)
+    return next((identity["granularity"] for _, identity in kept if same <= identity.items()), None)
+
+
+def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMetric | None) -> tuple[str, ...]:
+    """Refuse a script, or a function, under the name of a metric that was another one before; note those that are new.
+
+    Returns:
+        What cannot be compared, one line for each metric.
+
+    Raises:
+        RunError: naming the metric.
+    """
+    for metric in metrics:
+        definition = definition_of_code(metric, function)
+        if definition is not None and record.note(f"{_METRIC}{metric}") is None:
+            record.set_note(f"{_METRIC}{metric}", {"kind": definition.kind, "sha256": definition.sha256})
+    return tuple(text for metric in metrics if (text := compare_metric(record, metric, metric, function)))
+
+
+def compare_metric(record: StudyRecord, recorded: str, metric: str, function: TaskMetric | None) -> str:
+    """As ``check_metrics``, of the metric that a study has recorded under this name; notes nothing.
+
+    Raises:
+        RunError: it is another one.
+    """
+    definition, kept = definition_of_code(metric, function), record.note(f"{_METRIC}{recorded}")
+    if definition is None or kept is None:
+        return ""
+    is_comparable = kept["kind"] == definition.kind
+    if is_comparable and kept["sha256"] != definition.sha256:
         raise RunError(
-            f"the study {study.study_name!r} in {where} was made with another {key.replace('_', ' ')}",
-            "give this run another --out, or start over with --fresh",
+            f"the metric {metric} is not what it was when the study was begun: its code, or a value in it, differs",
+            "give the same one; give the other one a name of its own; or start over with --fresh (nothing is deleted)",
         )
+    unread = definition.unread if is_comparable else (f"code of {kept['kind']}",)
+    if not unread:
+        return ""
+    reads = f"what it reads cannot be compared ({', '.join(unread)})"
+    return f"each search of this run must be given the same metric {metric}: {reads}"
+
+
+def _check_identity(study: optuna.Study, identity: Mapping[str, Any], where: str) -> None:
+    kept = study.user_attrs.get(IDENTITY, {})
+    changed = differences(kept, identity, "there", "here")
+    if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+        changed = {name: values for name, values in changed.items() if name not in (TARGET, PROFILE)}
+    if changed:
+        raise _other_study(study.study_name, where, changed)
+    if not kept or differences(kept, identity, "there", "here"):
+        study.set_user_attr(IDENTITY, dict(identity))
+
+
+def _other_study(name: str, where: str, changed: Mapping[str, str]) -> RunError:
+    joining = ", or join that search with `mptune worker RUN --allow-mixed`" if TARGET in changed else ""
+    others = ", ".join(f"another {key}{values}" for key, values in changed.items())
+    return RunError(
+        f"the study {name!r} in {where} was made with {others}",
+        f"go on with the same {', '.join(changed)}, give this run another name with --out DIR, or start a study of its "
+        f"own with --fresh (nothing is deleted){joining}",
+    )

@@ -16,8 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune.choice import Choice
 from mptune.data.labels import labels_beside
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.kept_parts import parts_path
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (
@@ -32,6 +34,7 @@ from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
+from mptune.identity import identity_of
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
 from mptune.settings import DataSettings, EngineChoice, SearchSettings
@@ -40,7 +43,7 @@ from mptune.targets.target import Target, detect_gpus, load_target
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import open_study
+from mptune.tuning.record.study import check_metrics, compare_metric, open_study
 from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plans
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import load_copy
@@ -84,7 +87,7 @@ class ConfirmRun(MeasuringRun):
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
-        searched = read_searched(self._run, self._search, self._storage)
+        searched = read_searched(self._run, self._search, self._storage, (self._metric, self._metric_function))
         model = load_copy(self._run, self._search)
         groups = find_groups(model, self._search.fixed_settings.granularity)
         if groups_sha256(groups) != self._search.fixed_settings.groups_sha256:
@@ -101,7 +104,8 @@ class ConfirmRun(MeasuringRun):
         space = SearchSpace(self._search.model.sha256, groups, every, {}, seeds)
         self._open_study(space)
         self._measure(space)
-        return read_confirmation(self.directory, self.file, self.record, (self._run, self._search), searched)
+        found = (self._run, self._search)
+        return read_confirmation(self.directory, self.file, self.record, found, searched, asked=self._asked)
 
     # -- before anything is measured ----------------------------------------------------------------------------
 
@@ -181,7 +185,13 @@ class ConfirmRun(MeasuringRun):
         self._stack.enter_context(open_run(path, fresh=lambda other: _identity(other) != _identity(file)))
         self.directory = RunDirectory(path, path / HOME)
         recorded = self.directory.load()
-        self.file = file if recorded is None else recorded.model_copy(update={"choice": file.choice})
+        if recorded is None:
+            self._asked, self.file = file.choice, file
+        else:
+            made, asked = recorded.choice, file.choice
+            is_picked = made.search_limits is not None  # else it follows that of the search
+            self._asked = made.asked_again(asked) if is_picked else asked.model_copy(update={"replaced": made.chosen})
+            self.file = recorded
         about_data = (finding.message for finding in self.file.findings if not finding.is_about_model)
         self._warn(*self.file.warnings, *about_data)
         self.directory.save(self.file)
@@ -197,7 +207,7 @@ class ConfirmRun(MeasuringRun):
             data=search.data,
             target=section,
             environment=environment,
-            choice=search.choice,
+            choice=search.choice.again().model_copy(update={"search_limits": None, "replaced": None}),
             warnings=(*self._about_search(section), *environment.warnings),
             findings=tuple(finding for finding in search.findings if finding.code != TARGET_CODE),
             confirms=HOME,
@@ -220,11 +230,11 @@ class ConfirmRun(MeasuringRun):
                 space,
                 name=STUDY,
                 metric=self._metric,
-                identity={"model": self._search.model.sha256},
+                identity=identity_of(self.file),
                 journal=self.directory.journal,
             )
         )
-        self._warn(*repaired)
+        self._warn(*repaired, *check_metrics(self.record, [self._metric], self._metric_function))
 
     # -- measuring ----------------------------------------------------------------------------------------------
 
@@ -264,13 +274,20 @@ class ConfirmRun(MeasuringRun):
         return sorted(sound, key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms))
 
 
-def read_searched(run: RunDirectory, file: RunFile, storage: str | None = None) -> tuple[Evaluation, ...]:
-    """The plans of a search that are confirmed, as the search saw them; arguments as of ``read_record``.
+def read_searched(
+    run: RunDirectory,
+    file: RunFile,
+    storage: str | None = None,
+    metric: tuple[str, TaskMetric | None] | None = None,
+) -> tuple[Evaluation, ...]:
+    """The plans of a search that are confirmed, as the search saw them; first arguments as of ``read_record``.
 
     Raises:
-        RunError: nothing has been evaluated yet, or the record cannot be read.
+        RunError: nothing has been evaluated yet, or the record cannot be read; or ``metric`` is not the search's.
     """
     with contextlib.closing(read_record(run, file, storage)) as record:
+        if metric is not None:
+            compare_metric(record, file.search.metric, *metric)
         return searched_plans(front_of(run, file, record), record.evaluations())
 
 
@@ -280,6 +297,8 @@ def read_confirmation(
     record: StudyRecord,
     search: tuple[RunDirectory, RunFile],
     searched: Sequence[Evaluation],
+    *,
+    asked: Choice | None = None,
 ) -> Confirmation:
     """The comparison that a confirmation's record holds.
 
@@ -289,13 +308,15 @@ def read_confirmation(
         record: its study.
         search: the run that it confirms.
         searched: the plans, as that search saw them.
+        asked: how a plan is chosen; None reads the choice that was made.
     """
     target = search[1].target
     if target is None:
         raise RunError(f"{search[0].path} holds no evaluation yet", "let `mptune search` go on with it first")
     settings = settings_of(file, file.fixed_settings.target, file.fixed_settings.engine)
     rounds = rounds_needed(settings, "measured")
-    return compare(searched, target, front_of(directory, file, record, keep=True), record, rounds, settings.latency)
+    front = front_of(directory, file, record, asked=asked, is_again=True, keep=True)
+    return compare(searched, target, front, record, rounds, settings.latency)
 
 
 def known_confirmation(
@@ -350,9 +371,8 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
     for which in _SAMPLE_SETS:
         lent.append((theirs.samples(which), workspace.samples(which)))
         lent.append((theirs.reference(which), workspace.reference(which)))
-        labels = labels_beside(theirs.samples(which))
-        if labels.exists():
-            lent.append((labels, labels_beside(workspace.samples(which))))
+        beside = labels_beside(theirs.samples(which)), parts_path(theirs.reference(which))
+        lent += [(path, workspace.samples(which).with_name(path.name)) for path in beside if path.exists()]
     absent = next((source for source, _ in lent if not source.exists()), None)
     if absent is not None:
         raise RunError(f"{absent} is missing: the run is not whole", "pack it where it was made: `mptune export RUN`")
@@ -373,10 +393,4 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
 
 def _identity(file: RunFile) -> dict[str, Any]:
     """What must be the same for a confirmation to go on."""
-    return {
-        "model": file.model.sha256,
-        "fixed_settings": file.fixed_settings,
-        "metric": file.search.metric,
-        "data": None if file.data is None else file.data.sha256,
-        "target": file.target,
-    }
+    return {**identity_of(file), "metric": file.search.metric}

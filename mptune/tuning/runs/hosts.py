@@ -6,9 +6,8 @@ import hashlib
 import json
 
 from mptune.engines.environment import Environment
-from mptune.errors import RunError
+from mptune.identity import target_text
 from mptune.run_json import TargetSection
-from mptune.tuning.record.record import StudyRecord
 
 _COMPARED = frozenset(
     {"mptune", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx", "cuda driver"}
@@ -16,12 +15,6 @@ _COMPARED = frozenset(
 """Versions that change figures."""
 
 _DIGITS = 6
-
-_STALE_AFTER_S = 3600.0
-"""A trial of another host, without a heartbeat, that has run so long is taken for dead."""
-
-_TARGET_NOTE = "target"
-"""Under which a study keeps what its figures are taken on."""
 
 
 def difference(there: TargetSection, prepared: Environment | None, here: TargetSection, found: Environment) -> str:
@@ -35,7 +28,7 @@ def difference(there: TargetSection, prepared: Environment | None, here: TargetS
     """
     prefix = "this host differs from the one that the search was prepared on"
     if there != here:
-        return f"{prefix}: another target ({_named(there)} there, {_named(here)} here)"
+        return f"{prefix}: another target ({target_text(there)} there, {target_text(here)} here)"
     if prepared is None:
         return ""
     before, now = versions(prepared), versions(found)
@@ -44,31 +37,6 @@ def difference(there: TargetSection, prepared: Environment | None, here: TargetS
         return ""
     name = differing[0]
     return f"{prefix}: {name} {before.get(name, 'is missing')} there, {now.get(name, 'is missing')} here"
-
-
-def check_study(record: StudyRecord, target: TargetSection | None) -> None:
-    """Refuse to add figures to a study that holds another device's; the first to measure writes its own down.
-
-    Two searches with their own run directories may share a study by a database.
-
-    Raises:
-        RunError: target, engine or device differ.
-    """
-    assert target is not None  # The toolchain is open.
-    here = target.model_dump()
-    known = record.note(_TARGET_NOTE)
-    if known == here:
-        return
-    record.heal(_STALE_AFTER_S)
-    if known is None or not (record.spent or record.running):  # A study without a figure pins nothing.
-        record.set_note(_TARGET_NOTE, here)
-    else:
-        raise RunError(
-            f"the study is searched on another target ({_named(TargetSection.model_validate(known))} there, "
-            f"{_named(target)} here)",
-            "give this search a run directory of another name with --out DIR, or join the other one with "
-            "`mptune worker RUN --allow-mixed`",
-        )
 
 
 def versions(environment: Environment) -> dict[str, str]:
@@ -84,8 +52,3 @@ def versions_suffix(prepared: Environment | None, found: Environment) -> str:
     if prepared is None or versions(prepared) == now:
         return ""
     return "-" + hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:_DIGITS]
-
-
-def _named(target: TargetSection) -> str:
-    predicted = "" if target.latency_source == "measured" else ", predicted"
-    return f"{target.name}: {target.engine} on {target.device}{predicted}"

@@ -70,12 +70,14 @@ class MeasuringRun:
 
     def _target_section(self, toolchain: Toolchain, named: str) -> TargetSection:
         """What the figures are taken on; ``named`` where the caller brought a toolchain and no profile was read."""
+        profile = None if toolchain.latency_source == "measured" else self._target
         return TargetSection(
             name=named if self._target is None else self._target.name,
             engine=toolchain.name,
             device=toolchain.device,
             latency_source=toolchain.latency_source,
             error_source=toolchain.error_source,
+            profile_sha256=None if profile is None else profile.figures_sha256,
         )
 
     def _hold(self, opened: tuple[StudyRecord, tuple[str, ...]]) -> tuple[str, ...]:

@@ -19,11 +19,12 @@ from mptune.rundir import HOME, RunDirectory, RunInUseError, joined_run, open_ru
 from mptune.targets.mismatch import TARGET_CODE
 from mptune.tuning.front import Front
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE
 from mptune.tuning.runs.measuring_run import MeasuringRun
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
 from mptune.tuning.runs.result import front_of
 from mptune.tuning.runs.seals import damaged, is_sealed, seal, sealed_names, unseal
-from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE
+from mptune.tuning.runs.search_run import SPACE_FILE
 from mptune.tuning.runs.worker_run import WorkerRun
 from mptune.tuning.steps.kernels import CODES as KERNEL_CODES
 from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
@@ -65,7 +66,8 @@ class MixedRun(WorkerRun):
         about = () if self.environment is None else self.environment.warnings
         warnings = (*observations.warnings, *about, *kernels.warnings)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
-        return front_of(self.directory, self.file, self.record, keep=True)
+        again = self.file.choice.again()
+        return front_of(self.directory, self.file, self.record, asked=again, is_again=True, keep=True)
 
     def _take_budget(self, record: StudyRecord) -> None:
         record.set_note(START_NOTE, self._began_s)
@@ -119,7 +121,8 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
 def _fresh_file(file: RunFile) -> RunFile:
     """Findings and warnings about the model and the data hold on every device."""
     kept = tuple(one for one in file.findings if one.code not in (TARGET_CODE, *KERNEL_CODES.values()))
-    return file.model_copy(update={"findings": kept, "warnings": ()})
+    choice = file.choice.again().model_copy(update={"replaced": None})
+    return file.model_copy(update={"findings": kept, "warnings": (), "choice": choice})
 
 
 def _share(home: RunDirectory, run: RunDirectory) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mptune.choice import Choice, ChoiceKind
+from mptune.data.metrics.accuracy import OutputError
 from mptune.errors import PlanError, RunError
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.unsearched import OUT_OF_REACH
+from mptune.targets.unsearched.nothing import NOTHING
 from mptune.tuning.evaluation import (
     ORIGIN_FP16,
     ORIGIN_FP32,
@@ -20,86 +23,83 @@ from mptune.tuning.evaluation import (
     disagreements,
 )
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, knee, pareto, reference_error_of
-from mptune.tuning.fronts.content import ChoiceKind, origin_fields
+from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, pareto, reference_error_of
+from mptune.tuning.fronts.content import origin_fields
 from mptune.tuning.fronts.kept import RunStamp, keep_front
-from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits
+from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits, error_text
 from mptune.tuning.fronts.run_facts import Facts, facts_of, hint_of_exactness, other_devices, shown_findings
+from mptune.tuning.fronts.table import latency_text
 from mptune.tuning.fronts.tolerances import check_tolerances, feasible, known_outputs
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
+from mptune.tuning.record.attributes import plan_count
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage_urls import same_storage, storage_url
-from mptune.tuning.record.study import forget_studies, has_outcome, read_study
+from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How one plan is taken from the front.
+def front_of(
+    run: RunDirectory,
+    file: RunFile,
+    record: StudyRecord,
+    *,
+    asked: Choice | None = None,
+    is_again: bool = False,
+    keep: bool = False,
+) -> Front:
+    """The front of a run, from its run.json and its record, with the choice as run.json has it, or as it is asked for.
 
-    Attributes:
-        max_error: the fastest whose error is at most this.
-        max_latency_ms: the most exact that is at most this slow.
-        max_memory_bytes: among those whose engine takes at most so much.
-        plan: this one, by fingerprint; wins over limits. With nothing given, the knee.
-        limits: on the metrics' own values (``mptune.tuning.fronts.metric_limits``); with these alone, the fastest.
-        tolerance: largest errors of outputs, or of columns of them; the front holds what is within them.
-        ignore: outputs whose errors do not count.
-        knee: the knee of the plans within ``limits``, not the fastest.
-    """
-
-    max_error: float | None = None
-    max_latency_ms: float | None = None
-    max_memory_bytes: int | None = None
-    plan: str | None = None
-    limits: tuple[MetricLimit, ...] = ()
-    tolerance: tuple[Tolerance, ...] = ()
-    ignore: tuple[str, ...] = ()
-    knee: bool = False
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether limits are asked for."""
-        limits = (self.max_error, self.max_latency_ms, self.max_memory_bytes)
-        return any(limit is not None for limit in limits) or bool(self.tolerance) or bool(self.limits)
-
-
-def front_of(run: RunDirectory, file: RunFile, record: StudyRecord, *, keep: bool = False) -> Front:
-    """The front of a run, from its run.json and its record.
+    Limits that no plan meets leave a choice that was made as it was. Whoever asks writes what comes of it
+    (``mptune.reporting.run_files``).
 
     Args:
         run: the run directory.
         file: its run.json.
         record: its study.
+        asked: a request; None reads the choice that was made.
+        is_again: the request is an earlier one: where its plan is not feasible any more, or here, the knee is chosen.
         keep: keep the front for ``report`` (``mptune.tuning.fronts.kept``): the caller holds the run's lock.
 
     Raises:
         RunError: nothing has been evaluated yet, or what is to be kept cannot be written.
-        PlanError: the chosen plan was never evaluated, or is not feasible.
+        PlanError: the plan that is asked for was never evaluated, or is not feasible.
     """
     before = RunStamp.of(run, file) if keep else None
     facts = facts_of(run, file)
-    fixed = file.fixed_settings
+    fixed, search = file.fixed_settings, file.search
     settings = SearchSettings(
-        confirm_rounds=file.search.confirm_rounds, latency=fixed.latency.settings(), tf32=fixed.tf32
+        confirm_rounds=search.confirm_rounds,
+        latency=fixed.latency.settings(),
+        tf32=fixed.tf32,
+        reported_metrics=search.reported_metrics,
     )
-    taken = file.choice
-    limits = check_metric_limits(taken.limits, (file.search.metric, *file.search.reported_metrics))
-    choice = Choice(
-        taken.max_error,
-        taken.max_latency_ms,
-        taken.max_memory_bytes,
-        taken.plan,
-        limits,
-        tuple(map(Tolerance.parse, taken.tolerance)),
-        taken.ignore,
-        taken.knee,
-    )
-    front = build_front(record, facts, choice, settings, every=file.confirms is not None)
+
+    def built(choice: Choice) -> Front:
+        is_made = asked is not None or run.chosen.exists()
+        return build_front(record, facts, choice, settings, every=file.confirms is not None, is_made=is_made)
+
+    made = file.choice
+    try:
+        front = built(asked or made)
+    except PlanError:
+        if asked is None or not is_again:
+            raise
+        front = built(asked.model_copy(update={"plan": None}))
+    choice = front.choice
+    kept = made.chosen or choice.chosen
+    if asked is not None and choice.unmet and kept:
+        held = "holds it" if kept == choice.nearest else f"still holds {kept}"
+        update = {"unmet": f"{choice.unmet}; chosen/ {held}", "nearest": choice.nearest}
+        if made.chosen is not None:
+            front, choice = built(made), made
+        choice = choice.model_copy(update=update)
+    elif choice.chosen is not None and choice.replaced == choice.chosen:
+        choice = choice.model_copy(update={"replaced": made.replaced})
+    front = replace(front, choice=choice)
     if before is not None:
         keep_front(run, file, front, before)
     return replace(front, other_devices=other_devices(run))
@@ -142,38 +142,28 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
         return True
 
 
-def forget_run(run: RunDirectory, file: RunFile, storage: str | None = None) -> None:
-    """Delete what a run without an evaluation holds, its studies in a database included: other things are asked for.
-
-    Args:
-        run: the run directory, locked.
-        file: its run.json.
-        storage: as ``has_evaluation`` takes it.
-
-    Raises:
-        RunError: the directory or the database cannot be written.
-    """
-    url = storage_url(file.storage, same_storage(file.storage, storage))
-    if url is not None:
-        forget_studies(name=file.study, url=url)
-    run.forget()
-
-
 def build_front(
-    record: StudyRecord, facts: Facts, choice: Choice, settings: SearchSettings, *, every: bool = False
+    record: StudyRecord,
+    facts: Facts,
+    choice: Choice,
+    settings: SearchSettings,
+    *,
+    every: bool = False,
+    is_made: bool = True,
 ) -> Front:
     """Put the front together: re-measured where it has been, else as the search left it.
 
     Args:
         record: the study.
         facts: of the run.
-        choice: which plan to take.
-        settings: how many rounds of re-measuring there are, and how latencies are summed up.
+        choice: that was made, or a request.
+        settings: how many rounds of re-measuring there are, how latencies are summed up, and the reported metrics.
         every: a device confirmed every evaluation.
+        is_made: make a choice of a request; else none is made yet, and the reason says which it would be.
 
     Raises:
         RunError: not even all-FP32 has been evaluated.
-        PlanError: the chosen plan was never evaluated, or is not feasible.
+        PlanError: the plan that is asked for was never evaluated, or is not feasible.
     """
     evaluations = tuple(replace(e.ignoring(choice.ignore), confirmed=every) for e in record.evaluations())
     baseline = record.baseline()
@@ -184,10 +174,10 @@ def build_front(
             "let `mptune search` go on with it, and give it more time if you set --timeout",
         )
     outputs = known_outputs(searched.error)
-    check_tolerances(choice.tolerance, choice.ignore, record.metric, outputs, searched.error)
+    tolerances, limits = parsed_limits(choice, (record.metric, *settings.reported_metrics), outputs, searched.error)
     rounds = rounds_needed(settings, searched.latency.source)
     sound = [e for e in evaluations if e.is_finite]
-    read = sound if every else candidates(evaluations, choice.tolerance, dropped_plans(record, choice.ignore))
+    read = sound if every else candidates(evaluations, tolerances, dropped_plans(record, choice.ignore))
     confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, read)
     fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
     if not any(finding.code == ENGINE_CODE for finding in facts.findings):
@@ -195,12 +185,23 @@ def build_front(
         facts = replace(facts, findings=(*facts.findings, *about))
     broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
     evaluations = tuple(e.with_baseline(fp32.latency.median_ms) for e in evaluations)
-    latest = tuple({e.plan: e for e in (*evaluations, *broken, *confirmed)}.values())
+    # A plan that was picked may be off the front, and measured again all the same.
+    picked = choice.chosen or choice.plan
+    off = [e for e in sound if picked and e.plan.fingerprint.startswith(picked) and e not in read]
+    again, _ = confirmed_evaluations(record, rounds, settings.latency, off)
+    again = tuple(e.with_baseline(fp32.latency.median_ms) for e in again)
+    latest = tuple({e.plan: e for e in (*evaluations, *broken, *confirmed, *again)}.values())
     fp16 = _of_origin(latest, ORIGIN_FP16)
-    points = confirmed_front(feasible(confirmed, choice.tolerance))
-    chosen, reason, met = _choose(points, latest, choice)
-    kind = _kind(choice, points, chosen)
-    reason += hint_of_exactness(points, chosen, kind, facts.run_dir)
+    points = confirmed_front(feasible(confirmed, tolerances))
+    if choice.chosen is not None:
+        chosen = next((e for e in latest if e.plan.fingerprint == choice.chosen), None)
+    else:
+        chosen, choice = _made(points, latest, choice, tolerances, limits)
+        if not is_made:
+            would_be = "none" if chosen is None else f"{chosen.plan.fingerprint}, {choice.reason}"
+            reason = f"nothing is in chosen/ yet; as the search stands it would be {would_be}"
+            chosen, choice = None, choice.model_copy(update={"chosen": None, "reason": reason, "unmet": ""})
+    hint = hint_of_exactness(points, chosen, choice.kind, facts.run_dir)
     explanation = Explanation()
     if facts.data_dir is not None:
         baselines = [fp32] if fp16 is None else [fp32, fp16]
@@ -223,10 +224,12 @@ def build_front(
                 explanation,
                 is_given=every,
                 unreached=unreached,
-                limits=" and ".join(map(str, choice.tolerance)),
+                limits=" and ".join(choice.tolerance),
                 reduced=facts.reduced,
                 is_cut_short=record.spent < facts.budget,
                 sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
+                plan_count=plan_count(record.trials.every(), has_failed=record.failed > 0),
+                is_untunable=any(NOTHING in text for text in facts.warnings),
             )
         ),
         *_unconfirmed(points, chosen, unconfirmed),
@@ -238,16 +241,35 @@ def build_front(
         fp16=fp16,
         points=points,
         chosen=chosen,
-        chosen_reason=reason,
-        choice_kind=kind,
-        limits_met=met,
+        choice=choice,
+        hint=hint,
         evaluations=record.spent,
         failures=record.failed,
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
         warnings=tuple(dict.fromkeys(warnings)),
         findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=every),
         explanation=explanation,
+        reported_metrics=facts.reported_metrics,
     )
+
+
+def parsed_limits(
+    choice: Choice, metrics: Sequence[str], outputs: Sequence[str], error: OutputError | None = None
+) -> tuple[tuple[Tolerance, ...], tuple[MetricLimit, ...]]:
+    """The limits of a choice.
+
+    Args:
+        choice: a request, or one that was made.
+        metrics: that are taken, the objective first.
+        outputs: of the model.
+        error: of any plan, whose columns are known; None checks the names alone.
+
+    Raises:
+        SettingsError: they do not fit the metrics or the outputs.
+    """
+    tolerances = tuple(map(Tolerance.parse, choice.tolerance))
+    check_tolerances(tolerances, choice.ignore, metrics[0], outputs, error)
+    return tolerances, check_metric_limits(choice.limits, metrics)
 
 
 def _unconfirmed(
@@ -269,52 +291,67 @@ def _of_origin(evaluations: Sequence[Evaluation], origin: Origin) -> Evaluation 
     return next((e for e in evaluations if e.origin == origin), None)
 
 
-def _choose(
-    points: Sequence[Evaluation], known: Sequence[Evaluation], choice: Choice
-) -> tuple[Evaluation | None, str, bool]:
+def _made(
+    points: Sequence[Evaluation],
+    known: Sequence[Evaluation],
+    choice: Choice,
+    tolerances: Sequence[Tolerance],
+    limits: Sequence[MetricLimit],
+) -> tuple[Evaluation | None, Choice]:
+    """What a request comes to."""
     if choice.plan is not None:
-        return find_plan(known, choice.plan), "picked by its id", True
-    fitting = _fitting(known, choice)
-    points = fitting or points
-    bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, choice.tolerance
-    if not choice.limits:
-        point, reason, met = choose(points, *bounds)
-        others = () if met else [e for e in known if e.is_finite and choose([e], *bounds)[2]]
-        if not others:  # A plan off the front may take less memory.
-            if choice.max_memory_bytes is not None and not met and not fitting:
-                reason = reason.replace("the nearest", "the nearest point of the front")
-            return point, reason, met
-        # Within noise a plan on the front is no worse than these, and yet it does not keep to the limits.
-        measured_again = [e for e in others if e.remeasured]
-        if not measured_again:
-            return point, reason.replace("no plan", "no point of the front", 1), False
-        point, reason, met = choose(measured_again, *bounds)
-        return point, f"{reason}; it is not on the front, where none has that", met
-
-    def meeting(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-        return [e for e in evaluations if e.is_finite and all(limit.is_met(e) for limit in choice.limits)]
-
-    wanted = " and ".join(limit.text for limit in choice.limits)
-    found = meeting(points) or meeting(known)
-    if not found:
-        nearest, _, _ = choose(points, *bounds)
-        return nearest, f"no plan has {wanted}; this one was chosen without that limit", False
-    if choice.knee:
-        return knee(found), f"the knee of the points with {wanted}", True
-    if bounds == (None, None, None, ()):
-        return min(found, key=lambda e: e.latency.median_ms), f"the fastest with {wanted}", True
-    point, reason, met = choose(found, *bounds)
-    return point, f"{reason}, and {wanted}", met
+        chosen: Evaluation | None = find_plan(known, choice.plan)
+        reason, is_met = "picked by its id", True
+    else:
+        chosen, reason, is_met = _choose(points, known, choice, tolerances, limits)
+    fingerprint, unmet = None, reason.partition(";")[0]
+    if chosen is not None:
+        fingerprint = chosen.plan.fingerprint
+        reason = reason if is_met else f"the nearest: {unmet}"
+        figures = f"{latency_text(chosen)} ms, error {error_text(chosen)}"
+        unmet = "" if is_met else f"{unmet}; the nearest is {fingerprint} ({figures})"
+    return chosen, choice.model_copy(
+        update={
+            "plan": choice.plan and fingerprint,
+            "chosen": fingerprint,
+            "kind": _kind(choice, points, chosen),
+            "reason": reason,
+            "unmet": unmet,
+            "nearest": None if is_met else fingerprint,
+        }
+    )
 
 
-def _fitting(known: Sequence[Evaluation], choice: Choice) -> tuple[Evaluation, ...]:
+def _choose(
+    points: Sequence[Evaluation],
+    known: Sequence[Evaluation],
+    choice: Choice,
+    tolerances: Sequence[Tolerance],
+    limits: Sequence[MetricLimit],
+) -> tuple[Evaluation | None, str, bool]:
+    bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, tolerances, limits
+    points = _fitting(known, choice.max_memory_bytes, tolerances) or points
+    point, reason, is_met = choose(points, *bounds, wants_knee=choice.knee)
+    if is_met:
+        return point, reason, is_met
+    # Within noise a plan on the front is no worse than others, and yet they may keep to the limits.
+    sound = [e for e in known if e.is_finite]
+    meeting = [e for e in sound if choose([e], *bounds)[2]]
+    meeting = [e for e in meeting if e.remeasured] or (meeting if limits else [])
+    if meeting:
+        point, reason, is_met = choose(meeting, *bounds, wants_knee=choice.knee)
+        return point, f"{reason}; it is not on the front, where none has that", is_met
+    off_front = sound if limits or choice.max_memory_bytes is not None else [e for e in sound if e.remeasured]
+    return choose([*points, *off_front], *bounds)
+
+
+def _fitting(known: Sequence[Evaluation], limit: int | None, tolerances: Sequence[Tolerance]) -> tuple[Evaluation, ...]:
     """The front of the plans that keep to a limit of memory: those of the whole front may all be above it."""
-    limit = choice.max_memory_bytes
     if limit is None:
         return ()
     first = {e.plan: e for e in reversed(known)}
     fitting = [e for e in first.values() if e.memory is not None and e.memory.total_bytes <= limit]
-    return pareto(feasible(fitting, choice.tolerance))
+    return pareto(feasible(fitting, tolerances))
 
 
 def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | None) -> ChoiceKind:

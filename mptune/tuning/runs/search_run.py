@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
+from mptune.choice import Choice
 from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
@@ -20,40 +22,35 @@ from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_g
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
-from mptune.run_json import (
-    ChoiceSection,
-    DataSection,
-    FixedSettings,
-    ModelSection,
-    RunFile,
-    SearchSection,
-    SeedSection,
-    TargetSection,
-    check_data,
-    check_same,
-    check_target,
-    refuse_other_runs,
-)
+from mptune.graph.loading.shared_units import has_shared_units
+from mptune.identity import check_data, check_same, check_target, identity_of, refuse_other_runs
+from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile, TargetSection
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, not_measured
+from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_measured
 from mptune.targets.unsearched.already_mixed import already_mixed_findings
 from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
 from mptune.targets.unsearched.quantised import quantised_findings
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.metric_limits import check_metric_limits
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.enlarged import with_reasons
 from mptune.tuning.reasons.grounds import keep_grounds
 from mptune.tuning.record.storage import check_opens
 from mptune.tuning.record.storage_urls import check_storage, named_storage
-from mptune.tuning.record.study import open_study
+from mptune.tuning.record.study import (
+    BUDGET_NOTE,
+    START_NOTE,
+    check_metrics,
+    open_study,
+    settle_study,
+    shared_granularity,
+    study_name,
+)
 from mptune.tuning.runs.crew import Crew, StartWorker
-from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import kept_meanwhile
-from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
+from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
 from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
@@ -76,12 +73,6 @@ from mptune.tuning.steps.remeasure import confirm, rounds_needed, to_measure
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
 from mptune.tuning.steps.shared_errors import SharedErrors
 from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
-
-BUDGET_NOTE = "budget"
-"""Under which the study keeps the budget of the last search, for workers whose run.json is a copy."""
-
-START_NOTE = "started"
-"""Under which the study keeps when that search began, in seconds since the epoch: its workers share the time limit."""
 
 SPACE_FILE = "space.toml"
 """The search space, kept in the run's data directory for workers on other hosts."""
@@ -129,10 +120,11 @@ class SearchRun(MeasuringRun):
         self._granularity, groups = self._find_groups(named)
         self.grouped = GroupedModel(self._model, groups)
         self.file = self._begin(named)
-        data, others = load_data(self._settings, self._model.inputs)
+        data, others = load_data(self._settings, self.grouped)
         self._check_data(data)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = self._make_workload()
+        self._settle_study()
         self._keep_for_workers(named)
         if data.preprocessing is not None:
             write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
@@ -141,7 +133,7 @@ class SearchRun(MeasuringRun):
             stop_at_errors(data_findings)  # of a run that skipped the checks before
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = search_space(self._workload, named, observations, self._kernels)
-        kernels, rollout = self._kernels, self._settings.rollout
+        kernels, rollout, tf32 = self._kernels, self._settings.rollout, self._settings.tf32
         fed = () if rollout is None else tuple(rollout.pairs)
         about_model = (
             *kernels.findings(self.grouped),
@@ -151,7 +143,7 @@ class SearchRun(MeasuringRun):
             *out_of_reach_findings(self.grouped, observations.shapes, "search"),
             *hazard_findings(hazards, "search"),
         )
-        about_target = [finding for finding in self.file.findings if finding.code == TARGET_CODE]
+        about_target = beside_tf32(self.file.findings, self.grouped, self._target, observations.shapes, tf32=tf32)
         self._save(findings=(*data_findings, *about_target, *about_model))
         self._warn(*kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
@@ -163,25 +155,32 @@ class SearchRun(MeasuringRun):
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
-        known, metric = self.file.findings, self._settings.metric
-        found = with_reasons(self._workload, known, hazards, metric, self.record.baseline())
+        found = with_reasons(self._workload, self.file.findings, hazards, self._settings.metric, self.record.baseline())
         self._save(findings=found, warnings=tuple(dict.fromkeys(warnings)))
-        front = front_of(self.directory, self.file, self.record, keep=True)
+        front = self._front()
         about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes, others)
         if not about_sizes and not unknown:
             return front
         self._warn(*unknown, *(finding.message for finding in about_sizes))
         self._save(findings=(*self.file.findings, *about_sizes), warnings=(*self.file.warnings, *unknown))
-        return front_of(self.directory, self.file, self.record, keep=True)
+        return self._front()
+
+    def _front(self) -> Front:
+        return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True, keep=True)
 
     def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:
         """The space's groups; ``auto`` fits the budget of the first search, so that a larger one resumes the run."""
-        granularity: Granularity = named.file.granularity
+        granularity: Granularity | None = named.file.granularity
         if granularity == "auto":
             known = self.directory.load()
-            if known is None or not has_evaluation(self.directory, known, self._settings.storage):
-                return find_fitting_groups(self._model, self._settings.budget)
-            granularity = known.fixed_settings.granularity
+            if known is not None and has_evaluation(self.directory, known, self._settings.storage):
+                granularity = known.fixed_settings.granularity
+            else:
+                url = named_storage(self._settings.storage, is_journal=known is not None and known.storage is None)
+                shared = None if self._settings.fresh else url
+                granularity = shared_granularity(self._name, shared, self._model.sha256, named.sha256)
+        if granularity is None:
+            return find_fitting_groups(self._model, self._settings.budget)
         return granularity, find_groups(self._model, granularity)
 
     def _begin(self, named: NamedSpace) -> RunFile:
@@ -193,38 +192,40 @@ class SearchRun(MeasuringRun):
             granularity=self._granularity,
             groups_sha256=groups_sha256(self.grouped.groups),
             labels_sha256=labels_sha256(settings.labels),
+            shared_units=has_shared_units(model),
         )
-        search = SearchSection.of(settings)
-        check_metric_limits(settings.limits, (settings.metric, *settings.reported_metrics))
-        choice = ChoiceSection.of(settings)
-        known = self.directory.load()
-        refuse_other_runs(self.directory.path, known)
-        if known is not None:
-            recorded = known
-            if not self._holds(lambda: check_same(self.directory.path, recorded, model.sha256, fixed), recorded):
-                known = None
+        known = earlier = self.directory.load()
+        place = self.directory.path
+        refuse_other_runs(place, known)
+        if known is not None and not self._holds(partial(check_same, place, known, model.sha256, fixed), known):
+            known = None
         self._url = named_storage(settings.storage, is_journal=known is not None and known.storage is None)
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
+        if known is not None and not self._holds(partial(check_storage, place, known.storage, storage), known):
+            known = None
+        self._asked: Choice = Choice.of(settings) if known is None else known.choice.asked_again(Choice.of(settings))
+        self._settings = settings = self._asked.limit(settings)
+        parsed_limits(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
+        begun = earlier.study if earlier is not None and earlier.storage == storage else self._name
+        study = begun if storage is None else study_name(begun, is_new=settings.fresh)
+        section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
+        file = RunFile.of(settings, section, fixed, storage, study)
         if known is not None:
-            recorded = known
-            if not self._holds(lambda: check_storage(self.directory.path, recorded.storage, storage), recorded):
-                known = None
-        if known is None:
-            file = RunFile(
-                model=ModelSection(path=str(model.path.resolve()), sha256=model.sha256),
-                fixed_settings=fixed,
-                search=search,
-                seeds=SeedSection(split=settings.seed, sampler=settings.seed, random_inputs=settings.seed),
-                storage=storage,
-                study=self.directory.path.resolve().name.removesuffix(".mptune"),
-                choice=choice,
-            )
-        else:
-            path = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
-            file = known.model_copy(update={"search": search, "choice": choice, "model": path})
+            choice = self._asked if known.choice.chosen is None else known.choice  # till the end what it was
+            file = known.model_copy(update={"search": file.search, "choice": choice, "model": file.model})
         if file != known:
             self.directory.save(file)
         return file
+
+    @property
+    def _name(self) -> str:
+        return self.directory.path.resolve().name.removesuffix(".mptune")
+
+    def _settle_study(self) -> None:
+        """Share the study of runs with this run's name and identity in a database, or begin one there."""
+        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
+            self._open_toolchain()
+            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
 
     def _check_data(self, data: CalibrationSet) -> None:
         section = DataSection(
@@ -250,7 +251,7 @@ class SearchRun(MeasuringRun):
         except RunError:
             if has_evaluation(self.directory, known, self._settings.storage):
                 raise
-            forget_run(self.directory, known, self._settings.storage)
+            self.directory.forget()
             return False
         return True
 
@@ -289,12 +290,12 @@ class SearchRun(MeasuringRun):
 
     def _open_study(self, space: SearchSpace) -> tuple[str, ...]:
         settings = self._settings
-        return self._hold(
+        repaired = self._hold(
             open_study(
                 space,
                 name=self.file.study,
                 metric=settings.metric,
-                identity={"model": self._model.sha256, "layer_groups": self.file.fixed_settings.groups_sha256},
+                identity=identity_of(self.file),
                 journal=self.directory.journal,
                 url=self._url,
                 sampler=settings.sampler,
@@ -302,6 +303,8 @@ class SearchRun(MeasuringRun):
                 is_shared=self._is_worker or has_workers(self.directory),
             )
         )
+        metrics = settings.metric, *settings.reported_metrics
+        return (*repaired, *check_metrics(self.record, metrics, settings.metric_function))
 
     def _search(self, space: SearchSpace) -> None:
         record, settings = self.record, self._settings
@@ -329,7 +332,6 @@ class SearchRun(MeasuringRun):
     def _tune(self, space: SearchSpace) -> None:
         """Evaluate plans in this process until the search stops."""
         toolchain = self._open_toolchain()
-        check_study(self.record, self.file.target)
         guide = self._guide(space) if self._settings.sampler == "precision" else None
         stop = Tuner(
             self.record,

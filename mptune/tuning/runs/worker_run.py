@@ -21,13 +21,13 @@ from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.target import detect_gpus, load_target
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import read_study
+from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE, read_study
 from mptune.tuning.runs.confirm_run import directory_name, settings_of
 from mptune.tuning.runs.hosts import difference, versions_suffix
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import load_either
 from mptune.tuning.runs.seals import is_sealed, refuse_damaged
-from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE, SearchRun
+from mptune.tuning.runs.search_run import SPACE_FILE, SearchRun
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
 from mptune.tuning.steps.limits import Limits
@@ -80,9 +80,9 @@ class WorkerRun(SearchRun):
             sampler=file.search.sampler,
             timeout_s=file.search.timeout_s,
             max_disk_bytes=file.search.max_disk_bytes,
-            ignore=file.choice.ignore,
-            tolerance=tuple(map(Tolerance.parse, file.choice.tolerance)),
-            max_error=file.choice.max_error,
+            ignore=file.search.ignore,
+            tolerance=tuple(map(Tolerance.parse, file.search.tolerance)),
+            max_error=file.search.max_error,
         )
         super().__init__(run, load_either(run, file), settings, listener, opener)
         self._url = storage

@@ -127,8 +127,9 @@ class LatencyModel:
         self._crossings = Crossings(prior.boundaries)
         self.base_ms, self._base_sd_ms = built.base_ms, built.base_sd_ms
         timed = np.isfinite(built.latency_ms)
-        if not prior.fixed_gain_ms:
-            timed &= built.plans.any(axis=1)  # The baseline says nothing about what is saved against it.
+        # The baseline says nothing about what is saved against it.
+        is_mixed = built.plans.any(axis=1)
+        timed &= is_mixed | (built.latency_ms != built.base_ms) if prior.fixed_gain_ms else is_mixed
         columns, crossed = self._sides(built.plans[timed])
         design = self._design(columns, crossed).T.astype(float)  # (n_timed, n_terms)
         saved, noise_ms = built.base_ms - built.latency_ms[timed], built.latency_sd_ms[timed]

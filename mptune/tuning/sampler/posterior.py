@@ -48,7 +48,8 @@ class Prior:
             None where nothing is known.
         boundaries: between the groups, by their positions.
         boundary_costs_ms: what crossing each costs, in the same unit as the gains.
-        fixed_gain_ms: what groups that are FP16 under every plan of the space save, against all-FP32.
+        fixed_gain_ms: what groups that are FP16 under every plan of the space save against all-FP32, and what
+            TF32 saves in FP32 groups.
         exact: latencies are predicted by these very terms, so that there is nothing to learn of them.
         operators: of each group; groups of one operator may all be far slower in FP16. Empty where they are not known.
         log_square_sds: standard deviation of each of ``log_square_errors`` on top of how far emulation can be trusted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -104,7 +104,7 @@ class Observations:
         document = {
             "tensors": tensors,
             "warnings": list(self.warnings),
-            "masked": {t: {"rows": seen.rows, "sample": seen.sample} for t, seen in self.masked.items()},
+            "masked": {t: asdict(seen) for t, seen in self.masked.items()},
             "optimisation_error": {name: encode_float(x) for name, x in self.optimisation_error.items()},
             "seen": self.seen.to_json(),
             "findings": [finding.to_json() for finding in self.findings],
@@ -122,7 +122,7 @@ class Observations:
                 {t: decode_float(facts["absmax"]) for t, facts in tensors.items()},
                 shapes,
                 tuple(document["warnings"]),
-                {t: MaskedRows(seen["rows"], seen["sample"]) for t, seen in document.get("masked", {}).items()},
+                {t: MaskedRows(**seen) for t, seen in document.get("masked", {}).items()},
                 {name: decode_float(x) for name, x in document.get("optimisation_error", {}).items()},
                 Seen.from_json(document["seen"], shapes) if "seen" in document else Seen(),
                 tuple(map(Finding.from_json, document.get("findings", ()))),

@@ -72,7 +72,7 @@ def make_prior(
             alternatives=alternatives,
         )
     boundaries = _boundaries(space, terms, position)
-    # What the pins alone save against all-FP32, the Casts that they need under every plan counted in.
+    # What the pins and TF32 save against all-FP32, the Casts that the pins need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
     crossed = sum(c for boundary, c in boundaries.items() if boundary.fp16)
     return Prior(
@@ -83,7 +83,7 @@ def make_prior(
         gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
         boundaries=tuple(boundaries),
         boundary_costs_ms=tuple(boundaries.values()),
-        fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
+        fixed_gain_ms=terms.saved_ms(pins) + crossed,
         exact=exact,
         operators=operators,
         reduced=reduced,
@@ -125,7 +125,7 @@ def _alternatives(space: SearchSpace, terms: LatencyTerms | None, position: Mapp
         tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
         tuple(costs_ms),
         tuple(costs_ms.values()),
-        terms.base_ms - terms.predict(pins) + cast_ms,
+        terms.saved_ms(pins) + cast_ms,
     )
 
 

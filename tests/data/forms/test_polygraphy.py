@@ -92,6 +92,17 @@ def fails():
 def nothing():
     return []
 
+def filled_again():
+    feed = {"image": np.empty((1, 3, 4, 4), np.float32), "ids": np.empty((1, 5), np.int64)}
+    for sample in load_data():
+        for name, buffer in feed.items():
+            buffer[:] = sample[name]
+        yield feed
+
+def masked():
+    for feed in load_data():
+        yield {**feed, "image": np.ma.masked_array(feed["image"])}
+
 def numbers():
     return [1, 2]
 """
@@ -111,19 +122,27 @@ def test_a_loader_script(function: str, count: int, script: Path) -> None:
     assert np.array_equal(found.samples[0]["image"], np.random.default_rng(0).random((1, 3, 4, 4)).astype(np.float32))
 
 
+def test_a_loader_script_that_fills_one_buffer_again_gives_every_sample(script: Path) -> None:
+    found, wanted = load(Path(f"{script}:filled_again")), load(script)
+    for one, other in zip(found.samples, wanted.samples, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in other)
+    assert not [finding for finding in found.findings if finding.code == "duplicate-samples"]
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
         (":fails", "fails failed: KeyError: 'no data here'"),
         (":nothing", "gives nothing"),
         (":numbers", "gives a int"),
+        (":masked", "sample 0: input 'image' is a masked array"),
         (":missing", "has no function 'missing'"),
     ],
 )
 def test_a_loader_script_that_fails(function: str, says: str, script: Path) -> None:
     with pytest.raises(DataError, match=says) as caught:
         load(Path(f"{script}{function}"))
-    assert "dictionary of arrays" in caught.value.hint
+    assert ("array.filled" if function == ":masked" else "dictionary of arrays") in caught.value.hint
     with pytest.raises(DataError, match="no such file"):
         load(script.with_name("nowhere.py"))
 

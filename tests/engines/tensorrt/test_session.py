@@ -101,7 +101,7 @@ def test_transfers_are_timed_once_for_a_shape(device: Device) -> None:
 def test_repetitions_are_calibrated_and_kept(device: Device) -> None:
     session = device.open("double")
     repetitions = calibrated(session, rows(2))
-    assert repetitions.iterations >= QUICK.min_iterations
+    assert repetitions.iterations * repetitions.executions_per_value >= QUICK.min_iterations
     latency = timed(session, rows(2), Repetitions(1, 10, executions_per_value=7))
     assert latency.raw_ms == (1.0,) * 10
 

@@ -142,6 +142,13 @@ def test_calibration_repeats_a_short_engine_within_each_value() -> None:
     assert found.iterations * found.executions_per_value * 0.125 >= SETTINGS.duration_ms
 
 
+@pytest.mark.parametrize(("once_ms", "values", "executions"), [(20.0, 30, 1), (2.5, 8, 4), (0.125, 5, 80)])
+def test_the_least_number_of_iterations_counts_executions(once_ms: float, values: int, executions: int) -> None:
+    """As the check for enough values does; any timing takes five values."""
+    found = calibrate(*parts(Engine(once_ms)), LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=30))
+    assert (found.iterations, found.executions_per_value) == (values, executions)
+
+
 def test_calibration_ignores_the_first_execution() -> None:
     assert calibrate(*parts(Engine(5.0, first_ms=60_000.0)), SETTINGS).iterations == 40
 

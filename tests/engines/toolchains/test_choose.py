@@ -163,6 +163,10 @@ def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
         assert not isinstance(ranges, Failure)
         shapes = {name: seen.shape for name, seen in ranges.items()}
         assert predicted.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, FUSED)
+    with PredictedToolchain(target, mlp_workload, replace(settings, tf32=True)) as predicted:
+        with_tf32 = roofline(GroupedModel(model, groups), target, shapes, replace(FUSED, tf32=True))
+        assert predicted.latency_terms() == with_tf32
+        assert with_tf32.tf32_gain_ms > 0
 
     class Seen(OnnxRuntimeToolchain):
         """Knows the shapes already: the CUDA provider need not run here."""

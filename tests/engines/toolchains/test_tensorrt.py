@@ -325,6 +325,7 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
     tmp_path: Path,
     mlp_workload: Workload,
     settings: SearchSettings,
+    fp32: PrecisionPlan,
     fp16: PrecisionPlan,
 ) -> None:
     mlp_workload.workspace.engines_dir.mkdir()
@@ -340,7 +341,20 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
             assert isinstance(failure, Failure)
             assert failure.stage is Stage.BUILD
             assert "cannot be loaded: Serialization" in failure.message
-            assert not list(mlp_workload.workspace.engines_dir.glob("*.engine"))
+            (baseline,) = mlp_workload.workspace.engines_dir.glob("*.engine")  # another one would have other tactics
+            assert baseline.name.startswith(fp32.fingerprint)
+            tools._store._timeout_s = 1e-3
+            failure = tools.evaluate(fp16)
+            assert isinstance(failure, Failure)
+            assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.TIMEOUT)
+            assert baseline.exists(), "the plan's own build failed"
+            tools._store._timeout_s = PLENTY_S
+            assert isinstance(tools.evaluate(fp16), Measurement)
+            baseline.write_bytes(baseline.read_bytes()[:-1])
+            failure = tools.evaluate(fp16)
+            assert isinstance(failure, Failure)
+            assert f"{baseline.name} cannot be loaded" in failure.message
+            assert not baseline.exists()
         assert here.broken() == []
 
 

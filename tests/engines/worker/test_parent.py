@@ -69,6 +69,13 @@ def test_progress_reaches_the_parent_while_it_waits(worker: Worker) -> None:
     assert len(heard) == 800
 
 
+def test_progress_does_not_break_into_an_answer(worker: Worker) -> None:
+    answer = bytes(range(256)) * 2**15
+    for _ in range(3):
+        assert worker.call(faults.ReportOn(answer), PLENTY_S) == answer
+    assert_works(worker)
+
+
 def test_a_job_runs_in_another_process_and_leaves_no_log(worker: Worker, logs: Path) -> None:
     pid = worker.call(faults.Pid(), PLENTY_S)
     assert pid == worker.pid != os.getpid()

@@ -9,9 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.data.calibration import load_calibration
 from mptune.data.rollout import Rollout
-from mptune.graph.hazards.interface import interface_findings, state_pairs
+from mptune.graph.hazards.interface import interface_findings, state_inputs, state_pairs
 from mptune.graph.loading.model import Model, load_model
+from mptune.settings import DataSettings
+from tests.graph import models
+from tests.zoo.voice import frames, voice
 
 Shapes = dict[str, list[int | str]]
 
@@ -118,3 +122,22 @@ def test_state_is_known_by_name_and_shape(
 )
 def test_twins_are_no_state(tmp_path: Path, inputs: Shapes, outputs: Shapes) -> None:
     assert interface_findings(model(tmp_path / "m.onnx", inputs, outputs), "inspect") == ()
+
+
+@pytest.mark.parametrize(("operator", "paired"), [("If", True), ("", True), ("", False)])
+def test_a_state_is_an_input_that_is_fed_back_or_begins_a_recurrent_layer(
+    operator: str, paired: bool, tmp_path: Path
+) -> None:
+    proto = voice(operator)
+    if not paired:
+        del proto.graph.output[1]
+    assert state_inputs(load_model(models.save(proto, tmp_path))) == {"state"}
+    assert state_inputs(load_model(models.save(models.cnn(), tmp_path))) == frozenset()
+
+
+def test_a_state_may_be_one_number_everywhere_and_an_image_may_not(tmp_path: Path) -> None:
+    model = load_model(models.save(voice(), tmp_path))
+    np.savez(tmp_path / "data.npz", **frames())  # type: ignore[arg-type]
+    given = tmp_path / "data.npz", model.inputs, DataSettings(), 0
+    assert [finding.code for finding in load_calibration(*given).findings] == ["constant-data"]
+    assert load_calibration(*given, state_inputs(model)).findings == ()

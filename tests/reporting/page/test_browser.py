@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.browser import NEXT_FRAME, missing, open_browser, show
+from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.html import write_report
@@ -276,7 +277,13 @@ def test_other_pages_draw(
     front = content.front
     pages = {
         "nothing chosen": PageContent(
-            replace(front, chosen=None, points=(), fp16=None, chosen_reason="no plan is feasible", limits_met=False),
+            replace(
+                front,
+                chosen=None,
+                points=(),
+                fp16=None,
+                choice=Choice(reason="none", unmet="none"),
+            ),
             (),
             bench.groups,
         ),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mptune.choice import Choice
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import CODES, Finding, Where
@@ -75,11 +76,13 @@ def test_a_predicted_target_says_so(make_front: MakeFront, bench: Bench) -> None
 
 
 def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
-    front, evaluations = make_front(chosen=None, points=(), chosen_reason="no plan is feasible", limits_met=False)
+    front, evaluations = make_front(
+        chosen=None, points=(), choice=Choice(reason="no plan is feasible", unmet="no plan is feasible")
+    )
     document = page_document(PageContent(front, evaluations, bench.groups))
     assert document["chosen"] is None
     assert document["chosen_reason"] == "no plan is feasible"
-    assert not document["limits_met"]
+    assert document["unmet"] == "no plan is feasible"
     assert document["front"] == []
     assert [one["roles"] for one in document["recommended"]] == [["all-FP16"], ["all-FP32"]]
 

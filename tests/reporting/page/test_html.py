@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.graph.grouping.groups import LayerGroup
@@ -79,7 +80,12 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else(make_
 def test_what_comes_from_outside_is_escaped(make_front: MakeFront) -> None:
     nasty = "</script><script>alert(1)</script><!--$title"
     front, evaluations = make_front(
-        model_path=Path("m<b>.onnx"), target=nasty, engine=nasty, device=nasty, warnings=(nasty,), chosen_reason=nasty
+        model_path=Path("m<b>.onnx"),
+        target=nasty,
+        engine=nasty,
+        device=nasty,
+        warnings=(nasty,),
+        choice=Choice(reason=nasty),
     )
     groups = tuple(LayerGroup(g, nasty, nasty, (nasty,), {nasty: 1}, nasty) for g in front.chosen.plan.precision)
     page = render(PageContent(front, evaluations, groups))

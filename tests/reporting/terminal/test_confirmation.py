@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from mptune.choice import Choice
 from mptune.reporting.confirmation_text import verdicts
 from mptune.reporting.terminal.confirmation import print_confirmation
 from mptune.tuning.reasons.ranking import latency_agreement
@@ -67,7 +68,8 @@ def test_verdicts_in_plain_words(confirmation: Confirmation, monkeypatch: pytest
 
 
 def test_limits_that_are_not_met(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
-    front = replace(confirmation.front, limits_met=False, chosen_reason="no plan has error <= 1e-9", chosen=None)
+    choice = Choice(reason="no plan is feasible", unmet="no plan has error <= 1e-9")
+    front = replace(confirmation.front, choice=choice, chosen=None)
     text = shown(replace(confirmation, front=front), monkeypatch)
-    assert "none: no plan has error <= 1e-9" in text
+    assert "none: no plan is feasible" in text
     assert "limits not met: no plan has error <= 1e-9" in text

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from mptune.choice import Choice
 from mptune.commands.common import print_csv
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
@@ -127,14 +128,12 @@ def test_mixed_error_sources_are_marked(make_front: MakeFront, monkeypatch: pyte
 
 
 def test_limits_not_met_stand_at_the_end(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
-    front, _ = make_front(limits_met=False, chosen_reason="no plan has error <= 1e-9; this is the nearest")
-    assert printed(front, monkeypatch).splitlines()[-1] == (
-        "limits not met: no plan has error <= 1e-9; this is the nearest"
-    )
+    front, _ = make_front(choice=Choice(reason="the nearest", unmet="no plan has error <= 1e-9; the nearest is x"))
+    assert printed(front, monkeypatch).splitlines()[-1] == "limits not met: no plan has error <= 1e-9; the nearest is x"
 
 
 def test_nothing_feasible(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
-    front, _ = make_front(chosen=None, points=(), chosen_reason="no plan is feasible")
+    front, _ = make_front(chosen=None, points=(), choice=Choice(reason="no plan is feasible"))
     assert "chosen     none: no plan is feasible" in printed(front, monkeypatch)
 
 
@@ -315,7 +314,7 @@ def test_no_word_breaks_at_80_columns(make_front: MakeFront, bench: Bench, monke
     sentence = " ".join(f"word{k}" for k in range(60))
     named = replace(front.points[5], origin=Origin("seed", "activations over 512 in FP32 and the head"))
     points = (*front.points[:5], named, *front.points[6:])
-    front = replace(front, warnings=(sentence,), chosen_reason=sentence, points=points)
+    front = replace(front, warnings=(sentence,), choice=Choice(reason=sentence), points=points)
     lines = on_screen(front, monkeypatch)
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).split()

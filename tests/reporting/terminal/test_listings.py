@@ -50,7 +50,7 @@ def test_a_file_of_the_users_own(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["targets", "jetson-orin-nano"]) == 1
+    assert main(["targets", "jetson-orin-nano"]) == 2
     assert load_target("jetson-orin-nano-8gb").name in capsys.readouterr().err
 
 

@@ -110,7 +110,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "no such point": lambda run: _replace(run / "data" / "kept_front.json", '"fp32":0', '"fp32":99'),
     "no baseline": lambda run: _replace(run / "data" / "kept_front.json", '"fp32":0', '"fp32":null'),
     "no number": lambda run: _replace(run / "data" / "kept_front.json", '"median_ms":', '"median_ms":"x","m":'),
-    "no kind of choice": lambda run: _replace(run / "data" / "kept_front.json", '"choice_kind":"', '"choice_kind":"x'),
+    "the choice": lambda run: _replace(run / "run.json", '"reason": "', '"reason": "not '),
     "no number in an explanation": lambda run: _explain(run, "one_group_error", "much"),
     "no reason": lambda run: _replace(run / "data" / "kept_front.json", '"kept":{', '"kept":{"x":[["g","n","why"]],'),
     "deep": lambda run: (run / "data" / "kept_front.json").write_text("[" * 100_000),
@@ -137,7 +137,7 @@ def test_pick_keeps_the_front_with_its_choice(run: Path) -> None:
     found = kept(run)
     assert found is not None
     assert found.chosen is not None
-    assert (found.chosen.plan, found.choice_kind) == (fp16.plan, "plan")
+    assert (found.chosen.plan, found.choice.kind) == (fp16.plan, "plan")
     assert found == without_kept(run)
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mptune.choice import Choice
 from mptune.errors import MissingPackageError, MptuneError, PlanError, SettingsError
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import Front
@@ -40,8 +41,7 @@ def make_front(points: tuple[Evaluation, ...], **changes: object) -> Front:
         "fp16": make_evaluation(3.0, math.nan, number=1023, origin=ORIGIN_FP16),
         "points": points,
         "chosen": points[0] if points else None,
-        "chosen_reason": "the knee of the front",
-        "limits_met": True,
+        "choice": Choice(reason="the knee of the front"),
         "evaluations": 40,
         "failures": 3,
         "hypervolume": 0.5,
@@ -87,7 +87,13 @@ def test_the_error_is_the_held_out_one_as_in_the_terminal() -> None:
 def test_the_repr_is_short_whatever_the_front_holds(count: int, name: str, reason: str) -> None:
     points = staircase(count) if count else ()
     front = make_front(
-        points, target=name, engine=name, device=name, metric=name, chosen_reason=reason, model_path=Path("m" + name)
+        points,
+        target=name,
+        engine=name,
+        device=name,
+        metric=name,
+        choice=Choice(reason=reason),
+        model_path=Path("m" + name),
     )
     assert len(repr(front)) < 2000
 

@@ -24,14 +24,15 @@ def advice(
     fp32: Evaluation = FP32,
     free: int = 0,
     pinned: int = 0,
+    plan_count: int | None = None,
 ) -> str:
     groups = [GroupWorth(f"g{k}", "n", "matmul", None, None, None, None, 0, 1, "FP16") for k in range(free)]
     groups += [
         GroupWorth(f"p{k}", "n", "quantised", None, None, None, None, 0, 1, "FP32: pinned", True) for k in range(pinned)
     ]
-    return "\n".join(
-        findings(Outcome(points, fp32, evaluations or points, failures, Explanation(groups=tuple(groups))))
-    )
+    explanation = Explanation(groups=tuple(groups))
+    outcome = Outcome(points, fp32, evaluations or points, failures, explanation, plan_count=plan_count)
+    return "\n".join(findings(outcome))
 
 
 def test_a_front_that_beats_nobody_says_so() -> None:
@@ -54,6 +55,7 @@ def test_seeds_alone_do_not_show_whether_fp16_pays() -> None:
     assert "whether FP16 pays on this target is not shown" in text
     assert "nothing was searched" in text
     assert "FP16 does not pay" in advice([FP32], [FP32, slow], free=1), "there are no other plans"
+    assert "FP16 does not pay" not in advice([FP32], [FP32, slow], free=1, plan_count=3), "there is one with BF16"
 
 
 def test_few_free_groups_do_not_show_whether_fp16_pays() -> None:

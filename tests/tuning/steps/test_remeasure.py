@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mptune.choice import Choice
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.timing.latency import Latency, summarise
 from mptune.engines.timing.pooled import pool_latencies
@@ -20,7 +21,7 @@ from mptune.tuning.front import Front, confirmed_front, knee, pareto
 from mptune.tuning.fronts.run_facts import Facts
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.runs.result import Choice, build_front, find_plan
+from mptune.tuning.runs.result import build_front, find_plan
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import (
     confirm,

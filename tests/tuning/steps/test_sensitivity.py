@@ -167,7 +167,13 @@ def laws(draw: st.DrawFn, pins_to: Sequence[Precision] = DEFAULT_PRECISIONS) -> 
     pins = draw(st.dictionaries(ids, st.sampled_from(pins_to), max_size=3))
     free = tuple(g for g in IDS if g not in pins)
     pinned = {g: Pin(p, "a test") for g, p in pins.items()}
-    return LatencyTerms(10.0, gains, tuple(boundaries)), replace(space, free=free, pinned=pinned)
+    tf32 = draw(st.sampled_from((0.0, 0.5)))
+    return LatencyTerms(10.0, gains, tuple(boundaries), tf32), replace(space, free=free, pinned=pinned)
+
+
+def law_ms(terms: LatencyTerms, plan: PrecisionPlan) -> float:
+    """What the sampler predicts: every plan as a mixed one, whose FP32 groups may use TF32; all-FP32 is built first."""
+    return terms.predict(plan) if plan.reduced_groups else terms.base_ms - terms.tf32_gain_ms
 
 
 @st.composite
@@ -201,7 +207,7 @@ def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[Latenc
     predicted = model.predict(plans, model.mean()[None])[0]
     for plan, latency in zip(plans, predicted, strict=True):
         choices = {g: space.choices_of(g)[int(low)] for g, low in zip(space.free, plan, strict=True)}
-        assert latency == pytest.approx(terms.predict(space.plan(choices)))
+        assert latency == pytest.approx(law_ms(terms, space.plan(choices)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -222,7 +228,7 @@ def test_the_prior_counts_every_cast_of_three_precisions(law: tuple[LatencyTerms
     model = LatencyModel(now.prior, now.built)
     predicted = model.predict(rows, model.mean()[None])[0]
     for one, latency in zip(choices, predicted, strict=True):
-        assert latency == pytest.approx(terms.predict(space.plan(one)))
+        assert latency == pytest.approx(law_ms(terms, space.plan(one)))
 
 
 @settings(max_examples=80, deadline=None)
@@ -237,7 +243,20 @@ def test_the_prior_predicts_what_the_terms_predict(law: tuple[LatencyTerms, Sear
     predicted = model.predict(plans, model.mean()[None])[0]
     for plan, latency in zip(plans, predicted, strict=True):
         choices = {g: Precision.FP16 if half else Precision.FP32 for g, half in zip(space.free, plan, strict=True)}
-        assert latency == pytest.approx(terms.predict(space.plan(choices)))
+        assert latency == pytest.approx(law_ms(terms, space.plan(choices)))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_baseline_without_tf32_does_not_bend_the_law_of_plans_with_it(exact: bool) -> None:
+    space = make_small_space(3)
+    terms = LatencyTerms(10.0, dict(zip(space.free, (1.0, 0.5, 0.25), strict=True)), (), tf32_gain_ms=4.0)
+    prior = make_prior(space, Sensitivity("relative_l2", dict.fromkeys(space.free, 1e-3)), terms, exact=exact)
+    rows = np.array([[0, 0, 0], [1, 1, 1], [1, 0, 0]], dtype=bool)
+    plans = [make_plan("".join(str(int(bit)) for bit in row)) for row in rows]
+    latency, nothing = np.array([terms.predict(plan) for plan in plans]), np.zeros(3)
+    model = LatencyModel(prior, BuiltPlans(rows, latency, nothing, nothing, nothing + 1, terms.base_ms))
+    predicted = model.predict(np.array([[0, 1, 0], [1, 1, 0]], dtype=bool), model.mean()[None])[0]
+    assert predicted == pytest.approx([5.5, 4.5], abs=0.15)
 
 
 def test_without_terms_only_errors_are_known() -> None:

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from tests.graph.models import constant, model, node, value
 from tests.zoo.numbers import INT64_MAX, Show, classifier, flat_index, images, rows, times_mask, weights
+from tests.zoo.voice import frames, voice
 
 F32_MIN = float(np.finfo(np.float32).min)
 
@@ -272,6 +273,13 @@ def _survival(scale: float) -> Show:
     return Show(model(nodes, [value("x", [1, 16])], [value("y", [1, 16])], constants), {"x": rows(16)}, ("logarithm",))
 
 
+def _unpaired() -> Show:
+    """An LSTM that begins with an input, and of which no output gives the state back."""
+    proto = voice("")
+    del proto.graph.output[1]
+    return Show(proto, {name: array for name, array in frames().items() if name != "sr"})
+
+
 FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "overflow of a constant": (lambda: _constant_overflow(1e6), lambda: _constant_overflow(1e3)),
     "vanishing-epsilon, one over zero": (lambda: _reciprocal(1e-9, 0.0), lambda: _reciprocal(1e-9, 1.0)),
@@ -300,6 +308,14 @@ FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
         lambda: _instance_norm(1e-3, flat=False),
     ),
     "int64-range in a comparison": (_constant_id, _ends),
+    "constant-data: a state that is fed back is none": (
+        lambda: Show(classifier(), {"x": np.ones_like(images())}),
+        lambda: Show(voice(), frames()),
+    ),
+    "constant-data: a recurrent state is none": (
+        lambda: Show(classifier(), {"x": np.ones_like(images())}),
+        lambda: _unpaired(),
+    ),
     "data-do-not-fit: bytes that nothing divides": (lambda: _bytes(scaled=False), lambda: _bytes(scaled=True)),
 }
 """As ``SHOWN``."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mptune.diagnosis.causes.feeds.buffers import buffer_changes
 from mptune.diagnosis.causes.feeds.change import Feed, FeedChange, each
-from mptune.diagnosis.causes.feeds.entries import entry_changes, rounded_changes
+from mptune.diagnosis.causes.feeds.entries import entry_changes
 from mptune.diagnosis.causes.feeds.geometry import turned_and_blurred, unpadded
 from mptune.diagnosis.causes.feeds.images import channel_axis, colour_changes, image_changes
 
@@ -43,7 +43,6 @@ def further_changes(feeds: Sequence[Feed]) -> Iterator[FeedChange]:
         for words, change, clear in (*turned_and_blurred(arrays), *unpadded(arrays)):
             yield each(feeds, names, f"for {{}} {words}", change, clear=clear)
     yield from entry_changes(feeds, groups)
-    yield from rounded_changes(feeds, groups)
 
 
 def input_groups(feeds: Sequence[Feed]) -> list[tuple[str, ...]]:

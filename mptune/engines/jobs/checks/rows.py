@@ -32,6 +32,7 @@ class RowFeeds:
         axes: input -> its batch axis.
         rows: each row of ``mixed`` alone; the first alone where the batch is fixed, in which nothing else fits.
         mixed: different rows; None where there are none.
+        is_whole: no other input has a dynamic axis of the same size, which may be the batch under another name or none.
     """
 
     axes: Mapping[str, int]
@@ -40,6 +41,7 @@ class RowFeeds:
     rows: tuple[Feed, ...]
     repeated: Feed
     mixed: Feed | None
+    is_whole: bool = True
 
 
 def relative_l2(values: np.ndarray, reference: np.ndarray) -> float:
@@ -106,7 +108,13 @@ def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequenc
     mixed = None
     if len(rows) > 1:
         mixed = {**first, **{name: np.concatenate([row[name] for row in rows], axis) for name, axis in axes.items()}}
-    return RowFeeds(axes, size, bool(dynamic), rows if dynamic else rows[:1], repeated, mixed)
+    is_whole = not any(
+        not isinstance(dim, int) and not _NO_BATCH.search(dim or "") and length == feed[dynamic[0]].shape[0]
+        for name, shape in inputs.items()
+        if dynamic and name in feed and name not in axes
+        for dim, length in zip(shape, feed[name].shape, strict=False)
+    )
+    return RowFeeds(axes, size, bool(dynamic), rows if dynamic else rows[:1], repeated, mixed, is_whole)
 
 
 def _row(feed: Feed, axes: Mapping[str, int], row: int) -> dict[str, np.ndarray]:
@@ -163,6 +171,8 @@ def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collecti
     except EngineError as error:
         if not feeds.is_dynamic or error.kind is not FailureKind.ERROR:
             raise
+        if not feeds.is_whole:
+            return RowReport()
         name, axis = next(iter(feeds.axes.items()))
         return RowReport(count, failure=error.message, ran=samples[0][name].shape[axis])
     many, size = {name: values for name, values in many.items() if name not in dependent}, feeds.size
@@ -180,7 +190,7 @@ def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collecti
     found = RowReport(size, repeated, {name: relative_l2(many[name][0], alone[name][0]) for name in single})
     if mixed is not None and last is not None:
         found = _with_mixed(found, single, mixed, alone, last, len(feeds.rows))
-    return _with_lost(session, found, many, alone, last)
+    return _with_lost(session, found, many, alone, last) if feeds.is_whole else found
 
 
 def _with_mixed(
@@ -212,8 +222,8 @@ def _with_lost(
 ) -> RowReport:
     """Outputs that have as many rows for a batch as for one row, although their shape or their values follow it.
 
-    One that is declared with a fixed size, as a table of anchors is, has no rows to lose unless that size is 1 and its
-    values depend on the row.
+    One that is not declared to have the batch, as a table of anchors is, has no rows to lose unless its size is 1, or
+    of no name, and its values depend on the row.
     """
     lost = {}
     declared = {name: shape for name, (_, shape) in session.outputs.items()}
@@ -223,8 +233,8 @@ def _with_lost(
         if values.ndim == 0 or not shape or values.shape != alone[name].shape:
             continue
         differs = other is not None and not np.array_equal(other[name], alone[name])
-        is_batch = not isinstance(shape[0], int) and (shape[0] == batch or shape[0] is None or batch is None)
-        if values.shape[0] != found.rows and (is_batch or (shape[0] == 1 and differs)):
+        may_be_batch = shape[0] in (1, None) or (batch is None and isinstance(shape[0], str))
+        if values.shape[0] != found.rows and (shape[0] == batch is not None or (may_be_batch and differs)):
             lost[name] = tuple(int(dim) for dim in values.shape)
     written = {name: "[" + ", ".join("?" if dim is None else str(dim) for dim in declared[name]) + "]" for name in lost}
     return replace(found, lost=lost, declared=written)

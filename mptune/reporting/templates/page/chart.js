@@ -199,7 +199,7 @@ function pointing(frame, tip, axesNow) {
 function tipLines(plan) {
   const lines = [
     `${plan.ms_text} ms, ${plan.speedup_text}`,
-    plan.finite ? `error ${formatError(plan.error)}${plan.held_out === null ? " (search samples)" : " (held out)"}` : "outputs not finite",
+    plan.finite ? `error ${errorText(plan)}${plan.held_out === null ? " (search samples)" : plan.search_larger ? "" : " (held out)"}` : "outputs not finite",
     `${counts(plan)} groups ${countsName}`,
     [roleOf(plan), plan.plan].filter(Boolean).join(", "),
   ];

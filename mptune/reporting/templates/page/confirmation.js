@@ -54,8 +54,8 @@ function confirmedTable(found) {
     { name: "plan", value: (p) => p.plan, cell: (p) => h("code", {}, p.plan) },
     { name: `ms, ${found.latency_was}`, number: true, value: (p) => num(p.searched.ms), cell: (p) => p.searched.ms_text },
     { name: "measured speedup", number: true, value: (p) => (p.measured ? num(p.measured.speedup) : -1), cell: (p) => (p.measured ? p.measured.speedup_text : "-") },
-    { name: "measured error", number: true, value: (p) => (p.measured ? num(p.measured.error) : Infinity), cell: (p) => (p.measured ? formatError(num(p.measured.error)) : "-") },
-    { name: `error, ${found.error_was}`, number: true, value: (p) => num(p.searched.error), cell: (p) => formatError(num(p.searched.error)) },
+    { name: "measured error", number: true, value: (p) => (p.measured ? num(p.measured.error) : Infinity), cell: (p) => (p.measured ? p.measured.error_text : "-") },
+    { name: `error, ${found.error_was}`, number: true, value: (p) => num(p.searched.error), cell: (p) => p.searched.error_text },
     { name: "became", value: (p) => p.place, cell: (p) => p.place },
     { name: "origin", value: (p) => p.origin, cell: (p) => p.origin },
   ];

@@ -5,7 +5,7 @@ function decideSection() {
   if (chosen === null) box.append(h("p", { class: "bad" }, `No plan is chosen: ${data.chosen_reason}.`));
   else {
     const gain = chosen === fp32 ? "the FP32 model itself" : `${chosen.speedup_text} as fast as all-FP32`;
-    const lead = [h("strong", {}, `${chosen.ms_text} ms, error ${formatError(chosen.error)}`), `: ${gain}, ${chosen.halves} of ${groups.length} groups in FP16${hasBf16 ? " or BF16" : ""}. Chosen as ${data.chosen_reason.split(";")[0]}.`];
+    const lead = [h("strong", {}, `${chosen.ms_text} ms, error ${errorText(chosen)}`), `: ${gain}, ${chosen.halves} of ${groups.length} groups in FP16${hasBf16 ? " or BF16" : ""}. Chosen as ${data.chosen_reason}.`];
     box.append(h("p", { class: "lead" }, lead));
   }
   const rows = data.recommended.map(recommendedRow);
@@ -36,16 +36,17 @@ function recommendedRow({ plan: index, roles }) {
 /** The error that counts, with a mark where only the search samples know it. */
 function errorCell(plan) {
   if (!plan.finite) return h("span", { class: "bad" }, "not finite");
-  return [formatError(plan.error), plan.held_out === null && someHeldOut ? h("sup", { title: "on the search samples" }, "s") : null];
+  return [formatError(plan.error), plan.search_larger ? h("small", { title: "larger on the search samples" }, ` !(${formatError(plan.search)})`) : null, plan.held_out === null && someHeldOut ? h("sup", { title: "on the search samples" }, "s") : null];
 }
 
 const someHeldOut = plans.some((plan) => plan.held_out !== null);
 
 function errorNote() {
   const marked = data.recommended.some((one) => plans[one.plan].held_out === null) ? "those marked s are on the search samples" : "";
+  const larger = data.recommended.some((one) => plans[one.plan].search_larger) ? "those marked ! are larger on the search samples, in brackets" : "";
   const parts = plans.some((plan) => /\[/.test(plan.part)) ? "the part that decides is named in the table of all points" : "";
   return someHeldOut
-    ? `Errors are ${data.metric} on held-out samples, which the search never used (${data.error_is})${[parts, marked].filter(Boolean).map((text) => "; " + text).join("")}.`
+    ? `Errors are ${data.metric} on held-out samples, which the search never used (${data.error_is})${[parts, marked, larger].filter(Boolean).map((text) => "; " + text).join("")}.`
     : `Errors are ${data.metric} on the search samples (${data.error_is})${parts && "; " + parts}; no plan has met the held-out samples.`;
 }
 

@@ -24,8 +24,8 @@ function plainFp16(found) {
   if (fp16 === null) line.append(`${data.fp16_name} has no result: it failed, or was not evaluated. `);
   else if (!fp16.finite) line.append(h("strong", {}, `${data.fp16_name} gives NaN or Inf`), " where the FP32 model gives numbers. ");
   else {
-    line.append(h("strong", {}, `${data.fp16_name}: error ${formatError(fp16.error)}`), ` at ${fp16.ms_text} ms`);
-    line.append(chosen && chosen !== fp16 ? `; the chosen plan: ${formatError(chosen.error)} at ${chosen.ms_text} ms. ` : ". ");
+    line.append(h("strong", {}, `${data.fp16_name}: error ${errorText(fp16)}`), ` at ${fp16.ms_text} ms`);
+    line.append(chosen && chosen !== fp16 ? `; the chosen plan: ${errorText(chosen)} at ${chosen.ms_text} ms. ` : ". ");
   }
   if (pinned) line.append(`${plural(pinned, "group")} ${pinned === 1 ? "is" : "are"} pinned to FP32, so an engine with all groups in FP16 was not run. `);
   if (!found) line.append("No value, constant, mask or sum was found that FP16 cannot hold.");
@@ -103,9 +103,9 @@ function warningsSection() {
   const other = data.findings.filter((f) => f.severity !== "error" && !f.is_fp16);
   const loud = other.filter((f) => f.severity === "warning");
   const quiet = other.filter((f) => f.severity !== "warning");
-  if (!other.length && !data.warnings.length && data.limits_met) return null;
+  if (!other.length && !data.warnings.length && !data.unmet) return null;
   const box = section("warnings", "Before you rely on the figures");
-  if (!data.limits_met) box.append(h("p", { class: "bad" }, `Limits not met: ${prose(data.chosen_reason)}.`));
+  if (data.unmet) box.append(h("p", { class: "bad" }, `Limits not met: ${prose(data.unmet)}.`));
   if (loud.length) box.append(...[findingList(loud)].flat());
   if (data.warnings.length) box.append(h("ul", { class: "plain" }, data.warnings.map((text) => h("li", {}, prose(text) + "."))));
   if (quiet.length) box.append(h("ul", { class: "plain quiet" }, quiet.map((f) => h("li", {}, prose(f.cure ? `${f.text}; ${f.cure}` : f.text) + "."))));

@@ -62,7 +62,8 @@ function selectedBody(plan) {
   const facts = [
     ["latency", `${plan.ms_text} ms`],
     ["speedup", plan.speedup_text],
-    ["error", plan.finite ? formatError(plan.error) : "not finite"],
+    ["error", plan.finite ? errorText(plan) : "not finite"],
+    ...data.metrics.map((name, k) => [name, plan.metrics[k][2]]),
     [countsName.replace("/", " / "), counts(plan).replace("/", " / ")],
   ];
   const small = [

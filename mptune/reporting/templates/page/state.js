@@ -50,7 +50,12 @@ function precisionOf(plan, column) {
 
 function describePlan(plan) {
   const role = roleOf(plan);
-  return `${role ? role + ": " : ""}${plan.ms_text} ms, error ${plan.finite ? formatError(plan.error) : "not finite"}, plan ${plan.plan}`;
+  return `${role ? role + ": " : ""}${plan.ms_text} ms, error ${plan.finite ? errorText(plan) : "not finite"}, plan ${plan.plan}`;
+}
+
+/** The error that choices go by; where that of the search samples is larger beyond noise, both. */
+function errorText(plan) {
+  return plan.search_larger ? `${formatError(plan.error)} on held-out samples, ${formatError(plan.search)} on the search samples` : formatError(plan.error);
 }
 
 // -- the selection ----------------------------------------------------------------------------------------------------
@@ -82,7 +87,7 @@ function limit(error, ms) {
 }
 
 function pickByLimits(error, ms) {
-  const excess = (p) => Math.max(1, error === null ? 1 : p.error / error, ms === null ? 1 : p.ms / ms);
+  const excess = (p) => Math.max(1, error === null ? 1 : Math.max(p.error, p.search) / error, ms === null ? 1 : p.ms / ms);
   const meeting = front.filter((p) => excess(p) <= 1);
   const least = (list, ...keys) =>
     list.reduce((best, p) => (best === null || keys.reduce((d, key) => d || key(p) - key(best), 0) < 0 ? p : best), null);

@@ -1,0 +1,149 @@
+"""What a run and its study were made with: figures stand beside each other only where all of it is equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mptune.errors import RunError
+from mptune.run_json import DataSection, FixedSettings, RunFile, TargetSection
+
+FRESH_HINT = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
+
+DATA = "set of calibration data"
+TARGET = "target"
+PROFILE = "content of the target's profile"
+SPACE = "content of the search space"
+_LABELS = {
+    "space_sha256": SPACE,
+    "groups_sha256": "set of layer groups",
+    "labels_sha256": "content of the labels",
+    "precisions": "set of precisions",
+    "opset": "operator set (--opset)",
+    "shapes": "--shapes",
+    "shared_units": "scale of the columns of a Softmax or Sigmoid",
+}
+"""How messages name a fixed setting; the others by their field's name."""
+
+_HASHES = {"model", DATA, PROFILE, *(_LABELS[name] for name in _LABELS if name.endswith("_sha256"))}
+"""What of an identity is not shown."""
+
+
+def identity_of(file: RunFile) -> dict[str, Any]:
+    """What a study is made with, by the names that messages use: runs share one only where all of it is equal.
+
+    Of target, engine and search space counts what they came to, not how they were named. Metrics are not in it: a study
+    is of one metric, and ``check_metrics`` compares scripts and functions.
+    """
+    settings = _by_label(file.fixed_settings)
+    for name in (TARGET, "engine", "space"):
+        del settings[name]
+    data = {} if file.data is None else {DATA: file.data.sha256}
+    target = {} if file.target is None else _target_identity(file.target)
+    return {"model": file.model.sha256, **data, **settings, **target}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, here: str) -> dict[str, str]:
+    """What differs between two identities: name -> both values in brackets, or nothing where they are hashes.
+
+    What only one of them has does not count: an earlier version did not record it.
+    """
+    changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
+    return {
+        name: "" if name in _HASHES else f" ({_value_text(old)} {there}, {_value_text(new)} {here})"
+        for name, (old, new) in changed.items()
+    }
+
+
+def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: FixedSettings) -> None:
+    """Refuse to go on with the run at ``path`` if it was made with another model or other fixed settings.
+
+    Raises:
+        RunError: naming what differs.
+    """
+    if recorded.model.sha256 != model_sha256:
+        raise RunError(f"{path} belongs to another model: {recorded.model.path} had another content", FRESH_HINT)
+    _check_equal(path, _by_label(recorded.fixed_settings), _by_label(settings))
+
+
+def _check_equal(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name, values in differences(before, now, "before", "now").items():
+        refuse_other(path, name, values)
+
+
+def _by_label(settings: FixedSettings) -> dict[str, Any]:
+    """Fixed settings as JSON values, by the names that messages use."""
+    labelled: dict[str, Any] = {}
+    for name, value in settings.model_dump(mode="json").items():
+        inner = value if isinstance(value, dict) else None
+        parts = {name: value} if inner is None else {f"{name} {key}": part for key, part in inner.items()}
+        labelled.update({_LABELS.get(key, key.replace("_", " ")): part for key, part in parts.items()})
+    return {**labelled, _LABELS["shapes"]: [str(one) for one in settings.shapes]}
+
+
+def _target_identity(target: TargetSection) -> dict[str, str]:
+    profile = {} if target.profile_sha256 is None else {PROFILE: target.profile_sha256}
+    return {TARGET: target_text(target), **profile}
+
+
+def target_text(target: TargetSection) -> str:
+    """A target in one line, with what of its figures is not measured."""
+    latency = "" if target.latency_source == "measured" else ", predicted"
+    error = "" if target.error_source == "measured" else f", errors {target.error_source}"
+    return f"{target.name}: {target.engine} on {target.device}{latency}{error}"
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
+
+
+def refuse_other_runs(path: Path, recorded: RunFile | None) -> None:
+    """Refuse to search in the directory of a confirmation, or of the front of another device.
+
+    Raises:
+        RunError: it is one.
+    """
+    if recorded is not None and recorded.confirms is not None:
+        raise RunError(f"{path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
+    if recorded is not None and recorded.accompanies is not None:
+        raise RunError(
+            f"{path} is the front of another device",
+            "go on with it: `mptune worker --allow-mixed` with the run around it",
+        )
+
+
+def check_data(path: Path, recorded: RunFile, data: DataSection) -> None:
+    """Refuse to go on with a run that was made with other calibration data.
+
+    Raises:
+        RunError: the samples differ.
+    """
+    before = recorded.data
+    if before is not None and before.sha256 != data.sha256:
+        raise RunError(
+            f"{path} was made with other data ({before.source}, {before.samples} samples; "
+            f"{data.source}, {data.samples} samples now)",
+            f"give the same --data, {FRESH_HINT}",
+        )
+
+
+def check_target(path: Path, recorded: RunFile, target: TargetSection) -> None:
+    """Refuse to go on with a run whose figures were taken on another device.
+
+    Raises:
+        RunError: target, engine or device differ.
+    """
+    if recorded.target is not None:
+        _check_equal(path, _target_identity(recorded.target), _target_identity(target))
+
+
+def refuse_other(path: Path, name: str, shown: str = "") -> NoReturn:
+    """Refuse to go on with a run that was made with something else.
+
+    Raises:
+        RunError: always.
+    """
+    raise RunError(f"{path} was made with another {name}{shown}", f"go on with the same {name}, {FRESH_HINT}")

@@ -1,0 +1,154 @@
+"""``mptune compare MODEL CANDIDATE`` names nodes by the effect that each has alone, and none that has hardly any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import pytest
+from onnxruntime.transformers.float16 import convert_float_to_float16
+
+import mptune
+from tests.graph.models import constant, model, node, save, value, weight
+
+ROWS = {"x": np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)}
+MASKS = 12
+VARIANCES = np.random.default_rng(1).uniform(1e7, 9.8e7, 8)
+LIMITED = {"limited variances": (VARIANCES, "attribute-differs"), "limited masks": (np.full(8, 9e3), "")}
+"""Variances of the norm -> the code that is right where a converter limits constants to 10000."""
+
+
+def masked_and_normed(variances: np.ndarray = VARIANCES) -> onnx.ModelProto:
+    """Masks of -1e9 before a softmax, which may as well be -1e4, and a norm of large values with a tiny mean."""
+    mask = np.where(np.arange(16) > 13, -1e9, 0.0)
+    nodes = [node("MatMul", ["x", "w"], "m0", "/fc")]
+    nodes += [node("Add", [f"m{k}", f"mask{k}"], f"m{k + 1}", f"/mask{k}") for k in range(MASKS)]
+    nodes += [
+        node("Softmax", [f"m{MASKS}"], "s", "/softmax"),
+        node("MatMul", ["s", "v"], "h", "/wide"),
+        node("BatchNormalization", ["h", "gamma", "beta", "mean", "var"], "y", "/norm"),
+    ]
+    constants = [weight("w", 16, 16), *(constant(f"mask{k}", mask) for k in range(MASKS))]
+    constants += [weight("v", 16, 8, scale=2e3), constant("gamma", np.linspace(0.5, 1.5, 8))]
+    constants += [constant("beta", [1e-8] * 8), constant("mean", [2e-9] * 8), constant("var", variances)]
+    return model(nodes, [value("x", ["batch", 16])], [value("y", ["batch", 8])], constants)
+
+
+def converted(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """As the converter's defaults do it: no constant beyond 10000, and none nearer to 0 than 1e-7."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return convert_float_to_float16(copy, keep_io_types=True, max_finite_val=1e4, min_positive_val=1e-7)
+
+
+def changed(proto: onnx.ModelProto, factors: dict[str, float]) -> onnx.ModelProto:
+    """Constants times factors."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for tensor in copy.graph.initializer:
+        if tensor.name in factors:
+            values = onnx.numpy_helper.to_array(tensor) * np.float32(factors[tensor.name])
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), tensor.name))
+    return copy
+
+
+def test_of_many_limited_constants_the_one_that_matters_is_named(tmp_path: Path) -> None:
+    proto = masked_and_normed()
+    left, right = save(proto, tmp_path), save(converted(proto), tmp_path, "half.onnx")
+    found = mptune.compare(left, right, data=ROWS, trace=True)
+    assert found.verdict == "differs"
+    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
+    assert finding.where.nodes == ("/norm",)
+    assert (finding.evidence["what"], finding.evidence["limited_to"]) == ("var", 1e4)
+    assert finding.evidence["alone"] == pytest.approx(finding.evidence["error"], rel=0.1)
+    assert "FP32" in finding.cure
+    assert "convert again" not in finding.cure, "FP16 does not hold 9.8e7, either"
+    named = [each.where.nodes for each in found.findings if each.severity != "info"]
+    assert set(named) <= {("/norm",)}, "the trace adds no rounding as a cause"
+
+
+def test_limited_constants_that_do_not_matter_are_no_difference(tmp_path: Path) -> None:
+    proto = masked_and_normed(LIMITED["limited masks"][0])
+    left, right = save(proto, tmp_path), save(converted(proto), tmp_path, "half.onnx")
+    found = mptune.compare(left, right, data=ROWS, trace=True)
+    assert {each.code: each.severity for each in found.findings} == {"agrees": "info", "first-difference": "info"}
+
+
+def test_what_makes_most_comes_first_and_what_makes_little_is_not_named(tmp_path: Path) -> None:
+    proto = masked_and_normed(np.full(8, 4e7))
+    factors = {"v": 1.3, "gamma": 3.0, **{f"mask{k}": 1e-3 for k in range(MASKS)}, "w": 1.0001}
+    found = mptune.compare(
+        save(proto, tmp_path), save(changed(proto, factors), tmp_path, "other.onnx"), data=ROWS, trace=True
+    )
+    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
+    assert finding.where.nodes == ("/norm", "/wide")
+    assert finding.text.index("/norm") < finding.text.index("/wide")
+    assert finding.evidence["what"] == "gamma"
+
+
+def with_attribute(proto: onnx.ModelProto, name: str, attribute: str, setting: float) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    (one,) = [each for each in copy.graph.node if each.name == name]
+    one.attribute.append(onnx.helper.make_attribute(attribute, setting))
+    return copy
+
+
+def test_an_attribute_without_effect_is_not_named(tmp_path: Path) -> None:
+    proto = masked_and_normed(np.full(8, 4e7))
+    other = with_attribute(changed(proto, {"v": 1.3}), "/norm", "epsilon", 1e-3)
+    found = mptune.compare(save(proto, tmp_path), save(other, tmp_path, "other.onnx"), data=ROWS)
+    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
+    assert finding.where.nodes == ("/wide",)
+
+
+def test_a_structure_without_effect_is_not_named(tmp_path: Path) -> None:
+    """Two models that compute the same with other nodes."""
+    proto = masked_and_normed(np.full(8, 4e7))
+    other = changed(proto, {"v": 1.3})
+    first = next(each for each in other.graph.node if each.name == "/mask0")
+    first.input[0] = "plus"
+    other.graph.node.insert(1, node("Add", ["m0", "nothing"], "plus", "/plus"))
+    other.graph.initializer.append(constant("nothing", [0.0]))
+    found = mptune.compare(save(proto, tmp_path), save(other, tmp_path, "other.onnx"), data=ROWS)
+    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
+    assert finding.where.nodes == ("/wide",)
+
+
+def test_where_none_makes_a_tenth_none_is_named(tmp_path: Path) -> None:
+    """Every step of a long product has a little more."""
+    count = 24
+    nodes = [node("Mul", ["x" if not k else f"h{k}", f"c{k}"], f"h{k + 1}", f"/step{k}") for k in range(count)]
+    constants = [constant(f"c{k}", [1.0] * 16) for k in range(count)]
+    proto = model(nodes, [value("x", ["batch", 16])], [value(f"h{count}", ["batch", 16])], constants)
+    other = changed(proto, {f"c{k}": 1.01 for k in range(count)})
+    found = mptune.compare(save(proto, tmp_path), save(other, tmp_path, "other.onnx"), data=ROWS)
+    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
+    assert (found.verdict, finding.severity, finding.where.nodes) == ("differs", "warning", ())
+    assert "none" in finding.text
+    assert finding.evidence["together"] == pytest.approx(finding.evidence["error"], rel=0.01)
+
+
+def test_another_structure_is_named_where_constants_do_not_make_the_difference(tmp_path: Path) -> None:
+    proto = masked_and_normed(np.full(8, 4e7))
+    other = changed(proto, {f"mask{k}": 1e-3 for k in range(MASKS)})
+    del other.graph.node[-1:]
+    other.graph.node.append(node("Tanh", ["h"], "y", "/norm"))
+    found = mptune.compare(save(proto, tmp_path), save(other, tmp_path, "other.onnx"), data=ROWS)
+    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
+    assert finding.where.nodes == ("/norm",)
+
+
+def test_constants_that_do_not_make_the_difference_are_said_not_to(tmp_path: Path) -> None:
+    """What FP16 breaks, beside masks that were limited."""
+    proto = masked_and_normed(np.full(8, 9e3))
+    proto.graph.node.append(node("Add", ["y", "offset"], "sum", "/sum"))
+    proto.graph.node.append(node("Sub", ["sum", "offset"], "out", "/difference"))
+    proto.graph.initializer.append(constant("offset", [6e3]))
+    proto.graph.output[0].name = "out"
+    left, right = save(proto, tmp_path), save(converted(proto), tmp_path, "half.onnx")
+    found = mptune.compare(left, right, data=ROWS, tolerance={"out": 1e-3}, trace=True)
+    severities = {each.code: each.severity for each in found.findings}
+    assert severities == {"precision": "warning", "attribute-differs": "info", "first-difference": "info"}

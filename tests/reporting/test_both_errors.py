@@ -1,0 +1,155 @@
+"""Metrics beside the error, and errors that are larger on the search samples, in every place that shows them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mptune.commands.common import print_csv
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.paired import is_larger_beyond_noise
+from mptune.reporting.chosen import write_chosen
+from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.document import page_document
+from mptune.reporting.terminal.front import print_front
+from mptune.tuning.front import Front, choose
+from mptune.tuning.fronts.metric_limits import MetricLimit
+from mptune.tuning.fronts.table import compared, front_records
+from tests.reporting.conftest import Bench
+from tests.reporting.page.reading import plans_of
+
+MakeFront = Callable[..., tuple]
+SCRIPT = "my metrics.py:text_differs"
+
+
+def error_of(*values: float, **others: float) -> OutputError:
+    """An error with these values of ``relative_l2``, and metrics with the same value on every sample."""
+    metrics = {name.replace("script", SCRIPT): (value,) * len(values) for name, value in others.items()}
+    return OutputError({"y": {"relative_l2": values, "non_finite": (0.0,) * len(values)}, "*": metrics})
+
+
+def lucky(make_front: MakeFront) -> Front:
+    """The chosen plan and all-FP16 have 5.4e-04 on the search samples, and 1.1e-05 on held-out ones."""
+    front, _ = make_front()
+    metrics = ({"psnr": 2.0, "psnr:value": 31.25, "script": 0.0278}, {"psnr": 1.0, "psnr:value": 32.5, "script": 0.0})
+    errors = error_of(5.3e-4, 5.4e-4, 5.5e-4, **metrics[0]), error_of(1.1e-5, 1.2e-5, 1e-5, **metrics[1])
+    fp16 = replace(front.fp16, error=errors[0], held_out=errors[1])
+    chosen = replace(front.chosen, error=errors[0], held_out=errors[1])
+    points = tuple({front.chosen.plan: chosen, fp16.plan: fp16}.get(point.plan, point) for point in front.points)
+    return replace(front, fp16=fp16, chosen=chosen, points=points, reported_metrics=("psnr", SCRIPT))
+
+
+def printed(front: Front, monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = io.StringIO()
+    print_front(front, stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_no_view_gives_the_smaller_error_alone(
+    make_front: MakeFront, bench: Bench, run_dir: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    front = lucky(make_front)
+    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
+    readme = (run_dir / "chosen" / "README.txt").read_text()
+    text = printed(front, monkeypatch, columns)
+    views = (text, readme, repr(front), re.sub("</tr>", "\n", front._repr_html_()), repr(front.chosen))
+    for view in views:
+        lines = [line for line in view.splitlines() if re.search(r"1\.1e-05", line)]
+        assert lines, view
+        assert all("4e-04" in line or "0.00054" in line for line in lines), view
+    rows = [line for line in text.splitlines() if "!1.1e-05 (5.4e-04)" in line]
+    assert len(rows) == 2
+    assert "! larger on the search samples" in text
+    with pytest.raises(Exception, match="no plan has error") as caught:
+        replace(front, points=(front.chosen,)).best(max_error=1e-6)
+    assert "1.1e-05 on held-out samples, 5.4e-04 on the search samples" in caught.value.hint
+    exact = replace(front.fp32, held_out=front.fp32.error)
+    assert compared(front.chosen, exact).endswith("error from 0 to 5.4e-04")
+    document = page_document(PageContent(front, front.points, bench.groups))
+    shown = plans_of(document)
+    assert [p["search_larger"] for p in shown.values() if p["held_out"] == pytest.approx(1.1e-5)] == [1, 1]
+    assert [p["search_larger"] for p in shown.values() if p["held_out"] != pytest.approx(1.1e-5)].count(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("searched", "held_out", "larger"),
+    [
+        ((5.4e-4,) * 3, (1.1e-5,) * 3, True),
+        (
+            (1e-5,) * 11 + (6.4e-3,),
+            (1e-5, 1.1e-5, 1.2e-5),
+            True,
+        ),  # one sample has it all, no held-out one
+        ((1e-4, 3e-4, 2e-4, 4e-4), (1.5e-4, 2.4e-4, 2.5e-4), False),
+        ((2e-4, 2.1e-4), (4e-4, 4.1e-4), False),
+        ((5.4e-4,), (1.1e-5,), True),
+        ((0.0, 0.0), (0.0, 0.0), False),
+    ],
+)
+def test_an_error_is_larger_beyond_the_intervals(
+    searched: tuple[float, ...], held_out: tuple[float, ...], larger: bool
+) -> None:
+    assert is_larger_beyond_noise(error_of(*searched), error_of(*held_out), "relative_l2") is larger
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_every_view_has_a_column_for_each_metric(
+    make_front: MakeFront,
+    bench: Bench,
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    columns: int,
+) -> None:
+    front = lucky(make_front)
+    text = printed(front, monkeypatch, columns)
+    (header,) = (line for line in text.splitlines() if " plan " in line and "speedup" in line)
+    assert {"psnr", "text_differs"} <= set(header.split())
+    (row,) = (line for line in text.splitlines() if line.startswith("> ") and front.chosen.plan.fingerprint in line)
+    assert "32.5 (31.25)" in row
+    assert "0 (0.0278)" in row
+    print_csv(front_records(front))
+    rows = {row["plan"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    chosen = rows[front.chosen.plan.fingerprint]
+    assert [float(chosen[k]) for k in ("psnr", "held_out_psnr", "text_differs", "held_out_text_differs")] == [
+        31.25, 32.5, pytest.approx(0.0278), 0.0,
+    ]  # fmt: skip
+    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
+    readme = (run_dir / "chosen" / "README.txt").read_text()
+    assert "psnr             32.5 on held-out samples, 31.25 on the search samples" in readme
+    document = page_document(PageContent(front, front.points, bench.groups))
+    assert document["metrics"] == ["psnr", "text_differs"]
+    assert plans_of(document)[front.chosen.plan.fingerprint]["metrics"][0] == [31.25, 32.5, "32.5 (31.25)"]
+    (point,) = (p for p in front.to_json()["points"] if p["plan"] == front.chosen.plan.fingerprint)
+    assert json.loads(json.dumps(point["metrics"]))["text_differs"] == pytest.approx(
+        {"search": 0.0278, "held_out": 0.0}
+    )
+
+
+def test_an_objective_that_is_its_own_error_has_no_second_column(make_front: MakeFront) -> None:
+    front, _ = make_front()
+    assert front.metrics == {}
+    by_psnr = [replace(e, metric="psnr") for e in lucky(make_front).points if "psnr" in e.error.per_output.get("*", {})]
+    assert replace(front, points=tuple(by_psnr), chosen=None, fp16=None, fp32=by_psnr[0]).metrics == {"psnr": "psnr"}
+
+
+def test_a_limit_holds_on_the_search_samples_and_on_the_held_out_ones(make_front: MakeFront) -> None:
+    plan = lucky(make_front).chosen
+    for text, met in (("psnr>=31", True), ("psnr>=32", False), (f"{SCRIPT}<=0", False), (f"{SCRIPT}<=0.03", True)):
+        assert MetricLimit.parse(text, ("psnr", SCRIPT)).is_met(plan) is met, text
+        turned = replace(plan, error=plan.held_out, held_out=plan.error)
+        assert MetricLimit.parse(text, ("psnr", SCRIPT)).is_met(turned) is met, text
+    alone = replace(plan, error=plan.held_out, held_out=None)
+    assert MetricLimit.parse("psnr>=32", ("psnr",)).is_met(alone)
+    assert choose([plan], max_error=1e-4)[2] is False
+    assert choose([replace(plan, error=plan.held_out, held_out=plan.error)], max_error=1e-4)[2] is False
+    assert choose([plan], max_error=6e-4)[2] is True

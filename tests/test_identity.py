@@ -1,0 +1,177 @@
+"""Runs of one name in one database: they share a study only where their identity is equal."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import mptune
+from mptune.data.metrics.trusted_scripts import trust
+from mptune.errors import RunError
+from mptune.rundir import read_run
+from mptune.settings import DataSettings, LatencySettings, TensorRtSettings
+from mptune.tuning.front import Front
+from mptune.tuning.record.study import settle_study, study_name
+from tests.conftest import save_mlp
+from tests.test_joining import Opener
+from tests.test_mixed import evaluated_in
+
+ROWS = np.random.default_rng(3).normal(size=(12, 32)).astype(np.float32)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/x.db"
+
+
+def search(tmp_path: Path, host: str, storage: str, **changed: Any) -> Front:
+    """A search in HOST/run.mptune."""
+    diaries = tmp_path / "diaries"
+    diaries.mkdir(exist_ok=True)
+    model = save_mlp(tmp_path / "model.onnx") if not (tmp_path / "model.onnx").exists() else tmp_path / "model.onnx"
+    options = {"data": ROWS, "budget": 3, "confirm_rounds": 1, "open_toolchain": Opener(diaries, 0.0), **changed}
+    return mptune.search(options.pop("model", model), out=tmp_path / host / "run.mptune", storage=storage, **options)
+
+
+def study(tmp_path: Path, host: str) -> str:
+    return read_run(tmp_path / host / "run.mptune")[1].study
+
+
+def check_two_hosts(tmp_path: Path, storage: str) -> None:
+    """An equal search shares, another one is refused, and a fresh one leaves what is there alone."""
+    search(tmp_path, "a", storage, budget=1)
+    before = evaluated_in(tmp_path / "a" / "run.mptune", storage)
+    search(tmp_path, "b", storage, budget=3, max_error=0.5, timeout_s=600.0)
+    shared = evaluated_in(tmp_path / "b" / "run.mptune", storage)
+    assert shared[:1] == before
+    assert len(shared) == 3
+    assert evaluated_in(tmp_path / "a" / "run.mptune", storage) == shared
+
+    with pytest.raises(RunError, match="another set of calibration data") as refused:
+        search(tmp_path, "c", storage, data=ROWS + 1)
+    assert "\n" not in refused.value.message
+    assert "the same set of calibration data" in refused.value.hint
+    assert search(tmp_path, "c", storage, data=ROWS + 1, budget=1, fresh=True).evaluations == 1
+    assert search(tmp_path, "c", storage, data=ROWS + 1, budget=2).evaluations == 2, "and goes on with it"
+
+    search(tmp_path, "b", storage, budget=2, fresh=True)
+    assert len(evaluated_in(tmp_path / "b" / "run.mptune", storage)) == 2
+    for kept in ("a/run.mptune", "b/run.mptune.old-1"):
+        assert evaluated_in(tmp_path / kept, storage) == shared
+    assert mptune.report(tmp_path / "b" / "run.mptune.old-1", storage=storage).evaluations == 3
+    search(tmp_path, "d", storage, budget=2)
+    assert study(tmp_path, "d") == study(tmp_path, "b"), "the latest one of this identity"
+
+
+def test_two_hosts_with_one_database(tmp_path: Path, storage: str) -> None:
+    check_two_hosts(tmp_path, storage)
+
+
+def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = Path(mptune.__file__).parent.parent / "search_spaces" / "default.toml"
+    Path("space.toml").write_text(space.read_text() + "\n# another one\n")
+    np.savez("labels.npz", label=np.arange(12))
+    other = onnx.load(save_mlp(tmp_path / "model.onnx"))
+    other.graph.node[0].name = "renamed"
+    changed: dict[str, dict[str, Any]] = {
+        "model": {"model": other},
+        "set of calibration data": {"data": ROWS[::-1]},
+        "content of the labels": {"labels": "labels.npz"},
+        "content of the search space": {"space": "space.toml"},
+        "seed (0 there, 1 here)": {"seed": 1},
+        "tf32 (off there, on here)": {"tf32": True},
+        "set of precisions (fp32 fp16 there, fp32 bf16 here)": {"precisions": ("fp32", "bf16")},
+        "batch (1 there, 2 here)": {"batch": 2},
+        "latency warmup ms (200.0 there, 1.0 here)": {"latency": LatencySettings(warmup_ms=1.0)},
+        "tensorrt workspace mb (none there, 8 here)": {"tensorrt": TensorRtSettings(workspace_mb=8)},
+        "shapes= (none there, x:1x32,2x32,4x32 here)": {"shapes": {"x": ((1, 32), (2, 32), (4, 32))}},
+        "held out fraction (0.25 there, 0.5 here)": {"data_settings": DataSettings(held_out_fraction=0.5)},
+        "target (auto: fake on Fake 1000 there, auto: fake on Fake 2000 here)": {
+            "open_toolchain": Opener(tmp_path / "diaries", 0.0, device="Fake 2000")
+        },
+    }
+    search(tmp_path, "a", storage, budget=1)
+    for number, (named, settings) in enumerate(changed.items()):
+        with pytest.raises(RunError) as refused:
+            search(tmp_path, f"b{number}", storage, **settings)
+        assert f"another {named}" in refused.value.message
+
+
+def test_hosts_that_begin_at_the_same_time_share_only_equal_studies(storage: str) -> None:
+    names = [settle_study(study_name("run"), {"seed": seed}, storage) for seed in (0, 1, 0)]
+    assert names[0] == names[2] != names[1]
+    fresh = [settle_study(study_name("run", is_new=True), {"seed": 0}, storage) for _ in range(2)]
+    assert len({names[0], *fresh}) == 3
+    assert settle_study(fresh[0], {"seed": 1}, storage).startswith(fresh[0][:-8]), "what is asked for has changed"
+
+
+def test_what_names_an_equal_search_space_does_not_count(tmp_path: Path, storage: str) -> None:
+    space = Path(mptune.__file__).parent.parent / "search_spaces" / "default.toml"
+    shutil.copy(space, tmp_path / "mine.toml")
+    search(tmp_path, "a", storage, budget=1)
+    search(tmp_path, "b", storage, budget=4, space=tmp_path / "mine.toml")
+    assert study(tmp_path, "a") == study(tmp_path, "b"), "nor does the budget, by which the granularity was fitted"
+
+
+def test_a_refused_search_that_is_given_the_same_settings_shares(tmp_path: Path, storage: str) -> None:
+    search(tmp_path, "a", storage, budget=1)
+    with pytest.raises(RunError, match="another seed"):
+        search(tmp_path, "b", storage, budget=1, seed=1)
+    search(tmp_path, "b", storage, budget=1)
+    assert study(tmp_path, "a") == study(tmp_path, "b")
+
+
+def test_a_fresh_search_that_was_interrupted_stays_a_new_one(tmp_path: Path, storage: str) -> None:
+    search(tmp_path, "a", storage, budget=1)
+
+    def stops(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, "a", storage, fresh=True, open_toolchain=stops)
+    search(tmp_path, "a", storage, budget=2)
+    assert len(evaluated_in(tmp_path / "a" / "run.mptune", storage)) == 2
+    assert len(evaluated_in(tmp_path / "a" / "run.mptune.old-1", storage)) == 1
+
+
+@pytest.mark.parametrize("place", ["metric", "reported"])
+def test_a_script_under_the_same_name_is_the_same_script(place: str, tmp_path: Path, storage: str) -> None:
+    script = tmp_path / "score.py"
+    script.write_text("def score(outputs, reference):\n    return 0.5\n")
+    spec = f"{script}:score"
+    metric = spec if place == "metric" else ["relative_l2", spec]
+    model = save_mlp(tmp_path / "model.onnx")
+    mine = {"model": model, "data": ROWS, "budget": 2, "target": "jetson-orin-nano-8gb", "metric": metric}
+    mptune.search(out=tmp_path / "run.mptune", **mine)
+    script.write_text("def score(outputs, reference):\n    return 0.25\n")
+    with pytest.raises(RunError, match=r"the metric .*score.py:score is not what it was"):
+        mptune.search(out=tmp_path / "run.mptune", **{**mine, "budget": 3})
+    named = mptune.search(out=tmp_path / "run.mptune", **{**mine, "metric": "max_abs"})
+    assert named.metric == "max_abs", "a named metric may change"
+
+
+def test_a_profile_with_other_figures_is_another_target(tmp_path: Path, storage: str) -> None:
+    profile = Path(mptune.__file__).parent.parent / "search_spaces" / "targets" / "jetson-orin-nano-8gb.toml"
+    mine = {"model": save_mlp(tmp_path / "model.onnx"), "data": ROWS, "budget": 2, "target": tmp_path / "mine.toml"}
+    (tmp_path / "mine.toml").write_text(profile.read_text())
+    mptune.search(out=tmp_path / "run.mptune", **mine)
+    bandwidth = next(line for line in profile.read_text().splitlines() if line.startswith("bandwidth_gbps"))
+    (tmp_path / "mine.toml").write_text(profile.read_text().replace(bandwidth, "bandwidth_gbps = 33.0", 1))
+    with pytest.raises(RunError, match="another content of the target's profile"):
+        mptune.search(out=tmp_path / "run.mptune", **{**mine, "budget": 3})
+
+
+def test_a_worker_with_another_script_is_refused(tmp_path: Path, storage: str) -> None:
+    script = tmp_path / "score.py"
+    script.write_text("def score(outputs, reference):\n    return 0.5\n")
+    search(tmp_path, "a", storage, budget=1, metric=["relative_l2", f"{script}:score"])
+    script.write_text("def score(outputs, reference):\n    return 0.25\n")
+    trust(f"{script}:score")  # as where the user names it on that host
+    with pytest.raises(RunError, match="is not what it was"):
+        mptune.worker(tmp_path / "a" / "run.mptune", storage=storage, open_toolchain=Opener(tmp_path / "diaries"))
