@@ -91,12 +91,10 @@ class TensorRtToolchain(BaseToolchain):
 
     def _time(self, plan: PrecisionPlan, which: SampleSet, *, profile: bool) -> Measurement | Failure:
         job = self._measure_job(plan, which)
-        result = job if isinstance(job, Failure) else self._call(job)
-        if (
-            not isinstance(job, Failure)
-            and _cannot_be_loaded(result)
-            and _cannot_be_loaded(self._call(ReopenJob(job, 0)))
-        ):
+        if isinstance(job, Failure):
+            return job
+        result = self._call(job)
+        if _cannot_be_loaded(result) and _cannot_be_loaded(self._call(ReopenJob(job, 0))):
             self._store.discard(self._fp32)  # The baseline alone: another one has other tactics.
         measurement = self._timer.corrected(plan, result)
         if isinstance(measurement, Failure) or not profile or self.profiling == "none":
