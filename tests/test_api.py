@@ -582,7 +582,7 @@ def test_a_newer_run_is_refused(place: Path) -> None:
         assert "upgrade" in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', "{"])
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', "{"])
 def test_a_broken_run_json_is_told(place: Path, text: str) -> None:
     search(make_toolchain())
     (place / "model.mptune/run.json").write_text(text)

@@ -18,8 +18,7 @@ class TensorRange:
         shape: concrete shape on the first sample.
         non_finite: number of values that were NaN or infinite.
         masked: of a value that a softmax is taken of, its rows that were masked whole; None where there were none.
-        beyond: how many samples hold a magnitude beyond FP16's largest value.
-        records: answers of the probes that are filed under this value (``mptune.graph.hazards.probes``).
+        beyond: how many samples hold a magnitude beyond FP16's largest value, of ``samples`` that were run.
     """
 
     absmax: float

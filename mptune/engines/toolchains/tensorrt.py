@@ -18,7 +18,7 @@ from mptune.engines.base import (
     Workspace,
 )
 from mptune.engines.jobs.layer_times import LayerTime
-from mptune.engines.jobs.measure import MeasureResult, ReopenJob
+from mptune.engines.jobs.measure import ReopenJob
 from mptune.engines.jobs.scoring import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.builder import BuildOptions
@@ -91,7 +91,12 @@ class TensorRtToolchain(BaseToolchain):
 
     def _time(self, plan: PrecisionPlan, which: SampleSet, *, profile: bool) -> Measurement | Failure:
         job = self._measure_job(plan, which)
-        measurement = self._timer.corrected(plan, self._measure(job))
+        if isinstance(job, Failure):
+            return job
+        result = self._call(job)
+        if _cannot_be_loaded(result) and _cannot_be_loaded(self._call(ReopenJob(job, 0))):
+            self._store.discard(self._fp32)  # The baseline alone: another one has other tactics.
+        measurement = self._timer.corrected(plan, result)
         if isinstance(measurement, Failure) or not profile or self.profiling == "none":
             return measurement
         return self._profiler.profile(measurement, partial(self._layer_times, plan))
@@ -100,14 +105,6 @@ class TensorRtToolchain(BaseToolchain):
         """See ``Toolchain``: the engine's file is loaded anew."""
         job = self._measure_job(plan, "search")
         return job if isinstance(job, Failure) else self._timer.with_reopened(plan, self._call(ReopenJob(job, count)))
-
-    def _measure(self, job: MeasureEngineJob | Failure) -> MeasureResult | Failure:
-        result = job if isinstance(job, Failure) else self._call(job)
-        if isinstance(job, Failure) or not _cannot_be_loaded(result):
-            return result
-        if _cannot_be_loaded(self._call(ReopenJob(job, 0))):  # The baseline alone: another one has other tactics.
-            self._store.discard(self._fp32)
-        return result
 
     def _measure_job(self, plan: PrecisionPlan, which: SampleSet) -> MeasureEngineJob | Failure:
         """The job that measures a plan's engine; engines that are not there are built."""

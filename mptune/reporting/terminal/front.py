@@ -25,7 +25,7 @@ from mptune.reporting.text import (
     short_path,
     speedup_text,
 )
-from mptune.targets.unsearched.nothing import NOTHING
+from mptune.targets.unsearched import NOTHING
 from mptune.tuning.fronts.table import is_held_out
 
 if TYPE_CHECKING:

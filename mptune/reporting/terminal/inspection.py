@@ -14,7 +14,7 @@ from rich.text import Text
 from mptune.graph.plan import Precision
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import cut_front
-from mptune.targets.unsearched.nothing import NOTHING
+from mptune.targets.unsearched import NOTHING
 
 if TYPE_CHECKING:
     from mptune.graph.hazards.find import Hazard

@@ -8,9 +8,7 @@ from mptune.graph.grouping.quantised import QUANTISED
 from mptune.graph.loading.model import Node
 from mptune.graph.loading.tensors import all_graphs
 from mptune.graph.op_rules import is_quantised
-
-NOTHING = "nothing to tune"
-"""In the warning that says so, which is shown before all others."""
+from mptune.targets.unsearched import NOTHING
 
 
 def nothing_to_tune(grouped: GroupedModel) -> tuple[str, ...]:

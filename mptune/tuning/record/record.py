@@ -342,6 +342,9 @@ class StudyRecord:
     def plan_of(self, attrs: Mapping[str, Any], parameters: Mapping[str, str]) -> PrecisionPlan:
         """The plan of a trial, by its attributes and its parameters."""
         whole = attrs.get(PLAN_ATTR)
-        if whole is None:
+        if whole is None and self.space.groups:
             return self.space.plan(by_group(parameters))
+        if whole is None:  # The study is read without its space: what no parameter names is as in all-FP32.
+            baseline = self.baseline()
+            whole = {**({} if baseline is None else baseline.plan.precision), **by_group(parameters)}
         return PrecisionPlan(self.space.model_sha256, {group: Precision(p) for group, p in whole.items()})

@@ -12,8 +12,7 @@ from mptune.errors import PlanError, RunError
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
-from mptune.targets.unsearched import OUT_OF_REACH
-from mptune.targets.unsearched.nothing import NOTHING
+from mptune.targets.unsearched import NOTHING, OUT_OF_REACH
 from mptune.tuning.evaluation import (
     ORIGIN_FP16,
     ORIGIN_FP32,

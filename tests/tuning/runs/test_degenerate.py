@@ -170,7 +170,7 @@ def test_a_model_without_layer_groups() -> None:
     )
     Path("model.onnx").write_bytes(proto.SerializeToString())
     done = search(data=None)
-    assert "no layer group that could be FP16" in done.said
+    assert "no layer group can have another precision; nothing to tune" in done.said
     assert done.front.fp32.plan.precision == {}
 
 
