@@ -25,7 +25,6 @@ example, without a prior::
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -262,17 +261,6 @@ class PrecisionSampler(BaseSampler):
 
 def _choices(prior: Prior, plan: Bools) -> dict[str, str]:
     return choices_of(plan, prior.groups, prior.reduced)
-
-
-def load_ahead() -> None:
-    """Import what the first proposal needs, in a thread: it takes 0.3 s, in which a worker may compute something."""
-    threading.Thread(target=_load, name="mptune-import", daemon=True).start()
-
-
-def _load() -> None:
-    import scipy.sparse.csgraph  # noqa: F401  For the cuts.
-
-    _blas()
 
 
 @cache
