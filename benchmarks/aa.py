@@ -31,10 +31,8 @@ import numpy as np
 from benchmarks.common import require, save, workspace
 from benchmarks.h200 import OWN, READY
 from mptune.engines.ort.session import Provider
-from mptune.engines.timing.apart import are_lower
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.session_timing import SessionTiming
-from mptune.engines.timing.spread import RatioEstimate, SessionSpread
+from mptune.engines.timing.latency import Latency, are_lower
+from mptune.engines.timing.spread import RatioEstimate, SessionSpread, SessionTiming
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel

@@ -29,10 +29,9 @@ from mptune.engines.base import Failure
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.predicted import PredictedToolchain
+from mptune.engines.toolchains.shared import PredictedToolchain
 from mptune.engines.workload import Workload
-from mptune.graph.casting.support import unsupported
-from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards

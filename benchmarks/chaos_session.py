@@ -22,8 +22,8 @@ import mptune
 from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Toolchain
-from mptune.engines.jobs.ranges import TensorRange
-from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.jobs.reference_report import TensorRange
+from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker

@@ -30,8 +30,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
-from mptune.targets.costs import kernel_costs
-from mptune.targets.flops import ShapeTable
+from mptune.targets.costs import ShapeTable, kernel_costs
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, LatencyTerms, cast_ms, kernel_ms, roofline
 from mptune.targets.target import Target, load_target
 

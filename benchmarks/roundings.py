@@ -27,8 +27,7 @@ from benchmarks.common import save
 from mptune.engines.base import EngineError
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import SessionOptions
-from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
-from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.loading.tensors import ONNX_TYPES, from_bfloat16, to_bfloat16
 from mptune.graph.plan import REDUCED, Precision
 
 ROWS, COLUMNS = 512, 16

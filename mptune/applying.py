@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mptune.data.calibration import load_calibration
-from mptune.engines.jobs.ranges import seen_of
+from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError
 from mptune.files import full_disk_as_error, refuse, writing
-from mptune.graph.casting.support import unsupported
-from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.by_node import plan_of_nodes
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.casting.value_types import ValueTypes, unsupported
+from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
@@ -26,7 +24,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.inspection.observing import observe_values
+from mptune.inspection.model import observe_values
 from mptune.settings import DataSettings, Granularity, InMemory
 from mptune.tuning.space import close_patterns, match
 

@@ -16,7 +16,7 @@ ChoiceKind = Literal["knee", "fastest", "limits", "plan"]
 class ChoiceLimits(pydantic.BaseModel):
     """Limits on the plan that is chosen, as they were given.
 
-    ``limits`` are on the metrics' own values (``mptune.tuning.fronts.metric_limits``).
+    ``limits`` are on the metrics' own values (``mptune.tuning.fronts.limits``).
     """
 
     model_config = pydantic.ConfigDict(extra="ignore", frozen=True, defer_build=True)

@@ -21,8 +21,7 @@ from mptune._version import __version__
 from mptune.commands import comparing, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage
-from mptune.commands.panels import with_panels
-from mptune.commands.search_options import panels
+from mptune.commands.options import panels, with_panels
 from mptune.errors import EXIT_NOT_MET, MptuneError, speak_of_options
 
 __all__ = ["app", "main"]

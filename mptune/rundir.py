@@ -18,9 +18,8 @@ import filelock
 
 from mptune.engines.base import SKETCHES, Workspace
 from mptune.errors import RunError
-from mptune.files import write_json, writing
+from mptune.files import delete_scratch, write_json, writing
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
-from mptune.scratch import delete_scratch
 
 HOME = "../.."
 """The way from ``RUN/confirmed/DEVICE`` and ``RUN/devices/DEVICE`` to ``RUN``."""
@@ -309,7 +308,7 @@ def repair_run(path: Path) -> Path | None:
     Raises:
         RunError: it is no run directory, is in use, or cannot be written.
     """
-    from mptune.tuning.record.damage import set_damage_aside
+    from mptune.tuning.record.backends.journal import set_damage_aside
 
     run, _ = read_run(path)
     with open_run(run.journal.parent):

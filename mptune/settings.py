@@ -51,7 +51,7 @@ class LatencySettings:
     Attributes:
         warmup_ms: untimed executions before the first timed one, at least this long.
         duration_ms: timed executions of the baseline go on for at least this long, unless fewer values are enough
-            (``mptune.engines.timing.enough``).
+            (``mptune.engines.timing.spread``).
         min_iterations: timed executions of each engine, at least (trtexec's ``--iterations``).
         max_cv: a coefficient of variation above this is a warning.
         cuda_graph: replay a captured CUDA graph where capture works.
@@ -294,7 +294,7 @@ class InMemory:
 
     Attributes:
         content: an array, a mapping of arrays, or a sequence with one mapping per sample
-            (``mptune.data.in_memory``).
+            (``mptune.data.forms.samples``).
     """
 
     content: Any = field(repr=False)

@@ -30,9 +30,9 @@ from mptune.engines.base import (
 )
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
-from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.groups import LayerGroup

@@ -26,7 +26,7 @@ from mptune import rundir
 from mptune.api import choosing, search_call
 from mptune.choice import ChoiceLimits
 from mptune.engines.base import ReferenceReport
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import (
     BaselineError,
     DataError,

@@ -15,7 +15,6 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mptune"
 LAYERS = {
     "mptune._version": 0,
     "mptune.errors": 0,
-    "mptune.scratch": 0,
     "mptune.finding": 0,
     "mptune.settings": 0,
     "mptune.resources": 0,

@@ -15,7 +15,7 @@ import pytest
 
 import mptune
 from mptune.api.arguments import data_argument, shapes_argument
-from mptune.commands.search_options import read_options
+from mptune.commands.options import read_options
 from mptune.commands.searching import search as search_command
 from mptune.data.calibration import load_calibration
 from mptune.errors import DataError, ModelError, MptuneError, RunError, SettingsError

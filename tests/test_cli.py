@@ -16,8 +16,8 @@ import pytest
 from mptune import __version__
 from mptune.cli import main
 from mptune.commands.error_text import explain
-from mptune.commands.option_values import parse_duration, parse_size
-from mptune.commands.search_options import panels as search_panels
+from mptune.commands.options import panels as search_panels
+from mptune.commands.options import parse_duration, parse_size
 from mptune.data.metrics.table import METRICS
 from mptune.errors import MptuneError, SettingsError
 from mptune.graph.grouping.groups import find_groups

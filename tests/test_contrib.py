@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune.engines.jobs.operator_types import OperatorTypesJob
+from mptune.engines.jobs.placement import OperatorTypesJob
 from mptune.engines.loading import load_typed_model
 from mptune.engines.ort.session import CpuSession, SessionOptions
 from mptune.engines.worker.parent import Worker
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.foreign import RuntimeTypes
+from mptune.graph.loading.inference import RuntimeTypes
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.op_rules import node_rule
@@ -25,8 +25,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.weights import WeightBank
 from mptune.graph.writing.widened import write_widened
-from mptune.targets.costs import group_costs
-from mptune.targets.flops import ShapeTable, node_flops
+from mptune.targets.costs import ShapeTable, group_costs, node_flops
 from tests.contrib_models import (
     BATCH,
     BUILDERS,

@@ -14,7 +14,7 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import TensorRange
 from mptune.finding import CODES, Finding
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model

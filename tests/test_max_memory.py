@@ -7,7 +7,7 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.selftest.models import attention
+from mptune.selftest.cases import attention
 from mptune.settings import LatencySettings
 from mptune.tuning.front import Front
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from mptune.files import delete_scratch, scratch_name
 from mptune.rundir import open_run
-from mptune.scratch import delete_scratch, scratch_name
 from tests.conftest import save_mlp
 
 _WRITES = """
 import sys
 from pathlib import Path
-from mptune.scratch import scratch_name
+from mptune.files import scratch_name
 folder = Path(sys.argv[1])
 (folder / scratch_name("plan", ".onnx")).write_text("")
 (folder / scratch_name("plan", ".profile")).mkdir()

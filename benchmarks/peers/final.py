@@ -29,8 +29,7 @@ from benchmarks.peers.own import Crashed, Made, bisect, calls, convert, unpack_a
 from benchmarks.peers.replay import FINAL, LIMITS, MOST_POINTS, NAMES, bisection_name
 from benchmarks.peers.shared import shared_degrees
 from mptune.engines.base import Failure
-from mptune.engines.timing.session_timing import SessionTiming
-from mptune.engines.timing.spread import SessionSpread
+from mptune.engines.timing.spread import SessionSpread, SessionTiming
 
 _MOST_EMULATED = 3
 """Plans whose emulation is timed."""

@@ -18,10 +18,9 @@ from mptune.api.reading import one_or_several
 from mptune.api.run_path import file_stem
 from mptune.choice import Choice
 from mptune.data.checks import shape_text
-from mptune.data.in_memory import copied_samples
+from mptune.data.forms.samples import copied_samples
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.tasks import callable_name, resolve_metric
-from mptune.data.metrics.trusted_scripts import refuse_inside, script_of, undirected
+from mptune.data.metrics.tasks import callable_name, refuse_inside, resolve_metric, script_of, undirected
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes

@@ -15,11 +15,10 @@ from mptune.reporting.run_files import write_run_files
 from mptune.rundir import joined_run, read_search
 from mptune.settings import EngineChoice, SearchSettings, Tolerances
 from mptune.tuning.listener import Listener
-from mptune.tuning.runs.archive import metric_warning, pack
 from mptune.tuning.runs.confirm_run import ConfirmRun
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.model_copy import ensure_copy
+from mptune.tuning.runs.model_copy import ensure_copy, metric_warning, pack
 from mptune.tuning.runs.result import front_of, read_record
 
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from mptune.api.arguments import listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.trusted_scripts import script_of
+from mptune.data.metrics.tasks import script_of
 from mptune.errors import RunError, TargetError
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
@@ -19,12 +19,11 @@ from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus, gpu_variables
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.storage_urls import storage_url
+from mptune.tuning.record.storage import storage_url
 from mptune.tuning.runs.crew import StartWorker
 from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.mixed_run import MixedRun, open_device_run
 from mptune.tuning.runs.worker_process import WorkerProcess
-from mptune.tuning.runs.worker_run import WorkerRun
+from mptune.tuning.runs.worker_run import MixedRun, WorkerRun, open_device_run
 
 WAIT_S = 60.0
 """So long a worker waits for a search that has no work for it yet."""

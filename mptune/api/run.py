@@ -13,7 +13,7 @@ from mptune.api import choosing, deploying, reading
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.record.storage_urls import storage_url
+from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import Study, copy_to_memory
 from mptune.tuning.runs.result import read_record
 

@@ -13,8 +13,8 @@ from mptune.rundir import open_run
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.limits import check_tolerances
 from mptune.tuning.fronts.stopped import findings_kept
-from mptune.tuning.fronts.tolerances import check_tolerances
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.search_run import SearchRun

@@ -21,7 +21,7 @@ from mptune.settings import (
 if TYPE_CHECKING:
     from mptune.api.arguments import ModelLike, Shapes
     from mptune.data.metrics.accuracy import TaskMetric
-    from mptune.data.metrics.sets.whole_set import SetFunction
+    from mptune.data.metrics.whole_set import SetFunction
     from mptune.tuning.front import Front
     from mptune.tuning.listener import Listener
     from mptune.tuning.runs.measuring_run import OpenToolchain

@@ -20,14 +20,15 @@ from mptune.commands.common import (
     say,
     seen_with_stdout,
 )
-from mptune.commands.option_values import parse_duration, parse_size
-from mptune.commands.search_options import (
+from mptune.commands.options import (
     Engine,
     EngineOption,
     IgnoreOption,
     MaxDiskOption,
     TimeoutOption,
     ToleranceOption,
+    parse_duration,
+    parse_size,
 )
 from mptune.errors import EXIT_NOT_MET
 from mptune.settings import SearchSettings

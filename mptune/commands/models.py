@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
-from mptune.commands.search_options import BatchOption, OpsetOption
+from mptune.commands.options import BatchOption, OpsetOption
 from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 

@@ -23,16 +23,17 @@ from mptune.commands.common import (
     resume_command,
     start_no_blas_threads,
 )
-from mptune.commands.metric_options import MetricOption
-from mptune.commands.option_values import parse_duration, parse_size
-from mptune.commands.search_options import (
+from mptune.commands.options import (
     AllowMixedOption,
     IgnoreOption,
     LimitOption,
     MaxErrorOption,
     MaxLatencyOption,
     MaxMemoryOption,
+    MetricOption,
     ToleranceOption,
+    parse_duration,
+    parse_size,
     read_options,
     with_settings,
 )

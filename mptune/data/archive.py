@@ -1,9 +1,4 @@
-"""NumPy files in and out, never pickled: what users give, and what mptune keeps in the run directory.
-
-Feeds and outputs are kept in one ``.npz`` for all samples. Tensor names may hold any character and shapes may
-differ from sample to sample, so an array is the member ``SAMPLE_INDEX`` (two numbers) and the member ``header``
-holds the names, as JSON in UTF-8 bytes.
-"""
+"""NumPy files in and out, never pickled: samples, labels, and what mptune keeps in the run directory."""
 
 from __future__ import annotations
 
@@ -174,3 +169,34 @@ def save_outputs(path: Path, outputs: Sequence[Mapping[str, np.ndarray]]) -> Non
 def read_outputs(path: Path) -> tuple[dict[str, np.ndarray], ...]:
     """Read what ``save_outputs`` wrote, with the same errors as ``read_samples``."""
     return read_samples(path)
+
+
+def load_labels(path: Path, samples: int) -> tuple[dict[str, np.ndarray], ...]:
+    """Read an ``.npz`` with one array per kind of label, rows in the order of the data, and cut it into samples."""
+    if not path.is_file():
+        raise DataError(f"no such file: {path}", "check the path given to --labels")
+    arrays = read_archive(path)
+    if not arrays:
+        raise DataError(f"{path} holds no labels", "write the file with np.savez(path, NAME=labels)")
+    for name, array in arrays.items():
+        if array.ndim == 0 or not len(array) or len(array) % samples:
+            rows = "no rows" if array.ndim == 0 else f"{len(array)} rows"
+            raise DataError(
+                f"{path}: {name!r} has {rows}, the data have {samples} samples",
+                "give as many rows as the data have, in the same order",
+            )
+    each = {name: np.split(array, samples) for name, array in arrays.items()}
+    return tuple({name: parts[number] for name, parts in each.items()} for number in range(samples))
+
+
+def labels_beside(samples: Path) -> Path:
+    """Where the labels of a file of samples lie in a run directory."""
+    return samples.with_name(f"{samples.stem}_labels.npz")
+
+
+def save_labels(samples: Path, labels: Sequence[dict[str, np.ndarray]]) -> None:
+    """Write labels beside a file of samples; none deletes what was there."""
+    if labels:
+        save_samples(labels_beside(samples), labels)
+    else:
+        labels_beside(samples).unlink(missing_ok=True)

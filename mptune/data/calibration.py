@@ -1,6 +1,6 @@
 """Calibration samples: what users give, checked against the model's inputs and cut into one feed per sample.
 
-Forms of data in files (``mptune.data.in_memory`` has those in memory):
+Forms of data in files (``mptune.data.forms.samples`` has those in memory):
 
 * ``.npz``: one array per input, by name, samples concatenated along axis 0. A sample takes B rows of an input whose
   first dimension is fixed at B, and ``--batch`` rows of one whose first dimension is symbolic or unknown.
@@ -30,8 +30,7 @@ import numpy as np
 from mptune.data.archive import read_outputs, read_samples, save_outputs, save_samples
 from mptune.data.checks import shape_text
 from mptune.data.forms.files import checked, cut, load_file, load_folder, whole_feed
-from mptune.data.forms.lazy import Loaded
-from mptune.data.in_memory import SOURCE, arrays_of
+from mptune.data.forms.samples import SOURCE, Loaded, arrays_of
 from mptune.data.plausibility import data_finding, data_findings
 from mptune.errors import DataError
 from mptune.finding import Finding, Where

@@ -25,8 +25,7 @@ import numpy as np
 
 from mptune.data.archive import read_sample_bytes, read_samples
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, UNMATCHED, OutputError
-from mptune.data.metrics.kept_parts import parts_beside
-from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
+from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, parts_beside
 from mptune.data.numbers import encode_float
 from mptune.data.rollout import Rollout
 from mptune.errors import DataError

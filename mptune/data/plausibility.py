@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from mptune.data.forms.lazy import LazySamples, feed_digest
+from mptune.data.forms.samples import LazySamples, feed_digest
 from mptune.finding import CODES, Finding, Where
 
 _MIN_VALUES = 1024

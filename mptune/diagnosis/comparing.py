@@ -18,15 +18,13 @@ from mptune.data.calibration import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.diagnosis.causes.agreeing import agreement, tf32
-from mptune.diagnosis.causes.half import has_size_of_fp16, precision
-from mptune.diagnosis.causes.infinite import infinite_constants
-from mptune.diagnosis.causes.late import stale_rows
-from mptune.diagnosis.causes.order import other_order
+from mptune.diagnosis.causes.half import has_size_of_fp16, infinite_constants, precision
+from mptune.diagnosis.causes.order import other_order, stale_rows
 from mptune.diagnosis.causes.preprocessing import other_feed
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.patterns.places import what_is_there, where_it_lies, which_differ
-from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
+from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Origin, Side, Sides

@@ -1,4 +1,4 @@
-"""Comparison: what ``mptune compare`` and ``mptune check`` found, and its JSON form."""
+"""Comparison: what ``mptune compare`` and ``mptune check`` show, its JSON form, and how its findings are made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mptune.data.numbers import encode_float
 from mptune.diagnosis.limits import Limit
-from mptune.finding import Finding
+from mptune.finding import CODES, Finding, OutputColumns, Where
 
 COMPARISON_FORMAT = 1
 
@@ -65,3 +65,20 @@ class Comparison:
             "warnings": list(self.warnings),
             "limits": {name: limit.to_json() for name, limit in self.limits.items()},
         }
+
+
+def finding(
+    code: str,
+    outputs: tuple[OutputColumns, ...],
+    evidence: dict[str, int | float | str],
+    text: str,
+    cure: str,
+    *,
+    samples: tuple[int, ...] = (),
+    nodes: tuple[str, ...] = (),
+    groups: tuple[str, ...] = (),
+    tensors: tuple[str, ...] = (),
+) -> Finding:
+    """A finding of a comparison, with its code's severity."""
+    where = Where(nodes=nodes, groups=groups, tensors=tensors, outputs=outputs, samples=samples)
+    return Finding(code, CODES[code].severity, "compare", where, evidence, text, cure)

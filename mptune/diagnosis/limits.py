@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mptune.data.metrics.parts import OutputParts
-from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
+from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 

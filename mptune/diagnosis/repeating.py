@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from mptune.diagnosis.causes.explained import finding
-from mptune.diagnosis.causes.late import stale_finding
+from mptune.diagnosis.causes.order import stale_finding
+from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.engine.running import EngineRunner
-from mptune.diagnosis.patterns.stale import find_stale
+from mptune.diagnosis.patterns.orders import find_stale
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Sides
 from mptune.finding import Finding, OutputColumns

@@ -15,7 +15,7 @@ from mptune.data.archive import read_outputs, save_samples
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
-from mptune.engines.jobs.ranges import TensorRange, seen_of
+from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.loading import check_loads
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.toolchains.emulation import Emulation
@@ -24,16 +24,14 @@ from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import BaselineError
-from mptune.graph.casting.support import unsupported
-from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.tf32 import Rounding, uses_products, write_tf32
-from mptune.graph.writing.widened import write_changed, write_widened
+from mptune.graph.writing.widened import Rounding, uses_products, write_changed, write_tf32, write_widened
 from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.space import load_space, make_space

@@ -12,16 +12,15 @@ import numpy as np
 from mptune.data.metrics.parts import OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
 from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of, rounded_error
-from mptune.diagnosis.patterns.roundings import Explanation, explain, is_half_precise
-from mptune.diagnosis.patterns.scaled import Compared
+from mptune.diagnosis.patterns.roundings import Compared, Explanation, explain, is_half_precise
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.jobs.samples import batch_sizes
 from mptune.finding import OutputColumns
-from mptune.graph.loading.shared_units import shared_units
+from mptune.graph.loading.shapes import shared_units
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import PrecisionPlan
-from mptune.graph.writing.tf32 import ROUNDINGS
+from mptune.graph.writing.widened import ROUNDINGS
 from mptune.settings import Tolerance
 
 Origin = Literal["recorded", "model", "engine", "same"]

@@ -17,19 +17,19 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.reference_report import ReferenceReport as ReferenceReport
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
-from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.worker.failure import EngineError as EngineError
 from mptune.engines.worker.failure import Failure as Failure
 from mptune.engines.worker.failure import FailureKind as FailureKind
 from mptune.engines.worker.failure import Progress as Progress
 from mptune.engines.worker.failure import Stage as Stage
+from mptune.files import scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.scratch import scratch_name
 from mptune.targets.engine_memory import EngineMemory
 
 if TYPE_CHECKING:
     from mptune.engines.emulated_samples import EmulatedSamples
-    from mptune.engines.jobs.ranges import TensorRange
+    from mptune.engines.jobs.reference_report import TensorRange
     from mptune.graph.fused import FusedNodes
     from mptune.targets.roofline import LatencyTerms
 

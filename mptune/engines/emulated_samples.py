@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.targets.costs import group_costs
-from mptune.targets.flops import Shape
+from mptune.targets.costs import Shape, group_costs
 
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""

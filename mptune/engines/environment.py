@@ -15,8 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mptune.targets.jetson import JetsonState, read_jetson
-from mptune.targets.nvidia_smi import ask_nvidia_smi
+from mptune.targets.jetson import JetsonState, ask_nvidia_smi, read_jetson
 
 _PACKAGES = (
     "mptune",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.base import Failure, FailureKind
 from mptune.errors import ModelError
-from mptune.graph.loading.foreign import RuntimeTypes
+from mptune.graph.loading.inference import RuntimeTypes
 from mptune.graph.loading.model import Model, load_model
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: in
 
 
 def _ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
-    from mptune.engines.jobs.operator_types import OperatorTypesJob
-    from mptune.engines.worker.once import run_once
+    from mptune.engines.jobs.placement import OperatorTypesJob
+    from mptune.engines.worker.parent import run_once
 
     answer = run_once(OperatorTypesJob(slim.SerializeToString(), tuple(values), "cpu"), _TIMEOUT_S)
     return RuntimeTypes(failure=answer) if isinstance(answer, str) else answer

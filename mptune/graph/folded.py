@@ -2,7 +2,7 @@
 
 An exported Swin-T has 6,170 nodes, of which 5,589 compute shapes, window masks and their constants. ONNX Runtime folds
 them each time that a session opens, which takes most of that time. They are the same under every plan that computes
-them in FP32, so a search folds them once, by ONNX Runtime itself (``mptune.engines.ort.folding``), and the typed models
+them in FP32, so a search folds them once, by ONNX Runtime itself (``mptune.engines.ort.fusions``), and the typed models
 of its trials hold the results. What ONNX Runtime does not fold stays: a session computes the same kernels either way.
 """
 
@@ -20,8 +20,7 @@ from onnx import numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
-from mptune.graph.loading.model import Model
-from mptune.graph.loading.once import once
+from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import RANDOM
 from mptune.graph.plan import LARGEST, REDUCED, Precision
 from mptune.graph.writing.model_file import frame_of

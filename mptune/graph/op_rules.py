@@ -10,13 +10,62 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.once import once
+import numpy as np
+
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
+from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.graph.plan import Precision
-from mptune.graph.quantised_weights import dequantises_weights
+from mptune.graph.loading.value_dependent import REASON, shape_arithmetic
+from mptune.graph.plan import LARGEST, Precision
 from mptune.graph.schemas import OperatorSchema, onnx_schema
-from mptune.graph.shape_arithmetic import REASON, shape_arithmetic
+
+_FIRST_OPSET = 19
+
+_FP16_NORMAL = 2.0**-14
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+
+
+def dequantises_weights(model: Model, node: Node) -> bool:
+    """Whether a node dequantises a constant for products of activations that are not quantised, and may do so in FP16.
+
+    Its scales must be normal numbers of FP16: smaller ones lose digits, and vanish.
+    """
+    if node.op_type != "DequantizeLinear" or not node.is_standard or model.opset < _FIRST_OPSET:
+        return False
+    weight, scale = (model.initializers.get(name) for name in node.inputs[:2])
+    if weight is None or scale is None or weight.overridable or scale.overridable or scale.dtype != "float":
+        return False
+    if any(attribute.name == "output_dtype" and attribute.i for attribute in node.proto.attribute):
+        return False
+    (out,) = node.outputs
+    readers = [model.nodes[index] for index in model.consumers.get(out, ())]
+    if not readers or out in {output.name for output in model.outputs}:
+        return False
+    if not all(_multiplies(model, reader, out) for reader in readers):
+        return False
+    values = np.abs(scale.numpy())
+    return bool(values.size and values.min() >= _FP16_NORMAL and values.max() <= LARGEST[Precision.FP16])
+
+
+def _multiplies(model: Model, node: Node, weight: str) -> bool:
+    """Whether a node is a product of a weight with something that is not dequantised."""
+    if node.op_type not in _PRODUCTS or not node.is_standard or weight not in node.inputs[:2]:
+        return False
+    others = [name for name in node.inputs[:2] if name != weight]
+    return len(others) == 1 and not _is_dequantised(model, others[0])
+
+
+def _is_dequantised(model: Model, tensor: str) -> bool:
+    """Whether a value comes out of DequantizeLinear, maybe through views."""
+    while tensor in model.producer:
+        node = model.nodes[model.producer[tensor]]
+        if node.op_type == "DequantizeLinear":
+            return True
+        if node.op_type not in DATA_MOVEMENT or not node.inputs:
+            return False
+        tensor = node.inputs[0]
+    return False
 
 
 @dataclass(frozen=True)
@@ -74,17 +123,20 @@ _EXCEPTIONS: dict[str, _Exception] = {
 }
 
 _QUANTISED = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8")
+
 """How the names of quantised operators begin, those of ONNX Runtime's own domain."""
 
 _WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
+
 """Operators that are named so and compute with activations that are not quantised."""
 
 FLOAT_TYPES: Mapping[str, Precision] = {"float": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
+
 """Names of the element types of tensors -> the precision that each is."""
 
 _READS_ANY = frozenset({"Shape", "Size", "Cast"})
-"""Operators whose result does not depend on the type of their input: it needs no Cast."""
 
+"""Operators whose result does not depend on the type of their input: it needs no Cast."""
 
 _OPAQUE: Mapping[str, str] = {
     "sequence": "a sequence, which keeps its type",

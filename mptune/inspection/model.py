@@ -1,36 +1,234 @@
-"""What a model is made of, as a search would see it: groups, operators, FLOPs, bytes, hazards and pins."""
+"""What a model is made of, as a search would see it: groups, operators, FLOPs, bytes, values, hazards and pins."""
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from onnx import TensorProto
 
-from mptune.engines.jobs.ranges import seen_of
-from mptune.graph.casting.support import unsupported
-from mptune.graph.casting.value_types import ValueTypes
+from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.engines.base import Failure, Workspace
+from mptune.engines.jobs.reference_report import TensorRange, seen_of
+from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.workload import Workload
+from mptune.finding import Finding, by_severity
+from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
+from mptune.graph.hazards.constants import masked_row_findings
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import Hazard, worst_first
+from mptune.graph.hazards.hazard import Hazard, hazard_findings, worst_first
+from mptune.graph.hazards.interface import interface_findings, state_inputs
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
-from mptune.graph.plan import Precision
-from mptune.inspection.findings import model_findings
-from mptune.inspection.observing import known_values
-from mptune.inspection.operators import summarise_operators
-from mptune.inspection.record import InspectedGroup, Inspection
-from mptune.settings import Granularity, InMemory, SearchSettings
-from mptune.targets.costs import group_costs, ungrouped_cost
-from mptune.targets.flops import ShapeTable
+from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.op_rules import node_rule
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
+from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
+from mptune.targets.costs import VIEWS, ShapeTable, group_costs, is_folded, node_flops, ungrouped_cost
 from mptune.targets.memory import memory_need
+from mptune.targets.target import load_target
+from mptune.targets.unsearched.already_mixed import already_mixed_findings
 from mptune.targets.unsearched.nothing import nothing_to_tune
+from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
+from mptune.targets.unsearched.quantised import quantised_findings
+from mptune.tuning.failures import did_not_run
+from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, SearchSpace, make_space
-from mptune.tuning.steps.baseline import check_ranges
+from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
+
+
+def summarise_operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
+    """The operators of a model, by FLOPs, the most first; a ``Constant`` computes nothing and is none of them."""
+    model = grouped.model
+    folded = shape_facts(model).folded
+    found: dict[str, OperatorSummary] = {}
+    for node in model.nodes:
+        if node.op_type == "Constant" and node.is_standard:
+            continue
+        name = node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"
+        before = found.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
+        fixed = before.fixed or ("" if node.name in grouped.owners else node_rule(model, node).fixed or "")
+        is_free = node.has_subgraph or node.op_type in VIEWS or is_folded(node, folded)
+        flops = 0.0 if is_free else node_flops(node, shapes)[0]
+        here = node.name in grouped.owners
+        found[name] = OperatorSummary(name, before.count + 1, before.grouped + here, before.flops + flops, fixed)
+    return tuple(sorted(found.values(), key=lambda o: (-o.flops, -o.count, o.name)))
+
+
+@dataclass(frozen=True)
+class KnownValues:
+    """What is known of a model's values.
+
+    Attributes:
+        shapes: name -> shape; a value whose shape is not known is absent.
+        assumed: symbolic dimension -> the size that the shapes are taken for; empty where they were observed.
+        samples: what the model was run on; None where it was not run.
+        ranges: name -> what was observed of the value; empty where it was not run.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    assumed: Mapping[str, int] = field(default_factory=dict)
+    samples: CalibrationSet | None = None
+    ranges: Mapping[str, TensorRange] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def absmax(self) -> dict[str, float]:
+        """Value -> its largest magnitude."""
+        return {name: seen.absmax for name, seen in self.ranges.items()}
+
+
+def known_values(grouped: GroupedModel, data: Path | InMemory | None, batch: int) -> KnownValues:
+    """Observe the values by running the model on the data; without data, take the shapes from the graph alone."""
+    if data is None:
+        static = static_shapes(grouped.model, batch)
+        return KnownValues(static.shapes, static.assumed)
+    settings = DataSettings(batch=batch)
+    samples = load_calibration(data, grouped.model.inputs, settings, 0, state_inputs(grouped.model))
+    samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
+    ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)))
+    shapes = {name: seen.shape for name, seen in ranges.items()}
+    return KnownValues(shapes, samples=samples, ranges=ranges, findings=findings)
+
+
+def observe_values(
+    grouped: GroupedModel, samples: CalibrationSet, precisions: Sequence[str] = DEFAULT_PRECISIONS
+) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
+    """Run the model over the samples in a worker: the range and shape of every value, and findings about the model."""
+    with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
+        places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
+        for place in places:
+            place.mkdir()
+        workspace = Workspace(grouped.model.path.resolve(), *places)
+        samples.save(workspace.samples("search"))
+        workload = Workload(grouped, workspace, tuple(precisions))
+        with PredictedToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
+            reference = toolchain.reference("search")
+            ranges = toolchain.observe()
+    if isinstance(ranges, Failure):
+        gone = replace(ranges, log_path=None)
+        raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)
+    if isinstance(reference, Failure):
+        return dict(ranges), ()
+    about = check_reference(reference, "inspect", skip=True)
+    known = (*about, *training_findings(grouped.model, "inspect", is_run=True))
+    optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", known=known)
+    return dict(ranges), (*about, *optimised)
+
+
+@dataclass(frozen=True)
+class ModelFindings:
+    """Findings about the whole model, by what they are about.
+
+    Attributes:
+        mixed: layers that are FP16 or BF16 already.
+        quantised: layers that are INT8 or FP8 already.
+        unreached: layers that no plan can change, as their types are not known.
+        interface: outputs whose shape depends on values, and outputs that are fed back as state.
+    """
+
+    training: Sequence[Finding]
+    data: Sequence[Finding]
+    reference: Sequence[Finding]
+    masked_rows: Sequence[Finding]
+    mixed: Sequence[Finding]
+    quantised: Sequence[Finding]
+    unreached: Sequence[Finding]
+    interface: Sequence[Finding]
+
+    def with_hazards(self, hazards: Sequence[Hazard]) -> tuple[Finding, ...]:
+        """All of them and the hazards that are findings, the most severe first."""
+        every = (
+            *self.training,
+            *self.data,
+            *self.reference,
+            *self.masked_rows,
+            *self.mixed,
+            *self.quantised,
+            *self.unreached,
+            *self.interface,
+            *hazard_findings(hazards, "inspect"),
+        )
+        return by_severity(without_repetition(every))
+
+    def as_hazards(self) -> Iterator[Hazard]:
+        """As the table of hazards shows them."""
+        yield from map(_input_hazard, self.data)
+        for finding in self.quantised:
+            # Quantised parts are pinned.
+            yield replace(_as_hazard("quantised", finding, "flops_share"), severity="info")
+        yield from (_as_hazard("types", finding, "flops_share") for finding in self.unreached)
+        yield from (_as_hazard("mixed", finding, "flops_share") for finding in self.mixed)
+        yield from map(_interface_hazard, self.interface)
+        yield from (_as_hazard("mask", finding, "masked_rows") for finding in self.masked_rows)
+        yield from map(_reference_hazard, without_repetition((*self.training, *self.reference)))
+
+
+def model_findings(grouped: GroupedModel, values: KnownValues) -> ModelFindings:
+    """What is found about the model, of what is known of its values."""
+    samples, shapes = values.samples, values.shapes
+    masked = {name: seen.masked for name, seen in values.ranges.items() if seen.masked is not None}
+    return ModelFindings(
+        training=training_findings(grouped.model, "inspect", is_run=samples is not None),
+        data=[] if samples is None else [replace(finding, origin="inspect") for finding in samples.findings],
+        reference=values.findings,
+        masked_rows=masked_row_findings(grouped, masked, "inspect", reference_findings=values.findings),
+        mixed=already_mixed_findings(grouped, shapes, "inspect"),
+        quantised=quantised_findings(grouped, shapes, "inspect"),
+        unreached=out_of_reach_findings(grouped, shapes, "inspect"),
+        interface=interface_findings(grouped.model, "inspect"),
+    )
+
+
+def _input_hazard(finding: Finding) -> Hazard:
+    """A finding about the data as the table of hazards shows it: at the first input, or at all samples."""
+    tensor = finding.where.inputs[0] if finding.where.inputs else "samples"
+    value = next((float(x) for x in finding.evidence.values() if isinstance(x, float)), 0.0)
+    return Hazard(finding.severity, "input", None, None, tensor, value, finding.text, finding.cure, finding.code)
+
+
+def _as_hazard(kind: str, finding: Finding, number: str) -> Hazard:
+    """A finding about the model as the table of hazards shows it; ``number`` names the evidence that is its value."""
+    return Hazard(
+        finding.severity,
+        kind,
+        None,
+        None,
+        "the model",
+        float(finding.evidence[number]),
+        finding.text,
+        finding.cure,
+        finding.code,
+        finding.evidence,
+    )
+
+
+def _reference_hazard(finding: Finding) -> Hazard:
+    """A finding about the model in FP32 as the table of hazards shows it; it pins no group."""
+    where = finding.where
+    node = where.nodes[0] if where.nodes else None
+    outputs = [output.name for output in where.outputs]
+    tensor = next(iter((*where.tensors, *outputs)), "the model")
+    value = next((float(x) for x in finding.evidence.values() if isinstance(x, (int, float))), 0.0)
+    place = ("reference", None, node, tensor, value)
+    return Hazard(finding.severity, *place, finding.text, finding.cure, finding.code, finding.evidence)
+
+
+def _interface_hazard(finding: Finding) -> Hazard:
+    where = finding.where
+    tensor = ", ".join([output.name for output in where.outputs[:1]] or ["the model"])
+    node = where.nodes[0] if where.nodes else None
+    value = float(len(where.outputs))
+    return Hazard(finding.severity, "output", None, node, tensor, value, finding.text, finding.cure, finding.code)
+
 
 _WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16})
 

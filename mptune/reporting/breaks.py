@@ -13,7 +13,7 @@ from mptune.finding import RANGE_CODES, Finding, plain_outcome
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.text import error_text, front_rows, reduced_names
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.metric_limits import error_outcome
+from mptune.tuning.fronts.limits import error_outcome
 from mptune.tuning.reasons.group_findings import LARGE_FROM, breaks
 
 _NAMED = 3

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from mptune.data.check_set import CheckSet
-from mptune.data.forms.image_script import READ_IMAGES, image_reader, load_preprocessing
+from mptune.data.forms.images import READ_IMAGES, image_reader, load_preprocessing
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.files import link_or_copy, writing
@@ -18,8 +18,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.stored import stored_in
-from mptune.graph.writing.weights import WeightBank
+from mptune.graph.writing.weights import WeightBank, stored_in
 from mptune.reporting.provenance import provenance
 from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu

@@ -29,8 +29,7 @@ from mptune.reporting.text import (
 )
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.metric_limits import metric_values
-from mptune.tuning.fronts.tolerances import is_larger_in_search
+from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 
 _LONGEST = 700
 """Characters of a line of README.txt, as of a sentence on the page."""

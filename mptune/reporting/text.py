@@ -14,11 +14,11 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.metric_limits import error_cell as error_cell
-from mptune.tuning.fronts.metric_limits import error_text as error_text
-from mptune.tuning.fronts.metric_limits import format_error as format_error
-from mptune.tuning.fronts.metric_limits import format_value as format_value
-from mptune.tuning.fronts.metric_limits import metric_cell as metric_cell
+from mptune.tuning.fronts.limits import error_cell as error_cell
+from mptune.tuning.fronts.limits import error_text as error_text
+from mptune.tuning.fronts.limits import format_error as format_error
+from mptune.tuning.fronts.limits import format_value as format_value
+from mptune.tuning.fronts.limits import metric_cell as metric_cell
 
 # Formats that the text form of a Front needs too, in a layer below.
 from mptune.tuning.fronts.table import Row as Row

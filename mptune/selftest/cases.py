@@ -1,18 +1,16 @@
-"""What the engines are held against: outputs in FP32 and as FP16 rounds, by onnx's reference evaluator (NumPy).
-
-No engine takes part, ONNX Runtime included, so that its mistakes show like any other's.
-"""
+"""The self-test's tiny models, and what the engines are held against: onnx's reference evaluator (NumPy)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import Workspace
@@ -23,11 +21,140 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import with_rounding_steps
-from mptune.selftest.models import MODELS, samples_of
+
+SEED = 7
+
+SAMPLES = 2
+
+_OPSET = 19
+
+_IR_VERSION = 9
+
+Shape = tuple[int, ...]
+
+
+class _Graph:
+    """Nodes and weights of a model with one input ``x`` and one output ``y``; weights keep the size of what flows."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self._random = np.random.default_rng(SEED)
+
+    def constant(self, name: str, value: np.ndarray) -> str:
+        """Add a constant and return its name."""
+        self.constants.append(numpy_helper.from_array(value, name))
+        return name
+
+    def weights(self, name: str, shape: Shape, inputs: int) -> str:
+        """Add normal FP32 weights of a layer that sums up so many products."""
+        values = self._random.standard_normal(shape) / np.sqrt(inputs)
+        return self.constant(name, values.astype(np.float32))
+
+    def add(self, op: str, *inputs: str, out: str, **attributes: Any) -> str:
+        """Add a node, named as its output, and return that."""
+        self.nodes.append(helper.make_node(op, list(inputs), [out], name=f"{op.lower()}_{out}", **attributes))
+        return out
+
+    def conv(self, source: str, out: str, channels: int, taken: int) -> str:
+        """Add a 3 x 3 convolution."""
+        weights = self.weights(f"{out}.weight", (channels, taken, 3, 3), taken * 9)
+        return self.add("Conv", source, weights, out=out, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+
+    def model(self, name: str, shape: Shape, result: Shape) -> onnx.ModelProto:
+        """The model, checked."""
+        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", result)))
+        graph = helper.make_graph(self.nodes, name, [x], [y], self.constants)
+        opsets = [helper.make_opsetid("", _OPSET)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="mptune")
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+
+def convolutions() -> onnx.ModelProto:
+    """Four convolutions with ReLU between."""
+    graph = _Graph()
+    value = "x"
+    for index, (channels, taken) in enumerate(((32, 16), (32, 32), (32, 32))):
+        value = graph.add("Relu", graph.conv(value, f"conv{index}", channels, taken), out=f"relu{index}")
+    graph.conv(value, "y", 16, 32)
+    return graph.model("convolutions", (1, 16, 24, 24), (1, 16, 24, 24))
+
+
+def attention() -> onnx.ModelProto:
+    """A transformer block: layer norms, single-head attention, and two dense layers with GELU."""
+    graph, rows, width = _Graph(), 64, 128
+
+    def norm(source: str, out: str) -> str:
+        scale = graph.constant(f"{out}.scale", np.ones(width, np.float32))
+        bias = graph.constant(f"{out}.bias", np.zeros(width, np.float32))
+        return graph.add("LayerNormalization", source, scale, bias, out=out, axis=-1)
+
+    def dense(source: str, out: str, taken: int, given: int) -> str:
+        return graph.add("MatMul", source, graph.weights(f"{out}.weight", (taken, given), taken), out=out)
+
+    normed = norm("x", "norm0")
+    query, key, value = (dense(normed, name, width, width) for name in ("query", "key", "value"))
+    turned = graph.add("Transpose", key, out="key_t", perm=[0, 2, 1])
+    scale = graph.constant("scale", np.array(width**-0.5, np.float32))
+    scores = graph.add("Mul", graph.add("MatMul", query, turned, out="scores"), scale, out="scaled")
+    mixed = graph.add("MatMul", graph.add("Softmax", scores, out="shares", axis=-1), value, out="mixed")
+    middle = graph.add("Add", "x", dense(mixed, "projected", width, width), out="middle")
+    wide = dense(norm(middle, "norm1"), "wide", width, 2 * width)
+    root = graph.constant("root2", np.array(np.sqrt(2), np.float32))
+    erf = graph.add("Erf", graph.add("Div", wide, root, out="over_root"), out="erf")
+    one, half = (graph.constant(f"c{v}", np.array(v, np.float32)) for v in (1.0, 0.5))
+    gate = graph.add("Mul", wide, graph.add("Add", erf, one, out="erf1"), out="gate")
+    dense(graph.add("Mul", gate, half, out="gelu"), "narrow", 2 * width, width)
+    graph.add("Add", middle, "narrow", out="y")
+    return graph.model("attention", (1, rows, width), (1, rows, width))
+
+
+def quantised() -> onnx.ModelProto:
+    """Two convolutions in INT8, by QuantizeLinear and DequantizeLinear around them, between two in FP32."""
+    graph, channels = _Graph(), 32
+
+    def quantise(source: str, out: str, largest: float) -> str:
+        step = graph.constant(f"{out}.scale", np.array(largest / 127, np.float32))
+        zero = graph.constant(f"{out}.zero", np.array(0, np.int8))
+        narrow = graph.add("QuantizeLinear", source, step, zero, out=f"{out}.int8")
+        return graph.add("DequantizeLinear", narrow, step, zero, out=out)
+
+    value = graph.add("Relu", graph.conv("x", "conv0", channels, channels), out="relu0")
+    random = np.random.default_rng(SEED + 1)
+    for name in ("q1", "q2"):
+        stored = random.integers(-127, 128, (channels, channels, 3, 3)).astype(np.int8)
+        weight = graph.constant(f"{name}.weight", stored)
+        step = graph.constant(f"{name}.step", np.full(channels, 1 / (73 * np.sqrt(channels * 9)), np.float32))
+        zero = graph.constant(f"{name}.zero", np.zeros(channels, np.int8))
+        kernel = graph.add("DequantizeLinear", weight, step, zero, out=f"{name}.kernel", axis=0)
+        source = quantise(value, f"{name}.in", 4.0)
+        conv = graph.add("Conv", source, kernel, out=f"{name}.conv", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        value = graph.add("Relu", conv, out=f"{name}.relu")
+    graph.conv(value, "y", channels, channels)
+    shape = (1, channels, 24, 24)
+    return graph.model("quantised", shape, shape)
+
+
+MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    "convolutions": convolutions,
+    "attention": attention,
+    "quantised": quantised,
+}
+
+
+def samples_of(model: onnx.ModelProto) -> Sequence[Mapping[str, np.ndarray]]:
+    """``SAMPLES`` normal FP32 samples of the model's input."""
+    random = np.random.default_rng(SEED)
+    (value,) = model.graph.input
+    shape = tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
+    return [{value.name: random.standard_normal(shape).astype(np.float32)} for _ in range(SAMPLES)]
+
 
 QUANTISED = "quantised"
 
 FP32, FP16, FIRST, SECOND = "all-fp32", "all-fp16", "one half", "other half"
+
 """The plans: in the last two, every other group that may be FP16 is, and none of them is in both."""
 
 

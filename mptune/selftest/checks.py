@@ -13,7 +13,7 @@ import numpy as np
 
 from mptune.data.numbers import encode_float
 from mptune.engines.base import Failure
-from mptune.engines.tensorrt.inspect import int8_layers, misplaced_layers, read_layers
+from mptune.engines.tensorrt.jobs import int8_layers, misplaced_layers, read_layers
 from mptune.graph.plan import Precision
 from mptune.selftest.cases import FIRST, FP16, FP32, SECOND
 from mptune.selftest.job import EngineRun

@@ -18,7 +18,7 @@ from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind, is_installed
 from mptune.engines.toolchains.choose import why_not_on
-from mptune.engines.toolchains.probing import probe
+from mptune.engines.toolchains.reference import probe
 from mptune.engines.worker.parent import Worker
 from mptune.selftest.cases import FP16, FP32, Case, make_cases
 from mptune.selftest.checks import Check, Seen, judge, relative, unchecked

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.errors import TargetError
-from mptune.targets.jetson import read_jetson
-from mptune.targets.nvidia_smi import TIMEOUT_S, ask_nvidia_smi
+from mptune.targets.jetson import TIMEOUT_S, ask_nvidia_smi, read_jetson
 
 _QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_version")
 

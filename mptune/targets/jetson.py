@@ -1,19 +1,47 @@
-"""A Jetson as its own files describe it: module, JetPack, power mode, clocks, memory.
-
-Nothing here is assumed from a table of power modes: their caps differ from module to module and from one JetPack to
-the next, so they are read on the device. Never raises: what cannot be read is None or empty.
-"""
+"""A Jetson as its own files describe it: module, JetPack, power mode, clocks, memory; and NVIDIA's own programs."""
 
 from __future__ import annotations
 
 import platform
 import re
+import shutil
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mptune.targets.nvidia_smi import output_of
+TIMEOUT_S = 10.0
+
+"""A driver that hangs is given up after this long."""
+
+
+def ask_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
+    """What nvidia-smi prints.
+
+    Returns:
+        Its standard output; None where there is no nvidia-smi, or it fails or does not answer in time.
+    """
+    program = shutil.which("nvidia-smi")
+    return None if program is None else output_of(Path(program), *arguments, timeout_s=timeout_s)
+
+
+def output_of(program: Path, *arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
+    """The standard output of a program; None where it is missing, fails or does not answer in time."""
+    try:
+        done = subprocess.run(
+            [str(program), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
 
 _JETPACKS = {
     "36.5.0": "6.2.2",
@@ -29,16 +57,25 @@ _JETPACKS = {
     "35.3.1": "5.1.1",
     "35.2.1": "5.1",
 }
+
 """JetPack by L4T release, where the package ``nvidia-jetpack`` is not installed (NVIDIA's JetPack archive)."""
 
 _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
+
 _RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
+
 _FAMILY_OF_RELEASE = {"36": "Orin"}
+
 """Modules that a release of Jetson Linux is for, where they are of one family (its release notes)."""
+
 _FAMILIES = {"*.ga10b": "Orin", "*.gv11b": "Xavier"}
+
 """Family by the name of the GPU's clock: GA10B is Orin's GPU, GV11B Xavier's."""
+
 _NVPMODEL = "usr/sbin/nvpmodel"
+
 _MEMORY_TOLERANCE = 0.15
+
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
 
 

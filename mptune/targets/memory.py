@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.loading.model import Model
-from mptune.graph.loading.once import once
+from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.targets.costs import VIEWS, is_folded, item_bytes
+from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
 from mptune.targets.engine_memory import EngineMemory
-from mptune.targets.flops import Shape, ShapeTable
 
 if TYPE_CHECKING:
     from mptune.targets.target import Target, TargetKind

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.targets.flops import Shape
+from mptune.targets.costs import Shape
 from mptune.targets.jetson import JetsonState, same_memory
 from mptune.targets.roofline import FUSED, roofline
 from mptune.targets.target import Target

@@ -28,9 +28,7 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import NodeRule, node_rules
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.targets.costs import GroupCost, group_costs, kernel_costs, ungrouped_cost
-from mptune.targets.flops import Shape, ShapeTable
-from mptune.targets.recurrence import Recurrence
+from mptune.targets.costs import GroupCost, Recurrence, Shape, ShapeTable, group_costs, kernel_costs, ungrouped_cost
 from mptune.targets.target import Target
 
 __all__ = ["FUSED", "UNFUSED", "BoundaryCost", "Execution", "GroupCost", "LatencyTerms", "group_costs", "roofline"]

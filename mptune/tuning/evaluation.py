@@ -11,11 +11,10 @@ from typing import Any, Literal
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.paired import Floats, error_interval, pseudo_values
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.data.metrics.sets.whole_set import own_value
+from mptune.data.metrics.whole_set import own_value
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.record import DRIFT_TEXT
+from mptune.engines.timing.latency import DRIFT_TEXT, Latency
 from mptune.finding import EMULATION_CAUSE, OutputColumns
 from mptune.graph.plan import PrecisionPlan
 from mptune.targets.engine_memory import EngineMemory

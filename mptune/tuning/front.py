@@ -16,10 +16,9 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.metric_limits import MetricLimit, error_text
+from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
+from mptune.tuning.fronts.limits import excess as excess_of
 from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text
-from mptune.tuning.fronts.tolerances import excess as excess_of
-from mptune.tuning.fronts.tolerances import is_wanted, rest_error
 
 if TYPE_CHECKING:
     import pandas as pd

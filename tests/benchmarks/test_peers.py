@@ -29,7 +29,7 @@ from benchmarks.peers.shared import shared_degrees
 from benchmarks.peers.verdict import beaten_by, more_volume, verdict
 from benchmarks.peers.world import Laws, World, fit_laws, open_world
 from mptune.engines.base import MissingKernel
-from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.tuning.sampler.cuts.boundaries import Boundary

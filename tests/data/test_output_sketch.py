@@ -17,8 +17,17 @@ from hypothesis.extra import numpy as arrays
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.run_outputs import MOST_BYTES, RunOutputs, read_names, write_run_outputs
-from mptune.data.sketches.taking import MOST_VALUES, Sketch, load_sketches, save_sketches, sketch_outputs
+from mptune.data.run_outputs import (
+    MOST_BYTES,
+    MOST_VALUES,
+    RunOutputs,
+    Sketch,
+    load_sketches,
+    read_names,
+    save_sketches,
+    sketch_outputs,
+    write_run_outputs,
+)
 from mptune.graph.loading.value_dependent import DependentOutput
 
 Sample = Mapping[str, np.ndarray]

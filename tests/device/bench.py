@@ -13,7 +13,7 @@ import pytest
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.tensorrt import builder
 from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.inspect import misplaced_layers, read_layers
+from mptune.engines.tensorrt.jobs import misplaced_layers, read_layers
 from mptune.engines.tensorrt.library import load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.timing.latency import Stopwatch

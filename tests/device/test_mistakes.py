@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.stopwatch import StreamStopwatch
+from mptune.engines.cuda.runtime import StreamStopwatch
 from mptune.engines.tensorrt import builder, session
 from mptune.engines.tensorrt.library import is_installed
 from mptune.engines.tensorrt.session import TensorRtSession

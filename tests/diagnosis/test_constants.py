@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.diagnosis.pairs.constants import constant_difference
+from mptune.diagnosis.pairs.structure import constant_difference
 
 RNG = np.random.default_rng(2)
 WEIGHT = RNG.standard_normal((16, 16)).astype(np.float32)

@@ -13,7 +13,7 @@ import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import mptune
-from mptune.diagnosis.pairs.constants import constant_difference
+from mptune.diagnosis.pairs.structure import constant_difference
 from tests.graph.models import constant, model, node, save, value, weight
 
 ROWS = {"x": np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)}

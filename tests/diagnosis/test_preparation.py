@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.diagnosis.causes.preprocessing import other_feed
-from mptune.diagnosis.causes.ways import ways
+from mptune.diagnosis.causes.preprocessing import other_feed, ways
 from mptune.diagnosis.comparing import make_sides
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.diagnosis.patterns.scaled import Compared
-from mptune.diagnosis.patterns.stale import find_stale
+from mptune.diagnosis.patterns.orders import find_stale
+from mptune.diagnosis.patterns.roundings import Compared
 
 RNG = np.random.default_rng(5)
 SCORES = RNG.standard_normal((12, 6))

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.hazards.hazard import BF16_MAX
+from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16
 from tests.graph.helpers import run
 
 RNG = np.random.default_rng(0)

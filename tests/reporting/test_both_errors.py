@@ -16,11 +16,10 @@ from mptune.commands.common import print_csv
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.reporting.chosen import write_chosen
-from mptune.reporting.page.content import PageContent
-from mptune.reporting.page.document import page_document
+from mptune.reporting.page.document import PageContent, page_document
 from mptune.reporting.terminal.front import print_front
 from mptune.tuning.front import Front, choose
-from mptune.tuning.fronts.metric_limits import MetricLimit
+from mptune.tuning.fronts.limits import MetricLimit
 from mptune.tuning.fronts.table import compared, front_records
 from tests.reporting.conftest import Bench
 from tests.reporting.page.reading import plans_of

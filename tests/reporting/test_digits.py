@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from mptune.reporting.page.content import PageContent
-from mptune.reporting.page.document import page_document
+from mptune.reporting.page.document import PageContent, page_document
 from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.terminal.front import print_front

@@ -16,8 +16,7 @@ from onnx import TensorProto, helper
 from mptune.data.archive import save_outputs, save_samples
 from mptune.data.check_set import CheckSet, collect_check
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
-from mptune.data.metrics.kept_parts import parts_path, save_parts
-from mptune.data.metrics.parts import find_parts
+from mptune.data.metrics.parts import find_parts, parts_path, save_parts
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.graph.grouping.grouped import GroupedModel
@@ -26,8 +25,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.stored import stored_data, stored_in
-from mptune.graph.writing.weights import WeightBank
+from mptune.graph.writing.weights import WeightBank, stored_data, stored_in
 from tests.reporting.infer_support import infer_module
 
 Sample = dict[str, np.ndarray]

@@ -134,7 +134,7 @@ def test_tensorrt_rtx_builds_the_tiny_models(cases: Sequence[Case], index: int, 
     pytest.importorskip("tensorrt_rtx")
     from mptune.engines.tensorrt.builder import BuildOptions, build_engine
     from mptune.engines.tensorrt.library import load_library
-    from mptune.selftest.models import samples_of
+    from mptune.selftest.cases import samples_of
 
     case = cases[index]
     options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))

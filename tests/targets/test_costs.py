@@ -16,12 +16,13 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.targets.costs import (
     GroupCost,
+    ShapeTable,
     group_costs,
     is_convolutional,
     kernel_costs,
+    node_flops,
     ungrouped_cost,
 )
-from mptune.targets.flops import ShapeTable, node_flops
 
 Build = Callable[..., Model]
 DIGITS = Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx"

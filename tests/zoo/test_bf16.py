@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from mptune.data.calibration import CalibrationSet
-from mptune.engines.jobs.ranges import seen_of
 from mptune.engines.jobs.reference import ObserveJob
+from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.worker.child import WorkerState
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel

@@ -11,7 +11,7 @@ import numpy as np
 
 from mptune.data.archive import read_archive, read_array
 from mptune.data.checks import check_agreement, check_names, check_sample_shape, check_values, split_rows
-from mptune.data.forms.lazy import Feed, LazySamples, Loaded, feed_digest
+from mptune.data.forms.samples import Feed, LazySamples, Loaded, feed_digest
 from mptune.errors import DataError
 from mptune.settings import DataSettings
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.in_memory import copied_samples
+from mptune.data.forms.samples import copied_samples
 from mptune.data.metrics.tasks import run_script
 from mptune.errors import DataError
 

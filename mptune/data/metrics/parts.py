@@ -8,7 +8,7 @@ the last axis, as those of a head that gives (batch, height, width, channels): w
 of them from one column to the next, and those along no other axis do. The error of a part is the root mean square of
 ``y - y_ref`` over a sample, divided by the part's standard deviation over all search samples; where that is 0, by its
 root mean square; where both are, it is the absolute error. Columns of one Softmax, LogSoftmax or Sigmoid share a unit
-(``mptune.graph.loading.shared_units``): none is divided by less than ``LEAST_SHARE`` of the standard deviation of all
+(``mptune.graph.loading.shapes``): none is divided by less than ``LEAST_SHARE`` of the standard deviation of all
 of them. On held-out samples the scale is the larger of theirs and the search samples': a class that the search samples
 do not have is measured by the samples that have it.
 """
@@ -16,50 +16,64 @@ do not have is measured by the samples that have it.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.numbers import decode_float, encode_float
+from mptune.files import write_json
 
 Floats = NDArray[np.float64]
 
 WORST_PART = "worst_part"
+
 """The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4."""
 
 ADD_IN_SQUARES = ("relative_l2", WORST_PART)
+
 """Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
 
 SCALES_DIFFER = 10.0
+
 """Largest over smallest standard deviation of the columns from which each column is a part."""
 
 _STEP = math.sqrt(SCALES_DIFFER)
+
 """Ratio of neighbouring columns' scales from which they are of two kinds. Along height, width or time scales glide."""
 
 MOST_PARTS = 256
+
 """Of an output: more columns share so many parts, consecutive ones together, each divided by its own scale."""
 
 MOST_COLUMNS = 1024
+
 """Of an output whose columns' errors are kept one by one."""
 
 _CONSTANT = 1e-6
+
 """A standard deviation below this share of the root mean square is what FP32 rounding makes of a constant."""
 
 _LEAST_SCALE = 2.0**-24
+
 """The smallest positive FP16 number, and what a column's scale is at least, beside a column a million times larger.
 
 What a softmax gives a class that no sample has, such as 1e-30, is 0 for all that counts.
 """
 
 LEAST_SHARE = 0.01
+
 """Of the scale of columns that share a unit: no column of them is divided by less."""
 
 _CHUNK = 1 << 20
+
 """Elements that are widened to float64 at a time, about."""
 
 _KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
@@ -177,7 +191,7 @@ def find_parts(
         reference: outputs of each sample.
         batches: the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one of
             them. None takes axis 0 for the batch.
-        units: output -> axis -> the unit of each column (``mptune.graph.loading.shared_units``); None: none share one.
+        units: output -> axis -> the unit of each column (``mptune.graph.loading.shapes``); None: none share one.
     """
     found = {}
     for name in dict.fromkeys(name for sample in reference for name in sample):
@@ -361,3 +375,57 @@ class ErrorsByPart:
 
 def _short(value: float) -> float | str:
     return encode_float(float(f"{value:.4g}"))
+
+
+PARTS_JSON = "parts.json"
+
+"""Name of the file in the run's data directory, beside the reference that the parts were found from."""
+
+HELD_OUT_PARTS_JSON = "held_out_parts.json"
+
+"""The same for the held-out samples: the search's parts, with scales that count these samples in."""
+
+Load = Callable[[Path], "dict[str, OutputParts] | None"]
+
+
+def parts_path(reference: Path) -> Path:
+    """Where the parts of the outputs in a reference file are: beside it."""
+    return reference.with_name(HELD_OUT_PARTS_JSON if reference.name.startswith("held_out") else PARTS_JSON)
+
+
+def parts_beside(reference: Path, load: Load | None = None) -> dict[str, OutputParts] | None:
+    """The parts that were kept with a reference file; None where none were."""
+    return (load or load_parts)(parts_path(reference))
+
+
+def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
+    """Write the JSON file that ``load_parts`` reads."""
+    outputs = {
+        name: {
+            "axis": one.axis,
+            "scale": encode_float(one.whole),
+            "column_scales": [encode_float(scale) for scale in one.scales],
+            "is_split": one.is_split,
+            "units": list(one.units),
+        }
+        for name, one in parts.items()
+    }
+    write_json(path, {"format": 1, "outputs": outputs})
+
+
+def load_parts(path: Path) -> dict[str, OutputParts] | None:
+    """What ``save_parts`` wrote; None where there is nothing that can be read."""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            name: OutputParts(
+                one["axis"],
+                decode_float(one["scale"]),
+                tuple(map(decode_float, one["column_scales"])),
+                one["is_split"],
+                tuple(one["units"]),
+            )
+            for name, one in document["outputs"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 Kind = Literal["element", "sample", "set"]
 
-_CLASSES = "mptune.data.metrics.sets.classes"
-_FIELDS = "mptune.data.metrics.sets.fields"
-_BOXES = "mptune.data.metrics.sets.boxes"
+_CLASSES = "mptune.data.metrics.whole_set"
+_FIELDS = "mptune.data.metrics.whole_set"
+_BOXES = "mptune.data.metrics.whole_set"
 
 
 @dataclass(frozen=True)

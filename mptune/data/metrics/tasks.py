@@ -1,4 +1,4 @@
-"""Which metric a name means: a row of the table, a user's script, or a function of the calling program."""
+"""Which metric a name means: a row of the table, a user's script (only if the caller names it), or a function."""
 
 from __future__ import annotations
 
@@ -17,15 +17,45 @@ import numpy as np
 
 from mptune.data.metrics.accuracy import TaskMetric, unknown_metric
 from mptune.data.metrics.calling import CodeDefinition, definition_of, definition_of_function
-from mptune.data.metrics.sets.whole_set import own_value, takes_whole_set
 from mptune.data.metrics.table import METRICS, Metric
-from mptune.data.metrics.trusted_scripts import script_of, undirected
-from mptune.errors import DataError, SettingsError
+from mptune.data.metrics.whole_set import own_value, takes_whole_set
+from mptune.errors import DataError, RunError, SettingsError
+
+TO_MAXIMISE = ":max"
+
+"""Ends the name of a script's function whose value is larger for better plans."""
+
+
+def undirected(metric: str) -> str:
+    """``script.py:function`` of ``script.py:function:max``; any other metric as it is."""
+    shorter = metric.removesuffix(TO_MAXIMISE)
+    return shorter if Path(shorter.rpartition(":")[0]).suffix == ".py" else metric
+
+
+def script_of(metric: str) -> Path | None:
+    """The path of the script in ``script.py:function`` or ``script.py:function:max``; None for other metrics."""
+    file, _, name = undirected(metric).rpartition(":")
+    # By the path's own suffix, as ``load_metric`` takes it: "a.py/" is a.py, too.
+    return Path(file) if Path(file).suffix == ".py" and name else None
+
+
+def refuse_inside(metric: str, run: Path) -> None:
+    """Refuse a script that lies in a run directory, also by a link in either direction."""
+    script = script_of(metric)
+    if script is None:
+        return
+    places = (script.absolute(), script.parent.resolve() / script.name, script.resolve())
+    if any(place.is_relative_to(root) for place in places for root in (run.absolute(), run.resolve())):
+        raise RunError(
+            f"the metric's script {script} lies in the run directory {run}: such a script is never run",
+            "read it; if you trust it, copy it elsewhere and give that copy with --metric script.py:function",
+        )
+
 
 _SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
 
-
 CALLABLE = "callable:"
+
 """Before the name of a metric that a Python program gave as a function. A run directory holds the name alone."""
 
 

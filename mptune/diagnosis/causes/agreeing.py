@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mptune.diagnosis.causes.explained import finding
 from mptune.diagnosis.causes.half import is_doubtful, is_no_rounding
+from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.patterns.places import what_is_there
-from mptune.diagnosis.patterns.roundings import Explanation
-from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
+from mptune.diagnosis.patterns.roundings import FP32_ROUNDING, Explanation
 from mptune.diagnosis.sides import Side
 from mptune.finding import Finding, OutputColumns
 

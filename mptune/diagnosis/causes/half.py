@@ -1,4 +1,4 @@
-"""A difference that FP16 or BF16 makes: the groups that make it, and the plan that removes it."""
+"""A difference that FP16 or BF16 makes: the groups that make it, the plan that removes it, constants made infinite."""
 
 from __future__ import annotations
 
@@ -9,41 +9,65 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mptune.data.metrics.parts import WORST_PART, belongs_to
-from mptune.diagnosis.causes.explained import finding
+from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.patterns.places import what_is_there
-from mptune.diagnosis.patterns.roundings import Cause, Explanation
-from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
+from mptune.diagnosis.patterns.roundings import FP32_ROUNDING, Cause, Explanation
+from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import BREAKING_CODES, Finding
 from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.tf32 import ROUNDINGS
+from mptune.graph.plan import LARGEST, REDUCED, Precision, PrecisionPlan
+from mptune.graph.writing.widened import ROUNDINGS
 
 _NAMED = 5
+
 """Groups that a text names."""
+
 _MARGIN = 0.8
+
 """Share of the limit that the plan is made for: one-group errors add in squares only nearly."""
+
 _TRIES = 8
+
 _LEAST_SIZE = 0.25
+
 """Of a difference, below which a rounding is no part of it."""
+
 _LEAST_CORRELATION = 0.3
+
 """A correlation with a rounding from which a difference may be another engine's: chance gives a third of it."""
+
 _FEWEST_VALUES = 100
+
 _MOST_ALONE = 3
+
 """Groups whose roundings alone are looked at."""
+
 _WORTH_TRYING = 0.1
+
 """Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
+
 _AS_LARGE = 0.5
+
 """Share of FP16's error from which a difference has its size."""
+
 _LEFT_OF_ROWS = 0.5
+
 """Share of the difference between two sets of rows, up to which another set explains one of them."""
+
 _SAME_PLACES = 0.9
+
 _OFF = 0.01
+
 """A value is off by more of its output's standard deviation than this."""
+
 _FEW_OFF = 0.5
+
 """Share of the values that changed decisions make wrong at most."""
+
 _FEW, _MOST = 0.02, 0.5
+
 """Values that have so much of the squared difference are decisions that fall otherwise, as they do in each engine."""
 
 
@@ -293,3 +317,88 @@ def _cured(
             return plan, max(again, key=lambda each: each.judged / each.limit.value)
         count = min(len(ranked), count + max(1, (len(ranked) - count) // 3))
     return None, None
+
+
+_NAMED_CONSTANTS = 3
+
+
+def infinite_constants(outputs: Sequence[Side]) -> list[Finding]:
+    """``mask`` or ``overflow``, of all outputs that are not finite because constants are."""
+    blamed_sides = [(side, *blamed) for side in outputs if (blamed := _constants_of(side)) is not None]
+    if not blamed_sides:
+        return []
+    hazards = tuple(dict.fromkeys(hazard for _, _, of_one in blamed_sides for hazard in of_one))
+    return [_infinite_finding([side for side, _, _ in blamed_sides], blamed_sides[0][1], hazards)]
+
+
+def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
+    """A precision and the constants that, rounded to infinity, make values NaN or Inf at mostly the candidate's places.
+
+    None where the candidate is finite, or where these values are not finite with the constants limited, either.
+    """
+    runner = side.sides.runner
+    lost = side.lost(side.sides.candidate)
+    if lost is None or not lost.any() or fp16_explanation(side) is not None:
+        return None
+    for plan in dict.fromkeys((side.sides.plan, runner.all_fp16, runner.whole_fp16, runner.all_bf16)):
+        hazards = _beyond(runner, plan)
+        if not hazards or not are_mostly_same(lost, side.lost(runner.unlimited(plan))):
+            continue
+        limited = side.lost(runner.emulated(plan))
+        if limited is None or (lost & limited).any():
+            continue
+        base = runner.grouped.uniform(Precision.FP32)
+        blamed = set()
+        for group in {hazard.group or "" for hazard in hazards}:
+            alone = side.lost(runner.unlimited(base.replace({group: plan.precision[group]})))
+            if alone is not None and (lost & alone).any():
+                blamed.add(group)
+        named = tuple(hazard for hazard in hazards if hazard.group in blamed) or hazards
+        return plan.precision[named[0].group or ""], named
+    return None
+
+
+def _infinite_finding(sides: Sequence[Side], precision: Precision, hazards: tuple[Hazard, ...]) -> Finding:
+    first = sides[0]
+    is_mask = all(hazard.severity == "info" for hazard in hazards)
+    largest = LARGEST[precision]
+    lost = first.lost(first.sides.candidate)
+    count = 0 if lost is None else int(lost.sum())
+    places = list(dict.fromkeys(f"{h.tensor} ({h.value:.4g}) at {h.node} ({h.group})" for h in hazards))
+    more = f" and {len(places) - _NAMED_CONSTANTS} more" if len(places) > _NAMED_CONSTANTS else ""
+    text = (
+        f"output {str(first.where)!r} holds {count} NaN or Inf: emulated, {precision.name} gives them where "
+        f"constants beyond its {largest:.6g} become infinite, and none where they are held as {largest:.6g}: "
+        f"{', '.join(places[:_NAMED_CONSTANTS])}{more}"
+    )
+    cure = (
+        f"let mptune write the model, which limits them: mptune apply {first.sides.runner.model.path}"
+        f" --{precision}-all -o OUT.onnx; or export with {'-1e4 as the mask' if is_mask else 'smaller constants'}"
+    )
+    evidence = first.evidence | {
+        "not_finite": count,
+        "absmax": max(hazard.value for hazard in hazards),
+        f"{precision}_max": largest,
+    }
+    return finding(
+        "mask" if is_mask else "overflow",
+        tuple(side.where for side in sides),
+        evidence,
+        text,
+        cure,
+        groups=tuple(dict.fromkeys(h.group for h in hazards if h.group)),
+        nodes=tuple(dict.fromkeys(h.node for h in hazards if h.node)),
+        tensors=tuple(dict.fromkeys(h.tensor for h in hazards)),
+    )
+
+
+def _beyond(runner: Runner, plan: PrecisionPlan) -> tuple[Hazard, ...]:
+    """The constants that a plan has in a precision that does not hold them."""
+    reduced = set(plan.reduced_groups)
+    return tuple(
+        hazard
+        for hazard in runner.constant_hazards
+        if "held_as" in hazard.evidence
+        and hazard.group in reduced
+        and hazard.value > LARGEST[plan.precision[hazard.group]]
+    )

@@ -1,37 +1,48 @@
-"""Runs an engine file of TensorRT or TensorRT-RTX on a model's samples, on the device that is here."""
+"""An engine file on a model's samples; where an all-FP32 engine is wrong, the marked output that cures it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from mptune.data.archive import read_outputs
+import numpy as np
+
+from mptune.data.archive import read_outputs, save_samples
+from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.base import Failure, FailureKind
+from mptune.engines.jobs.outputs import OutputsJob, value_error
 from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.jobs import BuildJob
+from mptune.engines.tensorrt.jobs import BuildJob, EngineOutputsJob, EngineRepeatJob, ModelNames
 from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
-from mptune.engines.tensorrt.outputs import EngineOutputsJob, EngineRepeatJob, ModelNames
 from mptune.engines.toolchains.choose import why_not_on
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
+from mptune.finding import Finding, OutputColumns
+from mptune.graph.loading.model import Model
+from mptune.graph.writing.observe import write_with_outputs
 from mptune.settings import TensorRtSettings, WorkerSettings
 from mptune.targets.memory import default_workspace_mb
 from mptune.targets.target import Gpu, detect_gpus
 from mptune.tuning.failures import did_not_run
+from mptune.tuning.steps.baseline import ENGINE_CODE, FP32_LIMIT
 
 T = TypeVar("T")
 
 _SUFFIXES = frozenset({".engine", ".plan", ".trt"})
+
 _MAGIC = b"ftrt"
+
 """The first bytes of an engine file of TensorRT (``Magic tag does not match`` of its runtime is about them)."""
 
 _KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
+
 _RECORD = "record its outputs where it runs, and give them: --outputs FILE"
 
 
@@ -168,3 +179,218 @@ class EngineRunner:
             "an engine runs with the version of TensorRT and on the kind of GPU that it was built with, and takes the"
             " shapes that it was built for (--batch N: rows of a sample)",
         )
+
+
+MOST_BUILDS = 48
+
+"""So many engines are built; bisecting 2,000 values takes about 11, and the rest tries what is left one by one."""
+
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An all-FP32 engine that does not compute the model.
+
+    Attributes:
+        outputs: output -> relative L2 against the reference on the worst sample; those beyond ``FP32_LIMIT``.
+        sample: index of that sample.
+        region: names of the nodes among which the fault lies, in the order of the model.
+        cure: the value whose marking as an output brings all outputs within ``FP32_LIMIT``; "" where none was found.
+        cured: largest error of the outputs with it.
+        builds: how many engines were built.
+    """
+
+    outputs: Mapping[str, float]
+    sample: int
+    region: tuple[str, ...]
+    cure: str
+    cured: float
+    builds: int
+
+
+def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None:
+    """Build the all-FP32 engine of a model, and find the first region of it that is wrong; None where none is."""
+    folder.mkdir()
+    bench = _Bench(left, engine, folder)
+    whole = bench.outputs((), left.samples_path)
+    if isinstance(whole, Failure):
+        raise engine.error(whole, "the all-FP32 engine that is built here")
+    errors = [bench.errors(outputs, exact) for outputs, exact in zip(whole, left.exact, strict=True)]
+    if not bench.judged:
+        return None
+    sample = max(range(len(errors)), key=lambda k: max(errors[k].values()))
+    wrong = {name: error for name, error in errors[sample].items() if not error <= FP32_LIMIT}
+    if not wrong:
+        return None
+    save_samples(bench.sample_path, [left.samples[sample]])
+    search = _Search(left.model, max(wrong, key=lambda name: wrong[name]))
+    while bench.builds < MOST_BUILDS and (value := search.next()) is not None:
+        outcome = bench.marked(value)
+        if outcome is None:
+            search.tried.add(value)
+            continue
+        error, of_outputs = outcome
+        if of_outputs <= FP32_LIMIT:
+            return Fault(wrong, sample, search.around(value), value, of_outputs, bench.builds)
+        search.learn(value, is_wrong=not error <= FP32_LIMIT)
+    return Fault(wrong, sample, search.region, "", math.inf, bench.builds)
+
+
+def fault_finding(left: Runner, fault: Fault) -> Finding:
+    """``engine-differs``, with the output that cures it where there is one."""
+    worst = max(fault.outputs, key=lambda name: fault.outputs[name])
+    evidence: dict[str, int | float | str] = {
+        "relative_l2": fault.outputs[worst],
+        "limit": FP32_LIMIT,
+        "output": worst,
+        "engines_built": fault.builds,
+    }
+    nodes = ", ".join(map(repr, fault.region[:_MOST_NAMES])) + (", ..." if len(fault.region) > _MOST_NAMES else "")
+    text = f"the all-FP32 engine that is built here is off by {fault.outputs[worst]:.1e} at output {worst!r}"
+    if fault.cure:
+        evidence |= {"marked": fault.cure, "relative_l2_marked": fault.cured}
+        text += (
+            f" (relative L2, limit {FP32_LIMIT:.0e}); with {fault.cure!r} marked as an output all outputs are within"
+            f" {fault.cured:.1e}, so what goes wrong is how the engine fuses {nodes}"
+        )
+        cure = (
+            f"build the engine of the model with {fault.cure!r} as one more output (onnx.helper.make_tensor_value_info,"
+            " model.graph.output.append), or with another version of TensorRT"
+        )
+    else:
+        text += (
+            f" (relative L2, limit {FP32_LIMIT:.0e}), first among {nodes}; no single value marked as an output cured it"
+        )
+        cure = "build with another version of TensorRT, or write these nodes in another way"
+    groups = tuple(dict.fromkeys(left.grouped.owners[node] for node in fault.region if node in left.grouped.owners))
+    return finding(
+        ENGINE_CODE,
+        tuple(OutputColumns(name) for name in fault.outputs),
+        evidence,
+        text,
+        cure,
+        samples=(fault.sample,),
+        nodes=fault.region,
+        groups=groups,
+        tensors=(fault.cure,) if fault.cure else (),
+    )
+
+
+def _lineage(model: Model) -> list[int]:
+    """For each node the nodes that it is computed from, itself among them, as bits."""
+    of_node: list[int] = []
+    for index, node in enumerate(model.nodes):
+        bits = 1 << index
+        for name in (*node.inputs, *node.captures):
+            if name in model.producer:
+                bits |= of_node[model.producer[name]]
+        of_node.append(bits)
+    return of_node
+
+
+@dataclass
+class _Search:
+    """Narrows down the nodes among which the first fault lies.
+
+    A value that is wrong is computed from it; one that is right, while the outputs stay wrong, is not.
+    """
+
+    model: Model
+    output: str
+
+    def __post_init__(self) -> None:
+        self._lineage = _lineage(self.model)
+        self.suspects = self._lineage[self.model.producer[self.output]]
+        self.tried = {output.name for output in self.model.outputs}
+
+    @property
+    def region(self) -> tuple[str, ...]:
+        return self._names(self.suspects)
+
+    def next(self) -> str | None:
+        """The value that halves the suspects best; then those that suspects read and write; None where none is left."""
+        return max(self._values, key=self._worth, default=None)
+
+    def learn(self, value: str, *, is_wrong: bool) -> None:
+        self.tried.add(value)
+        before = self._lineage[self.model.producer[value]]
+        left = self.suspects & (before if is_wrong else ~before)
+        self.suspects = left or self.suspects  # A fault that moves with what is marked leaves what is known.
+
+    def around(self, value: str) -> tuple[str, ...]:
+        """The suspects that write and read a value."""
+        near = 1 << self.model.producer[value]
+        for index in self.model.consumers.get(value, ()):
+            near |= 1 << index
+        return self._names(near & self.suspects) or self._names(near)
+
+    @property
+    def _values(self) -> list[str]:
+        names: dict[str, None] = {}
+        for index, node in enumerate(self.model.nodes):
+            if self.suspects >> index & 1:
+                names |= dict.fromkeys((*node.outputs, *node.inputs))
+        return [name for name in names if name not in self.tried and self._can_be_marked(name)]
+
+    def _can_be_marked(self, name: str) -> bool:
+        if not name or name not in self.model.producer or name in self.model.initializers:
+            return False
+        return self.model.info(name).is_float32
+
+    def _worth(self, value: str) -> int:
+        before = self._lineage[self.model.producer[value]] & self.suspects
+        count = before.bit_count()
+        return min(count, self.suspects.bit_count() - count)
+
+    def _names(self, bits: int) -> tuple[str, ...]:
+        return tuple(node.name for index, node in enumerate(self.model.nodes) if bits >> index & 1)
+
+
+class _Bench:
+    """Builds and runs all-FP32 engines of a model with values marked as outputs."""
+
+    def __init__(self, left: Runner, engine: EngineRunner, folder: Path) -> None:
+        self._left, self._engine, self._folder = left, engine, folder
+        self.sample_path = folder / "sample.npz"
+        self.builds = 0
+
+    def outputs(self, marked: Sequence[str], samples: Path) -> Sequence[Mapping[str, np.ndarray]] | Failure:
+        """Outputs and marked values of the engine with these marks; the samples are those that it is built for."""
+        path = self._write(marked)
+        self.builds += 1
+        into = self._folder / "outputs.npz"
+        count = self._engine.build_and_run(
+            path, self._folder / "marked.engine", self._left.samples_path, samples, into, marked
+        )
+        return count if isinstance(count, Failure) else read_outputs(into)
+
+    def marked(self, value: str) -> tuple[float, float] | None:
+        """Errors of a marked value, and of the worst output, on the worst sample; None where that engine has none."""
+        outputs = self.outputs((value,), self.sample_path)
+        if isinstance(outputs, Failure):
+            return None
+        into = self._folder / "exact.npz"
+        self._left.call(OutputsJob(self._write((value,)), self.sample_path, into))
+        exact = read_outputs(into)[0]
+        return value_error(outputs[0][value], exact[value]), max(self.errors(outputs[0], exact).values())
+
+    def errors(self, outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Relative L2 of each output that is judged."""
+        return {name: value_error(outputs[name], exact[name]) for name in self.judged}
+
+    @cached_property
+    def judged(self) -> tuple[str, ...]:
+        """The outputs that are compared and are floats, but for those whose rows come and go with a threshold."""
+        model, dependent = self._left.model, {output.name for output in self._left.workload.dependent_outputs}
+        names = (name for name in self._engine.wanted if name not in dependent and name in model.producer)
+        return tuple(name for name in names if model.info(name).is_float32)
+
+    def _write(self, marked: Sequence[str]) -> Path:
+        path = self._left.scratch("marked")
+        write_with_outputs(self._left.model, self._left.workload.bank, path, (*self._names, *marked))
+        return path
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self._left.model.outputs)

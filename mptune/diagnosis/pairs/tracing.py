@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from mptune.diagnosis.causes.explained import finding
+from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.limits import HEADROOM
-from mptune.diagnosis.pairs.alignment import Alignment, Difference
-from mptune.diagnosis.pairs.structure import changes_of
+from mptune.diagnosis.pairs.structure import Alignment, Difference, changes_of
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.engines.jobs.outputs import TraceJob

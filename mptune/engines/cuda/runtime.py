@@ -1,8 +1,4 @@
-"""CUDA streams, events, graphs and device buffers over ``cuda.bindings.runtime`` (cuda-python), shared by all sessions.
-
-cuda-python is optional and imported on first use; the system's ``libcudart`` takes its place where that works. Every
-call's error code is checked; an error raises ``EngineError`` with CUDA's name and description of it.
-"""
+"""CUDA through ``cuda.bindings``: streams, events, graphs, buffers, a delay kernel and a stopwatch."""
 
 from __future__ import annotations
 
@@ -17,14 +13,17 @@ from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda.system import load_system_runtime
 
 INSTALL = "pip install 'cuda-bindings<13'"
+
 """Version 12 works with drivers of 525 and later, 13 only with 580 and later (CUDA's release notes, table 3)."""
 
 _FIRST_MAJOR = 12
+
 """The oldest CUDA that cuda-python's packages of interest are built for: 12.6."""
 
 # A lost device, or one that refuses work, is the machine's fault: the job is tried again. The other sticky errors
 # (illegal address, launch failure, assert) come from a kernel, so from the plan: they count as a crash.
 _OUT_OF_MEMORY = frozenset({"cudaErrorMemoryAllocation"})
+
 _DEVICE_LOST = frozenset(
     {
         "cudaErrorNoDevice",
@@ -42,6 +41,7 @@ _DEVICE_LOST = frozenset(
         "cudaErrorUnknown",
     }
 )
+
 _CRASHED = frozenset(
     {
         "cudaErrorIllegalAddress",
@@ -334,3 +334,143 @@ class DeviceBuffer:
         address, self.address = self.address, None
         if address is not None:
             runtime().cudaFree(address)
+
+
+DELAY_US = 200
+
+"""Longer than a launch takes."""
+
+_NAME = b"wait"
+
+_PTX = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry wait(.param .u64 span_ns)
+{
+    .reg .pred %waiting;
+    .reg .u64 %span, %begin, %now, %passed;
+    ld.param.u64 %span, [span_ns];
+    mov.u64 %begin, %globaltimer;
+again:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %passed, %now, %begin;
+    setp.lt.u64 %waiting, %passed, %span;
+    @%waiting bra again;
+    ret;
+}
+"""
+
+
+def enqueue_delay(stream: Stream, span_us: int = DELAY_US) -> None:
+    """Keep a stream busy for ``span_us`` microseconds.
+
+    Raises:
+        EngineError: the kernel cannot be loaded or launched.
+    """
+    driver, function = _kernel()
+    span = np.array([span_us * 1000], dtype=np.uint64)
+    pointers = np.array([span.ctypes.data], dtype=np.uint64)
+    code = driver.cuLaunchKernel(
+        function, 1, 1, 1, 1, 1, 1, 0, driver.CUstream(stream.address), pointers.ctypes.data, 0
+    )[0]
+    _check(driver, code, "cuLaunchKernel")
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> tuple[Any, Any]:
+    """The driver's bindings and the kernel. Needs a current context, which exists wherever a stream does."""
+    try:
+        from cuda.bindings import driver
+
+        code, module = driver.cuModuleLoadData(_PTX + b"\0")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the driver lacks a function
+        raise EngineError(FailureKind.UNSUPPORTED, f"cuda-python is not usable ({error})") from error
+    _check(driver, code, "cuModuleLoadData")
+    code, function = driver.cuModuleGetFunction(module, _NAME)
+    _check(driver, code, "cuModuleGetFunction")
+    return driver, function
+
+
+def _check(driver: Any, code: Any, call: str) -> None:
+    if int(code) != 0:
+        raise EngineError(FailureKind.ERROR, f"{call} failed with {getattr(code, 'name', code)}")
+
+
+class StreamStopwatch:
+    """Times executions by events around each of them on their stream, as trtexec does. Implements ``Stopwatch``."""
+
+    def __init__(
+        self,
+        enqueue: Callable[[], None],
+        stream: Stream,
+        clock: Callable[[], float],
+        transfer_ms: float | None = None,
+        *,
+        delay: Callable[[], None] | None = None,
+    ) -> None:
+        """Nothing is executed yet.
+
+        Args:
+            clock: of the host, in milliseconds.
+            delay: keeps the stream busy for a moment. For an ``enqueue`` that returns only when the execution has
+                ended: it would find the stream empty each time, and its duration is no cost of the host. None where
+                ``enqueue`` returns at once.
+        """
+        self.transfer_ms = transfer_ms
+        self._enqueue = enqueue
+        self._stream = stream
+        self._clock = clock
+        self._delay = delay
+        self._enqueue_ms: list[float] = []
+
+    @property
+    def enqueue_ms(self) -> float | None:
+        """See ``Stopwatch``."""
+        return None if self._delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
+
+    def run_once(self) -> None:
+        """See ``Stopwatch``."""
+        self._enqueue()
+        self._stream.synchronize()
+
+    def value_ms(self, executions: int) -> float:
+        """See ``Stopwatch``. The device does not wait for the host, unless enqueueing takes longer than executing.
+
+        An execution, or the delay, always stands before the first event: on an empty stream the launch of the execution
+        (20 to 150 us on a Jetson's CPU) would lie between the events. trtexec enqueues one ahead, too.
+        """
+        pairs: list[tuple[Event, Event]] = []
+        try:
+            for _ in range(executions):
+                pairs.append((Event(), Event()))
+            if executions > 1 or self._delay is None:
+                self._enqueue()
+            for start, end in pairs:
+                if self._delay is not None:
+                    self._delay()
+                before = self._clock()
+                start.record(self._stream)
+                self._enqueue()
+                end.record(self._stream)
+                self._enqueue_ms.append(self._clock() - before)
+            self._stream.synchronize()
+            return float(np.mean([start.elapsed_ms(end) for start, end in pairs]))
+        finally:
+            for event in (event for pair in pairs for event in pair):
+                event.close()
+
+    def span_ms(self, executions: int) -> float:
+        """See ``Stopwatch``: one event before all executions, which the device has reached, and one after them."""
+        start, end = Event(), Event()
+        try:
+            start.record(self._stream)
+            self._stream.synchronize()
+            for _ in range(executions):
+                self._enqueue()
+            end.record(self._stream)
+            self._stream.synchronize()
+            return start.elapsed_ms(end)
+        finally:
+            start.close()
+            end.close()

@@ -12,8 +12,15 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.rollout import outputs_of
 from mptune.engines.base import Stage
-from mptune.engines.jobs.samples import Feed, Outputs, cached_reference, cached_samples, output_error
-from mptune.engines.jobs.scoring import Scoring, file_identity
+from mptune.engines.jobs.samples import (
+    Feed,
+    Outputs,
+    Scoring,
+    cached_reference,
+    cached_samples,
+    file_identity,
+    output_error,
+)
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide

@@ -18,13 +18,11 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.data.rollout import outputs_of
 from mptune.engines.base import EngineSession, Stage
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
-from mptune.engines.jobs.samples import cached_samples, output_error
-from mptune.engines.jobs.scoring import Scoring, file_identity
+from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity, output_error
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import Provider, SessionOptions
-from mptune.engines.timing.enough import Enough
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
-from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import Enough, SessionTiming
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import LatencySettings

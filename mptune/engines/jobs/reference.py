@@ -14,23 +14,21 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import save_outputs
-from mptune.data.metrics.kept_parts import load_parts, save_parts
-from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts
+from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts, load_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
-from mptune.engines.jobs.checks.rows import check_rows, first_other, relative_l2
-from mptune.engines.jobs.ranges import ObservedRanges, TensorRange
+from mptune.engines.jobs.reference_report import ObservedRanges, TensorRange
+from mptune.engines.jobs.rows import check_rows, first_other, relative_l2
 from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
+from mptune.graph.hazards.constants import MaskedRows
 from mptune.graph.hazards.hazard import FP16_MAX
-from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
-from mptune.graph.loading.shared_units import Units
-from mptune.graph.writing.observe import Tap
-from mptune.graph.writing.probing.nodes import ProbeTap
+from mptune.graph.loading.shapes import Units
+from mptune.graph.writing.observe import ProbeTap, Tap
 
 
 @dataclass(frozen=True)

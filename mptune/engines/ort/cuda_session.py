@@ -17,19 +17,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.delay import enqueue_delay
 from mptune.engines.cuda.no_tf32 import NO_TF32 as NO_TF32
-from mptune.engines.cuda.stopwatch import StreamStopwatch
-from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, SessionOptions, translated
+from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
+from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, Provider, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
+from mptune.engines.worker.child import WorkerState
 
 _TRANSFER_VALUES = 5
 
@@ -301,3 +302,23 @@ def _preload_libraries() -> None:
     preload = getattr(onnxruntime, "preload_dlls", None)
     if preload is not None:
         preload()
+
+
+@dataclass(frozen=True)
+class ProbeJob:
+    """Check that a provider starts: ONNX Runtime lists providers whose libraries may be missing."""
+
+    provider: Provider
+
+    def run(self, state: WorkerState) -> None:
+        """Raise ``EngineError`` where it does not start."""
+        from onnx import TensorProto, helper
+
+        info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("x", "y")]
+        node = helper.make_node("MatMul", ["x", "x"], ["y"])
+        graph = helper.make_graph([node], "probe", info[:1], info[1:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        options = SessionOptions(self.provider, timing=False)
+        session = state.transient(partial(open_session, model.SerializeToString(), options))
+        state.enter(Stage.RUN)
+        session.run({"x": np.eye(2, dtype=np.float32)})

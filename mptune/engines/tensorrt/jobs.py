@@ -1,31 +1,183 @@
-"""The jobs of TensorRT and TensorRT-RTX in the worker: load the library, build an engine, measure one."""
+"""The jobs of TensorRT in the worker: load, build, measure, profile, check an engine's types, run an engine file."""
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mptune.data.archive import read_samples
-from mptune.engines.base import EngineError, EngineSession, FailureKind
+from mptune.engines.base import EngineError, EngineSession, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
+from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, steady_mean
 from mptune.engines.jobs.measure import MeasureJob
-from mptune.engines.jobs.samples import Feed
+from mptune.engines.jobs.outputs import OutputsJob, RepeatJob, Run
+from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, engine_faults
-from mptune.engines.tensorrt.inspect import read_layers, type_warnings
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.worker.child import WorkerState
 from mptune.files import whole_file
-from mptune.graph.plan import Precision
+from mptune.graph.plan import REDUCED, Precision
+from mptune.settings import LatencySettings
+
+_TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")
+
+# "Row major linear FP16 format", "Channel major FP16 format where channel % 8 == 0", "Half"; "Row major linear BF16".
+_BRAIN = re.compile(r"BF16|BFloat16", re.IGNORECASE)
+
+_HALF = re.compile(r"(?<!B)FP16|(?<!B)Float16|\bHalf\b", re.IGNORECASE)
+
+_SINGLE = re.compile(r"FP32|Float32|(?<!B)\bFloat\b|\bTF32\b", re.IGNORECASE)
+
+_INT8 = re.compile(r"\bU?Int8\b", re.IGNORECASE)
+
+_NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
+
+_SEPARATORS = re.compile(r"[\x1e\x1f]")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a built engine.
+
+    Attributes:
+        nodes: names of the ONNX nodes that it came from; empty for a reformat of TensorRT's own.
+        inputs: floating types of its inputs, as far as they are known.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    inputs: frozenset[Precision]
+    outputs: frozenset[Precision]
+
+
+def read_layers(information: str) -> tuple[Layer, ...]:
+    """Read the inspector's JSON.
+
+    Returns:
+        The layers with more than a name; empty where the engine was built without detailed verbosity.
+    """
+    return tuple(_layer(entry) for entry in _listed(information))
+
+
+def misplaced_layers(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> tuple[tuple[str, ...], int]:
+    """The layers that compute in another type than the plan says.
+
+    Only layers whose nodes all have the same precision count, and whose type TensorRT gives.
+    """
+    judged = [layer for layer in layers if layer.outputs and len({nodes.get(n) for n in layer.nodes} - {None}) == 1]
+    return tuple(layer.name for layer in judged if _broken(nodes, layer) is not None), len(judged)
+
+
+def int8_layers(information: str) -> tuple[str, ...]:
+    """Names of the layers in the inspector's JSON that read or write INT8."""
+    found = []
+    for entry in _listed(information):
+        tensors = [one for key in ("Inputs", "Outputs") for one in entry.get(key) or () if isinstance(one, dict)]
+        if any(_INT8.search(_type_text(one)) for one in tensors):
+            found.append(str(entry.get("Name", "")))
+    return tuple(found)
+
+
+def type_warnings(
+    nodes: Mapping[str, Precision], layers: Sequence[Layer], baseline: Sequence[Layer]
+) -> tuple[str, ...]:
+    """Compare an engine with its plan and with the all-FP32 engine.
+
+    Only layers whose nodes all have the same precision count: what is fused across a boundary has both.
+    """
+    warnings = []
+    realised = _realised(nodes, layers)
+    if not {*nodes.values()}.isdisjoint(REDUCED) and realised and realised == _realised(nodes, baseline):
+        warnings.append(
+            "the engine computes in the same types as the all-FP32 engine, so the plan changed nothing: update"
+            " TensorRT, or treat the plan as FP32"
+        )
+    other = [(layer, wanted) for layer in layers if (wanted := _broken(nodes, layer)) is not None]
+    if other and not warnings:
+        layer, wanted = other[0]
+        got = ", ".join(sorted(precision.value for precision in layer.outputs))
+        warnings.append(
+            f"{len(other)} of {len(layers)} layers of the engine run in another type than the plan says, such as"
+            f" {layer.name!r} ({got} in place of {wanted.value}): latency and error are those of this engine; update"
+            " TensorRT to have the plan's"
+        )
+    return tuple(warnings)
+
+
+def _listed(information: str) -> list[Mapping[str, Any]]:
+    """The entries of the layers that have more than a name."""
+    try:
+        document = json.loads(information)
+    except ValueError:
+        return []
+    listed = document.get("Layers", ()) if isinstance(document, dict) else ()
+    return [entry for entry in listed if isinstance(entry, dict)]
+
+
+def _layer(entry: Mapping[str, Any]) -> Layer:
+    metadata = str(entry.get("Metadata") or "")
+    found = (_NODE.match(part.strip()) for part in _SEPARATORS.split(metadata))
+    return Layer(
+        name=str(entry.get("Name", "")),
+        nodes=tuple(match["name"] for match in found if match),
+        inputs=_types(entry.get("Inputs", ())),
+        outputs=_types(entry.get("Outputs", ())),
+    )
+
+
+def _types(tensors: Any) -> frozenset[Precision]:
+    found = (_type(one) for one in tensors if isinstance(one, dict)) if isinstance(tensors, list) else ()
+    return frozenset(precision for precision in found if precision is not None)
+
+
+def _type(description: Mapping[str, Any]) -> Precision | None:
+    """The floating type of a tensor; None for integers, other floats, and where TensorRT gives none."""
+    text = _type_text(description)
+    if _BRAIN.search(text):
+        return Precision.BF16
+    if _HALF.search(text):
+        return Precision.FP16
+    return Precision.FP32 if _SINGLE.search(text) else None
+
+
+def _type_text(description: Mapping[str, Any]) -> str:
+    return next((str(description[key]) for key in _TYPE_KEYS if description.get(key)), "")
+
+
+def _realised(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> dict[str, frozenset[Precision]]:
+    """Types of the inputs and outputs of the layers that each of the plan's nodes became part of."""
+    realised: dict[str, frozenset[Precision]] = {}
+    for layer in layers:
+        for node in layer.nodes:
+            if node in nodes:
+                realised[node] = realised.get(node, frozenset()) | layer.inputs | layer.outputs
+    return {node: types for node, types in realised.items() if types}
+
+
+def _broken(nodes: Mapping[str, Precision], layer: Layer) -> Precision | None:
+    """The precision that a layer should have, where none of its outputs has that type."""
+    wanted = {nodes.get(node) for node in layer.nodes}
+    if len(wanted) != 1 or not layer.outputs:
+        return None
+    precision = wanted.pop()
+    return precision if precision is not None and precision not in layer.outputs else None
+
 
 _OPEN_SESSIONS = ("baseline", "switched", "waists")
+
 """What stays open in the worker from job to job and holds memory of the device."""
 
 _SHAPE_VALUES = 64
+
 """An integer input of at most so many elements may be a shape; of all others only the shape is needed to build."""
 
 
@@ -160,3 +312,198 @@ def _outline(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind in "iu" and array.size <= _SHAPE_VALUES:
         return array
     return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
+@dataclass(frozen=True)
+class EngineProfileJob:
+    """Take the layer times of an engine file in a session of its own, since the one that is timed has a CUDA graph.
+
+    Attributes:
+        runtime_cache: File in which TensorRT-RTX keeps compiled kernels; None for none.
+    """
+
+    engine: Path
+    samples: Path
+    kind: Kind
+    latency: LatencySettings = field(default_factory=LatencySettings)
+    runtime_cache: Path | None = None
+    fp64_inputs: frozenset[str] = frozenset()
+
+    def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
+        """The layer times of one execution, in the engine's order.
+
+        Raises:
+            EngineError: the engine cannot be loaded or run.
+        """
+        feed = cached_samples(state, self.samples)[0]
+        plain = replace(self.latency, cuda_graph=False)
+        options = EngineOptions(self.kind, plain, self.runtime_cache, fp64_inputs=self.fp64_inputs)
+        session = state.transient(partial(TensorRtSession, self.engine, options))
+        state.enter(Stage.TIME)
+        profiler = profiler_class(session.library.trt)()
+        session.attach(profiler)
+        watch = session.stopwatch(feed)
+        for _ in range(UNTIMED_RUNS):
+            watch.run_once()
+        for _ in range(PROFILED_RUNS):
+            profiler.start_execution()
+            watch.run_once()
+        return layer_times(profiler.executions, read_layers(session.information()))
+
+
+def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
+    """Combine the profiler's times with the inspector's layers.
+
+    Args:
+        executions: layer name -> milliseconds, of each execution.
+
+    Raises:
+        EngineError: the profiler reported no layer, or none that the inspector traces to the model.
+    """
+    nodes: dict[str, tuple[str, ...]] = {}
+    for layer in layers:
+        nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
+    names = dict.fromkeys(name for execution in executions for name in execution)
+    if not any(nodes.get(name) for name in names):
+        reported = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
+        raise EngineError(FailureKind.UNSUPPORTED, f"the profiler reports {reported}")
+    return tuple(
+        LayerTime(nodes.get(name, ()), steady_mean([execution.get(name, 0.0) for execution in executions]))
+        for name in names
+    )
+
+
+@cache
+def profiler_class(trt: Any) -> Any:
+    """An ``IProfiler`` of this module that keeps the time of each layer, execution by execution."""
+
+    class Profiler(trt.IProfiler):  # type: ignore[misc]
+        """Times of the same layer name within an execution are summed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.executions: list[dict[str, float]] = []
+
+        def start_execution(self) -> None:
+            """Begin another execution; what is reported before the first one is dropped."""
+            self.executions.append({})
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            if self.executions:
+                times = self.executions[-1]
+                times[layer_name] = times.get(layer_name, 0.0) + ms
+
+    return Profiler
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """How a model calls what goes into an engine and comes out of it.
+
+    Attributes:
+        inputs: of the model, in its order.
+        outputs: of the model, in its order.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    wanted: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EngineOutputsJob(OutputsJob):
+    """``OutputsJob`` with an engine file as ``model``.
+
+    Attributes:
+        kind: whose engine it is.
+        names: of the ONNX model's inputs and outputs; the samples have those inputs, the file gets those outputs.
+    """
+
+    kind: Kind = "tensorrt"
+    names: ModelNames = ModelNames((), (), ())
+
+    def _open(self, state: WorkerState) -> Run:
+        return state.transient(lambda: _Sessions(self.model, self.kind, self.names, 1)).runs[0]
+
+
+@dataclass(frozen=True)
+class EngineRepeatJob(RepeatJob):
+    """``RepeatJob`` with an engine file as ``model``: each thread has a session with its own context and stream.
+
+    Attributes:
+        kind: whose engine it is.
+    """
+
+    kind: Kind = "tensorrt"
+    names: ModelNames = ModelNames((), (), ())
+
+    def _open(self, state: WorkerState) -> list[Run]:
+        return state.transient(lambda: _Sessions(self.model, self.kind, self.names, self.threads)).runs
+
+
+class _Sessions:
+    """Sessions of one engine file, under the names of the model."""
+
+    def __init__(self, path: Path, kind: Kind, names: ModelNames, count: int) -> None:
+        self._opened: list[TensorRtSession] = []
+        self.runs: list[Run] = []
+        try:
+            for _ in range(count):
+                session = TensorRtSession(path, EngineOptions(kind))
+                self._opened.append(session)
+                self.runs.append(_Renamed(session, names))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close them all. Idempotent."""
+        while self._opened:
+            self._opened.pop().close()
+
+
+class _Renamed:
+    """Runs a session on a model's feeds: inputs and outputs correspond by name, else by position."""
+
+    def __init__(self, session: TensorRtSession, names: ModelNames) -> None:
+        mode = session.library.trt.TensorIOMode
+        self._session = session
+        theirs = session.tensor_names(mode.INPUT)
+        self._inputs = _pairs("inputs", theirs, theirs, names.inputs)
+        self._types = {name: session.tensor_type(name) for name in theirs}
+        self._outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
+
+    def __call__(self, feed: Feed) -> Outputs:
+        found = self._session.run(
+            {name: _cast(feed[ours], name, self._types[name]) for name, ours in self._inputs.items()}
+        )
+        return {ours: found[name] for ours, name in self._outputs.items()}
+
+
+def _pairs(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
+    """Each wanted name -> the other side's: the same, else the one at its place where there are as many.
+
+    Raises:
+        EngineError: neither is there.
+    """
+    if set(wanted) <= set(others):
+        return {name: name for name in wanted}
+    if len(names) != len(others):
+        text = f"the {what} of the engine and of the model differ: {', '.join(names)} and {', '.join(others)}"
+        raise EngineError(FailureKind.ERROR, text)
+    by_place = dict(zip(names, others, strict=True))
+    return {name: by_place[name] for name in wanted}
+
+
+def _cast(array: np.ndarray, name: str, dtype: np.dtype[np.generic]) -> np.ndarray:
+    """A feed in the type of the engine's input: other widths of floats, and of integers that keep their values."""
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind == dtype.kind == "f":
+        return array.astype(dtype)
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        cast = array.astype(dtype)
+        if np.array_equal(cast, array):
+            return cast
+        raise EngineError(FailureKind.ERROR, f"input {name!r} is of type {dtype}, which does not hold all its values")
+    return array  # The session says what it wants.

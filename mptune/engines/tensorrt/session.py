@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,66 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.stopwatch import StreamStopwatch
+from mptune.engines.cuda.runtime import StreamStopwatch
 from mptune.engines.lifetime import are_gone, references
-from mptune.engines.tensorrt.allocator import allocator_class
-from mptune.engines.tensorrt.cache import RuntimeCache
-from mptune.engines.tensorrt.errors import build_failure, made
-from mptune.engines.tensorrt.host import copied_to_host, empty_on_host
-from mptune.engines.tensorrt.library import Kind, Library, collector_paused, load_library, open_log
+from mptune.engines.tensorrt.builder import RuntimeCache
+from mptune.engines.tensorrt.library import (
+    Kind,
+    Library,
+    build_failure,
+    collector_paused,
+    copied_to_host,
+    empty_on_host,
+    load_library,
+    made,
+    open_log,
+)
 from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.settings import LatencySettings
+
+
+@cache
+def allocator_class(trt: Any) -> Any:
+    """The class of ``IOutputAllocator`` that keeps an output in a buffer of its own."""
+
+    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
+        """Memory for one output whose shape depends on values; it grows and never shrinks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._buffer: cuda.DeviceBuffer | None = None
+            self._shape: tuple[int, ...] = ()
+
+        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+            if self._buffer is None or self._buffer.nbytes < size:
+                self.close()
+                self._buffer = cuda.DeviceBuffer((size,), np.dtype(np.uint8))  # cudaMalloc aligns to 256 bytes.
+            return self._buffer.address or 0
+
+        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+            return self.reallocate_output(tensor_name, memory, size, alignment)
+
+        def notify_shape(self, tensor_name: str, shape: Any) -> None:
+            self._shape = tuple(shape)
+
+        def download(self, stream: cuda.Stream, dtype: np.dtype[Any]) -> np.ndarray:
+            if self._buffer is None:
+                return np.empty(self._shape, dtype)
+            size = int(np.prod(self._shape, dtype=np.int64)) * dtype.itemsize
+            return self._buffer.download(stream)[:size].view(dtype).reshape(self._shape)
+
+        def close(self) -> None:
+            if self._buffer is not None:
+                self._buffer.close()
+                self._buffer = None
+
+    return Allocator
+
 
 _TRANSFER_VALUES = 5
 
 Place = cuda.DeviceBuffer | np.ndarray
+
 """Memory of a tensor: on the device, or on the host where shapes are computed from it."""
 
 

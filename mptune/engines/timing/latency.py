@@ -1,43 +1,41 @@
-"""How engines are timed: warm-up, frozen repetitions, robust statistics, warnings that say what to do.
-
-The definition is trtexec's GPU compute time (NVIDIA/TensorRT ``samples/common/sampleReporting``): the engine alone,
-data already on the device, median and percentiles of many values. On a CPU a monotonic clock takes the place of events.
-
-Engines that are to be compared are timed in turn, one value of each after another, so that slow changes of the device
-affect all of them alike. On an H200 the ratio of two engines that were timed one after the other
-for 100 ms each varies by 0.17, 0.27 and 0.72 % (standard deviation; ViT-S, a text encoder, a flow network), in turn by
-0.09, 0.07 and 0.39 % (``benchmarks/in_turn.py``). They are warmed up in turn, too. How many values are taken is decided
-while they are taken (``mptune.engines.timing.enough``).
-"""
+"""How engines are timed: warm-up, frozen repetitions, robust statistics, pooled sessions, which of two is lower."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mptune.data.metrics.paired import t_quantile
 from mptune.data.numbers import decode_float, encode_float
-from mptune.engines.timing.enough import LEAST_VALUES
-from mptune.engines.timing.medians import bootstrap_median_interval, percentile
-from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval, percentile
+from mptune.files import parse_json, whole_file
 from mptune.settings import LatencySettings
 
 MIN_SPAN_MS = 1.0
+
 """A timed value that spans less than this is dominated by the cost of the clock and of the launch."""
 
 TARGET_SPAN_MS = 10.0
+
 """Span of one value on the baseline: candidates are up to about four times as fast and share its repetitions. Some
 engines have two execution times (a flow network on an H200: 3.85 and 3.90 ms). A value that spans several executions
 averages them; the median of single executions would jump from one to the other."""
 
 HOST_BOUND_RATIO = 0.8
+
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
 
 LatencySource = Literal["measured", "predicted"]
+
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
 
 _MAX_PROBES = 1_000_000
@@ -366,3 +364,97 @@ def time_in_turn(
         )
         for watch, values in zip(watches, taken, strict=True)
     )
+
+
+DRIFT_TEXT = "the FP32 baseline takes"
+
+"""How the warning of a measurement begins whose baseline has drifted."""
+
+
+@dataclass(frozen=True)
+class TimingRecord:
+    """Repetitions and baseline latency of the first timing.
+
+    Attributes:
+        baseline_ms: median of the FP32 baseline at the first timing.
+    """
+
+    repetitions: Repetitions
+    baseline_ms: float
+
+    @classmethod
+    def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
+        """The record of an earlier process; None where there is none or its latency settings were others."""
+        try:
+            document = parse_json(path.read_text(encoding="utf-8"))
+            if document["settings"] != asdict(settings):
+                return None
+            return cls(Repetitions.from_json(document["repetitions"]), float(document["baseline_ms"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, path: Path, settings: LatencySettings) -> None:
+        """Write the record whole or not at all."""
+        document = {
+            "repetitions": self.repetitions.to_json(),
+            "baseline_ms": self.baseline_ms,
+            "settings": asdict(settings),
+        }
+        with whole_file(path) as partial:
+            partial.write_text(json.dumps(document, indent=2), encoding="utf-8")
+
+
+def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:
+    """One latency from several rounds of the same engine; the interval holds every round's median.
+
+    Where the rounds' sessions are known their interval takes its place.
+    """
+    if len(latencies) == 1 or not all(one.raw_ms for one in latencies):
+        return latencies[0]
+    pooled = summarise([value for one in latencies for value in one.raw_ms], settings)
+    medians = [one.median_ms for one in latencies]
+    low, high = pooled.ci95_ms
+    return replace(
+        pooled,
+        ci95_ms=(min(low, *medians), max(high, *medians)),
+        transfer_ms=latencies[0].transfer_ms,
+        warnings=max(latencies, key=lambda one: one.cv).warnings,
+    )
+
+
+Bools = NDArray[np.bool_]
+
+LEVEL = 0.005
+
+"""Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since
+values are not independent and sessions stop early. In simulated searches 0.2 to 0.7 % are, by the kind of noise
+(``tests/engines/timing/test_enough.py``), by intervals alone 0.7 to 1.8 %."""
+
+
+def is_lower(one: Latency, other: Latency) -> bool:
+    """Whether ``one`` is lower beyond noise; latencies that are predicted have none."""
+    if not (one.median_ms < other.median_ms and one.ci95_ms[1] < other.ci95_ms[0]):
+        return False
+    return other.median_ms - one.median_ms > math.hypot(_reaches(one)[1], _reaches(other)[0])
+
+
+def are_lower(latencies: Sequence[Latency]) -> Bools:
+    """Whether the row's latency is lower than the column's, as ``is_lower``; shape (latencies, latencies)."""
+    medians = np.array([one.median_ms for one in latencies])
+    lows, highs = (np.array([one.ci95_ms[side] for one in latencies]) for side in (0, 1))
+    below, above = (np.array([_reaches(one)[side] for one in latencies]) for side in (0, 1))
+    lower: Bools = (medians[:, None] < medians[None, :]) & (highs[:, None] < lows[None, :])
+    lower &= medians[None, :] - medians[:, None] > np.hypot(above[:, None], below[None, :])
+    return lower
+
+
+def _reaches(latency: Latency) -> tuple[float, float]:
+    """How far the interval of a latency reaches below and above its median, in ms, where its level is ``LEVEL``."""
+    stretch, (low, high) = _stretch(latency.degrees), latency.ci95_ms
+    return stretch * (latency.median_ms - low), stretch * (high - latency.median_ms)
+
+
+@lru_cache(maxsize=1024)
+def _stretch(degrees: float) -> float:
+    """How many times as wide as the 95 % interval one of level ``LEVEL`` is."""
+    return t_quantile(1.0 - LEVEL / 2.0, degrees) / t_quantile(0.975, degrees)

@@ -1,44 +1,107 @@
-"""How far sessions of one plan differ, and the intervals of latencies that follow from it.
-
-A session opened anew differs from the one before: memory lies elsewhere, other kernels are chosen. On an H200 sessions
-of one plan differ by 0.12 to 0.33 % (standard deviation of the log ratio to the baseline, 14 sessions of three
-networks), while the bootstrap of one session's values says 0.01 to 0.07 %. So a latency's variance adds up what is
-within its session and what is between sessions, and the latter is estimated from plans that were opened more than once.
-
-The model is linear with mixed effects. For session k of plan p, timed in turn with session b of the baseline:
-
-    y_pk = log(median / median of the baseline) = mu_p - s_b + e_pk
-
-``e_pk`` has the variance ``sigma^2 + w_pk^2``: between sessions, and within this one. The effect ``s_b`` of the
-baseline's session, variance ``sigma^2``, is common to all plans that were timed beside it, and changes when a worker is
-started anew. Latencies are stated relative to the first session of the baseline, the anchor: ``mu_p - s_anchor``. So
-plans that were timed beside the anchor owe nothing to the baseline's sessions.
-
-``sigma^2 + mean w^2`` is estimated by the residual mean square of the two-way layout of plans and baseline sessions;
-it is unbiased, with as many degrees of freedom as there are timings beyond the effects. Effects of the baseline's
-sessions are predicted with their prior variance (best linear unbiased prediction: Searle, Casella and McCulloch,
-Variance Components, 1992, chapter 7). With few degrees of freedom intervals are Student's t, theirs by Satterthwaite's
-approximation (Biometrics Bulletin 2, 1946), in which the variance within a session has few degrees of its own: a
-session that stopped after 5 values and scatters more than others is not known as well as it says.
-"""
+"""How well a median is known, how far sessions of one plan differ, and when a timing is exact enough."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import t_quantile
-from mptune.engines.timing.session_timing import SessionTiming
+
+BOOTSTRAP_SAMPLES = 1000
+
+"""Resamples of the values for the interval of their median."""
+
+_BOOTSTRAP_CHUNK = 4_000_000
+
+
+def percentile(sorted_values: Sequence[float] | np.ndarray, p: float) -> float:
+    """The p-th percentile (0 to 100) of ascending values: ``sorted[n - 1 - int((1 - p/100) * n)]``, as trtexec."""
+    n = len(sorted_values)
+    # 1e-9: else (1 - 0.9) * 10 = 0.99999... would be truncated to 0.
+    return float(sorted_values[max(0, n - 1 - int((1.0 - p / 100.0) * n + 1e-9))])
+
+
+def bootstrap_median_interval(
+    values: np.ndarray, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the median (Efron 1979), deterministic for a seed.
+
+    Args:
+        values: one-dimensional, at least one value.
+    """
+    generator = np.random.default_rng(seed)
+    rows = max(1, _BOOTSTRAP_CHUNK // len(values))
+    medians = [
+        np.median(values[generator.integers(0, len(values), size=(min(rows, samples - start), len(values)))], axis=1)
+        for start in range(0, samples, rows)
+    ]
+    low, high = np.quantile(np.concatenate(medians), [0.025, 0.975])
+    return float(low), float(high)
+
 
 Floats = NDArray[np.float64]
+
+_RESAMPLES = 400
+
+_LEAST_MS = 1e-9
+
+"""A clock that is too coarse gives 0, which has no logarithm."""
+
+
+@dataclass(frozen=True)
+class SessionTiming:
+    """The latency of one session of a plan, relative to the session of the baseline that it was timed in turn with.
+
+    Attributes:
+        baseline: which session of the baseline; all candidates of one worker process share it.
+        log_ratio: ``log(median / median of the baseline)``.
+        sd: standard error of ``log_ratio`` within these two sessions.
+    """
+
+    baseline: str
+    log_ratio: float
+    sd: float
+
+    @classmethod
+    def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
+        """From values taken in turn, ``values_ms[i]`` right after ``baseline_ms[i]``."""
+        values, others = (
+            np.maximum(np.asarray(taken, dtype=np.float64), _LEAST_MS) for taken in (values_ms, baseline_ms)
+        )
+        ratio = float(np.median(values)) / float(np.median(others))
+        return cls(baseline, math.log(ratio), log_ratio_sd(values, others))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return {"baseline": self.baseline, "log_ratio": self.log_ratio, "sd": self.sd}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SessionTiming:
+        """Inverse of ``to_json``."""
+        return cls(str(document["baseline"]), float(document["log_ratio"]), float(document["sd"]))
+
+
+def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[float] | Floats, seed: int = 0) -> float:
+    """Standard error of the log ratio of two medians whose values were taken in turn.
+
+    The bootstrap (Efron 1979) draws rounds, a value of each engine: what a device does in one round is common to both
+    and cancels. Deterministic for a seed; 0 for a single round.
+    """
+    values, baseline = np.asarray(values_ms, dtype=np.float64), np.asarray(baseline_ms, dtype=np.float64)
+    rounds = np.random.default_rng(seed).integers(0, len(values), size=(_RESAMPLES, len(values)))
+    medians = np.median(values[rounds], axis=1), np.median(baseline[rounds], axis=1)
+    return float(np.std(np.log(medians[0] / medians[1]), ddof=1)) if len(values) > 1 else 0.0
+
 
 _COVERAGE = 0.95
 
 _WITHIN_DEGREES = 4.0
+
 """Degrees of freedom of one session's variance. The bootstrap of a median is slow to learn it (Hall and Martin,
 Probability Theory and Related Fields 80, 1988): simulated, 3.2 of 5 values, 5 of 7, 11 of 38."""
 
@@ -153,3 +216,110 @@ def _residual(repeated: Sequence[Sequence[SessionTiming]], index: Mapping[str, i
     degrees = len(values) - int(rank)
     squares = float(np.sum((values - design @ solution) ** 2))
     return (squares / degrees if degrees else 0.0), degrees
+
+
+LEAST_VALUES = 5
+
+"""Values of each engine that every timing takes: the median of fewer is at the mercy of one outlier."""
+
+CLEAR = 4.0
+
+"""A difference of so many standard errors is clear."""
+
+EXACT = 6e-4
+
+"""Standard error of a log ratio that is small beside any spread between sessions that was seen; one that is still
+smaller is wanted where nothing is known of the spread of this model."""
+
+COARSE = 1.2e-3
+
+"""A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
+
+_OF_SPREAD = 0.5
+
+"""A standard error within a session of at most so much of the spread between sessions widens intervals by 12 %."""
+
+_ASSUMED_SPREAD = 1.5e-3
+
+"""Relative standard deviation between sessions where nothing is known of it: as on an H200, rather too large."""
+
+_LOOK_GROWTH = 1.4
+
+
+@dataclass(frozen=True)
+class Enough:
+    """What one timing has to show.
+
+    Attributes:
+        spread: between sessions of one plan, relative standard deviation.
+        others: log ratio to the baseline and error of plans that were timed before, which it may be on the front with.
+        error: of the plan that is timed; NaN where it is not known or not to be judged by it.
+    """
+
+    spread: float = _ASSUMED_SPREAD
+    others: tuple[tuple[float, float], ...] = ()
+    error: float = math.nan
+
+    def is_reached(self, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> bool:
+        """Whether values that were taken in turn are enough.
+
+        Args:
+            baseline_ms: of the baseline, each before the plan's.
+        """
+        if len(values_ms) < LEAST_VALUES or not _is_look(len(values_ms)):
+            return False
+        timing = SessionTiming.of_values("", values_ms, baseline_ms)
+        if timing.sd <= max(EXACT, _OF_SPREAD * self.spread):
+            return True
+        # The spread counts twice: that of this session and that of the other plan's.
+        margin = CLEAR * math.hypot(timing.sd, math.sqrt(2.0) * self.spread)
+        if timing.log_ratio - self._fastest_as_exact() >= margin:
+            return True
+        gaps = [abs(timing.log_ratio - log_ratio) for log_ratio, _ in self._front()]
+        return timing.sd <= COARSE and len(gaps) > 1 and min(gaps) >= margin
+
+    def _fastest_as_exact(self) -> float:
+        """The smallest log ratio of a plan whose error is no larger; infinite where there is none."""
+        return min((log_ratio for log_ratio, error in self.others if error <= self.error), default=math.inf)
+
+    def _front(self) -> list[tuple[float, float]]:
+        """The others that no other one dominates."""
+        found: list[tuple[float, float]] = []
+        for log_ratio, error in sorted(self.others):
+            if not found or error < found[-1][1]:
+                found.append((log_ratio, error))
+        return found
+
+
+def _is_look(count: int) -> bool:
+    """Whether so many values are one of the numbers at which values are looked at: 5, 7, 10, 14, 20, 28, ..."""
+    look = float(LEAST_VALUES)
+    while round(look) < count:
+        look *= _LOOK_GROWTH
+    return round(look) == count
+
+
+class Standings:
+    """The timings of this process, by plan: what the next timing has to tell apart."""
+
+    def __init__(self) -> None:
+        self._timings: dict[str, list[SessionTiming]] = {}
+        self._errors: dict[str, float] = {}
+
+    def add(self, plan: str, timings: Sequence[SessionTiming], error: float = math.nan) -> None:
+        """Take sessions of a plan, by its fingerprint, and its error; NaN leaves the error that is known."""
+        self._timings.setdefault(plan, []).extend(timings)
+        if not math.isnan(error):
+            self._errors[plan] = error
+
+    def enough(self, plan: str) -> Enough:
+        """What the next timing of a plan has to show."""
+        spread = SessionSpread(self._timings).sd
+        return Enough(
+            _ASSUMED_SPREAD if spread is None else spread,
+            tuple(
+                (float(np.mean([timing.log_ratio for timing in timings])), self._errors[other])
+                for other, timings in self._timings.items()
+                if other != plan and math.isfinite(self._errors.get(other, math.nan))
+            ),
+        )

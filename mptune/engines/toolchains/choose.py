@@ -13,13 +13,12 @@ from mptune.engines.environment import cpu_model
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryJob, LibraryReport
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed
-from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, unparsed_operators
+from mptune.engines.tensorrt.store import CURE, ParseJob, foreign_operators, unparsed_operators
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.predicted import PredictedToolchain
-from mptune.engines.toolchains.probing import PROBE_TIMEOUT_S, probe
-from mptune.engines.toolchains.shared import BaseToolchain
+from mptune.engines.toolchains.reference import PROBE_TIMEOUT_S, probe
+from mptune.engines.toolchains.shared import BaseToolchain, PredictedToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
-from mptune.engines.worker.once import run_once
+from mptune.engines.worker.parent import run_once
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.graph.loading.model import Model

@@ -1,9 +1,4 @@
-"""Emulated errors of plans (``mptune.graph.writing.emulate``): the models that are written, and the jobs that run them.
-
-On a GPU opening a session takes longer than running the model, on a CPU it is the other way round. So plans share
-sessions, with a switch for each group: on a GPU all of them one session, replayed as a CUDA graph. On a CPU a plan
-whose reduced groups lie in one stretch starts at the waist before it, from values that were computed once.
-"""
+"""Emulated errors of plans: the models that are written, the jobs that run them, and the memory a run takes."""
 
 from __future__ import annotations
 
@@ -19,35 +14,76 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, one_group_errors_s
 from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
-from mptune.engines.jobs.scoring import Scoring
+from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
-from mptune.engines.toolchains.run_memory import run_bytes
 from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.loading.model import Model
+from mptune.graph.loading.model import Model, once
+from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.switched import SwitchedEmulator
-from mptune.graph.writing.waists import Stretch, Waist, find_stretches
+from mptune.graph.writing.switched import Stretch, SwitchedEmulator, Waist, find_stretches
 from mptune.settings import SearchSettings
-from mptune.targets.flops import Shape
+from mptune.targets.costs import Shape
+from mptune.targets.memory import memory_need
+
+_VALUES_EACH = 3
+
+"""What a run holds of a value at once, in FP32 values at most: in an emulation as computed, in FP16, and rounded."""
+
+
+def run_bytes(model: Model, samples: Path) -> int | None:
+    """Memory for the values of one run in FP32, emulated or observed, on the largest sample.
+
+    Returns:
+        Bytes, more rather than less. None where a value's size is not known, or a subgraph has values of its own.
+    """
+    every = [shapes for shapes in read_sample_shapes(samples) if shapes]
+    if not every:
+        return None
+    names = {tensor.name for tensor in model.inputs}
+    largest = max(every, key=lambda shapes: sum(map(math.prod, shapes.values())))
+    given = tuple(sorted((name, shape) for name, shape in largest.items() if name in names))
+    known = _by_inputs(model)
+    if given not in known:
+        known[given] = _bytes_of(model, dict(given))
+    return known[given]
+
+
+@once
+def _by_inputs(model: Model) -> dict[tuple[tuple[str, Shape], ...], int | None]:
+    """What has been found of a model, by the shapes of its inputs: it takes a tenth of a second for 600 nodes."""
+    return {}
+
+
+def _bytes_of(model: Model, inputs: Mapping[str, Shape]) -> int | None:
+    outputs = (out for node in model.nodes for out in node.outputs if out)
+    if any(node.has_subgraph for node in model.nodes) or any(model.info(out).dtype == "undefined" for out in outputs):
+        return None
+    found = static_shapes(model, given=inputs)
+    return None if found.unknown else _VALUES_EACH * memory_need(model, found.shapes).fp32_activations
+
 
 T = TypeVar("T")
 
 STRETCHES = 12
+
 """A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model on a CPU. Each stretch opens a session:
 fewer where a stretch would hold one group only."""
 
 EMULATED_ROWS = 8
+
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
 
 _WAIST_BYTES = 1 << 29
+
 """Most memory of the worker for the values at all waists, bytes, of all samples together."""
 
 _KEPT_BYTES = 1 << 30
+
 """Sessions stay open while their weights together are no more than this, bytes."""
 
 

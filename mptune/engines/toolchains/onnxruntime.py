@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.base import ErrorSource, Failure, Measurement, MissingKernel, Profiling, SampleSet
 from mptune.engines.environment import Environment
-from mptune.engines.jobs.layer_times import LayerTime
+from mptune.engines.jobs.layer_times import LayerTime, OrtProfileJob
 from mptune.engines.jobs.measure import MeasureJob, ReopenJob
-from mptune.engines.jobs.ort_profile import OrtProfileJob
 from mptune.engines.jobs.placement import PlacementJob
-from mptune.engines.jobs.scoring import Scoring
+from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, Provider
 from mptune.engines.timing.latency import LatencySource
-from mptune.engines.timing.session_timing import SessionTiming
-from mptune.engines.toolchains.shared import BaseToolchain
-from mptune.engines.toolchains.timed import Profiler, Timer
+from mptune.engines.timing.spread import SessionTiming
+from mptune.engines.toolchains.shared import BaseToolchain, Profiler, Timer
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.lookup import attribute

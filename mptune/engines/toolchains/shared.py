@@ -1,10 +1,12 @@
-"""What every toolchain has ONNX Runtime do: reference outputs, observed ranges, emulated errors; and the worker."""
+"""What toolchains share: reference outputs, ranges, emulated errors, timers; and the toolchain that predicts."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,22 +25,25 @@ from mptune.engines.base import (
 )
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.layer_times import LayerTime, with_group_times
+from mptune.engines.jobs.measure import MeasureResult
+from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.library import Kind
-from mptune.engines.tensorrt.operators import refused_in_bf16
-from mptune.engines.timing.latency import LatencySource
-from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.tensorrt.store import refused_in_bf16
+from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, Repetitions, TimingRecord
+from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.toolchains.probing import worker_environment
-from mptune.engines.toolchains.reference import ReferenceModel
+from mptune.engines.toolchains.reference import ReferenceModel, worker_environment
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
+from mptune.errors import MptuneError
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.settings import SearchSettings
+from mptune.settings import LatencySettings, SearchSettings
+from mptune.targets.engine_memory import EngineMemory
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
@@ -46,9 +51,11 @@ if TYPE_CHECKING:
     from mptune.targets.target import Target
 
 T = TypeVar("T")
+
 ToolchainT = TypeVar("ToolchainT", bound="BaseToolchain")
 
 _STARVED = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.CRASH, FailureKind.DEVICE_LOST})
+
 """What a job may end in for what runs beside it: then that is ended, and the job gets another try."""
 
 
@@ -261,3 +268,125 @@ class BaseToolchain(ABC):
         """Concrete shapes of the FP32 values; empty where they cannot be observed."""
         ranges = self.observe()
         return {} if isinstance(ranges, Failure) else {tensor: found.shape for tensor, found in ranges.items()}
+
+
+DRIFT_WARNING = 0.1
+
+"""A baseline whose latency has changed by more than this share since its first timing is a warning."""
+
+
+class Timer:
+    """Makes latencies that were taken hours apart comparable.
+
+    The repetitions are calibrated once per device and then frozen, resumed runs included; each latency is scaled by the
+    drift of the FP32 baseline that is timed in turn with it.
+    """
+
+    def __init__(self, data_dir: Path, engine: str, device: str, settings: LatencySettings) -> None:
+        """Read nothing yet.
+
+        Args:
+            settings: a record that was taken with others does not count.
+        """
+        name = re.sub(r"[^a-z0-9]+", "-", f"{engine} {device}".lower()).strip("-")
+        self._path = data_dir / f"timing-{name}.json"
+        self._settings = settings
+        self._record: TimingRecord | None = None
+        self.standings = Standings()
+        """What was timed in this process, which tells how exact the next timing has to be."""
+
+    def corrected(self, plan: PrecisionPlan, result: MeasureResult | Failure) -> Measurement | Failure:
+        """The measurement of a plan, corrected for drift; the first one freezes the repetitions."""
+        if isinstance(result, Failure):
+            return result
+        if result.latency.session is not None:
+            self.standings.add(plan.fingerprint, [result.latency.session], result.objective)
+        if self._record is None:
+            self._record = TimingRecord(result.repetitions, result.baseline.median_ms)
+            self._record.write(self._path, self._settings)
+        drift = self._record.baseline_ms / result.baseline.median_ms
+        warnings = result.warnings
+        if abs(drift - 1.0) > DRIFT_WARNING:
+            text = (
+                f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
+                " corrected for it, but less exact: lock the clocks and close other programs"
+            )
+            warnings = (*warnings, text)
+        bytes_ = result.context_bytes
+        context = None if bytes_ is None else EngineMemory(None, bytes_, None, "measured")
+        return Measurement(
+            latency=result.latency.scaled(drift),
+            baseline=result.baseline,
+            drift=drift,
+            error=result.error,
+            error_source="measured",
+            build_s=result.build_s,
+            warnings=warnings,
+            memory=context,
+        )
+
+    def with_reopened(
+        self, plan: PrecisionPlan, timings: tuple[SessionTiming, ...] | Failure
+    ) -> tuple[SessionTiming, ...] | Failure:
+        """Sessions of a plan that were opened anew, as they are; they tell how far sessions differ."""
+        if not isinstance(timings, Failure):
+            self.standings.add(plan.fingerprint, timings)
+        return timings
+
+    @property
+    def repetitions(self) -> Repetitions | None:
+        """The frozen repetitions; None before the first timing."""
+        self._record = self._record or TimingRecord.read(self._path, self._settings)
+        return None if self._record is None else self._record.repetitions
+
+
+class Profiler:
+    """Adds group times to measurements. After one failure it profiles no more: each try may cost the worker."""
+
+    def __init__(self, grouped: GroupedModel) -> None:
+        self.failed = False
+        self._grouped = grouped
+
+    def profile(
+        self, measurement: Measurement, layer_times: Callable[[], tuple[LayerTime, ...] | Failure]
+    ) -> Measurement:
+        """The measurement with the time of each group; where profiling fails, with a warning instead."""
+        try:
+            layers = layer_times()
+        except (MptuneError, OSError) as error:
+            message = error.message if isinstance(error, MptuneError) else str(error)
+            layers = Failure(Stage.TIME, FailureKind.ERROR, message)
+        self.failed = self.failed or isinstance(layers, Failure)
+        return with_group_times(measurement, layers, self._grouped)
+
+
+class PredictedToolchain(BaseToolchain):
+    """Predicts latency by the target's roofline and emulates FP16 rounding: needs no device of that kind."""
+
+    name = "emulation"
+    latency_source: LatencySource = "predicted"
+    error_source: ErrorSource = "emulated"
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        """See ``Toolchain``."""
+        return self._with_memory(plan, predict(self, plan, which))
+
+
+def predict(toolchain: BaseToolchain, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:
+    """The roofline's latency of a plan, and its emulated error on a set of samples."""
+    terms = toolchain.latency_terms()
+    if isinstance(terms, Failure):
+        return terms
+    errors = toolchain.emulation.errors([plan], which)
+    if isinstance(errors, Failure):
+        return errors
+    return Measurement(
+        latency=Latency.predicted(terms.predict(plan)),
+        baseline=None,
+        drift=1.0,
+        error=errors[0],
+        error_source="emulated",
+        build_s=0.0,
+    )

@@ -19,18 +19,15 @@ from mptune.engines.base import (
 )
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.jobs.measure import ReopenJob
-from mptune.engines.jobs.scoring import Scoring
+from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
+from mptune.engines.tensorrt.jobs import EngineProfileJob, LibraryReport, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind
-from mptune.engines.tensorrt.profile import EngineProfileJob
 from mptune.engines.tensorrt.store import EngineStore
 from mptune.engines.timing.latency import LatencySource
-from mptune.engines.timing.session_timing import SessionTiming
-from mptune.engines.toolchains.predicted import predict
-from mptune.engines.toolchains.shared import BaseToolchain
-from mptune.engines.toolchains.timed import Profiler, Timer
+from mptune.engines.timing.spread import SessionTiming
+from mptune.engines.toolchains.shared import BaseToolchain, Profiler, Timer, predict
 from mptune.engines.workload import Workload
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings

@@ -13,12 +13,14 @@ POSIX only: process groups, ``selectors`` on pipes and (on Linux) ``PR_SET_PDEAT
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mptune.engines.worker.child import Job, encode
 from mptune.engines.worker.failure import Failure, FailureKind, Progress, Stage
@@ -195,3 +197,42 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
+
+
+T = TypeVar("T")
+
+
+class Beside(Generic[T]):
+    """One piece of work in a worker that nobody else uses. It begins at once, and its process ends with it."""
+
+    def __init__(self, worker: Worker, work: Callable[[Worker], T]) -> None:
+        self._worker = worker
+        pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-beside")
+        self._future = pool.submit(self._run, work)
+        pool.shutdown(wait=False)
+
+    def result(self) -> T:
+        """What the work gave, or raised, once it is done and its process has ended."""
+        return self._future.result()
+
+    def stop(self) -> None:
+        """Give the work up, and wait until its process is gone."""
+        self._worker.abort()
+        wait([self._future])
+
+    def _run(self, work: Callable[[Worker], T]) -> T:
+        with self._worker:
+            return work(self._worker)
+
+
+def run_once(job: Job[T], timeout_s: float, words: Callable[[Failure], str] = lambda failure: "") -> T | str:
+    """The result of a job in a worker of its own, or why it failed: by ``words``, else by its message.
+
+    Raises:
+        MptuneError: the job raised it.
+    """
+    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
+        result = worker.call(job, timeout_s)
+        if not isinstance(result, Failure):
+            return result
+        return words(result) or result.message  # The log goes with the folder.

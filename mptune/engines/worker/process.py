@@ -1,33 +1,205 @@
-"""One worker process and its pipes: requests, answers, and what it prints."""
+"""One worker process: its pipes, what it prints, and how it is killed with all its descendants."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+import psutil  # type: ignore[import-untyped]
 
 from mptune.engines.worker.child import HEADER, Message, encode
 from mptune.engines.worker.failure import FailureKind, Progress, Stage
-from mptune.engines.worker.output import Output
-from mptune.engines.worker.process_tree import absolute_sys_path, kill_tree, oom_kills, signal_name, spawn
+
+KEEP_BYTES = 1 << 20
+
+"""How much of the start and of the end of a job's output is kept."""
+
+
+class Output:
+    """What a job printed: the first and the last ``KEEP_BYTES``, however much there was."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._left_out = 0
+
+    def add(self, data: bytes) -> None:
+        """Append what was read from the pipe."""
+        room = KEEP_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room > 0 else data
+        # Trimmed at twice the size, so that the copying stays proportional to what is printed.
+        if len(self._tail) > 2 * KEEP_BYTES:
+            self._trim()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.__init__()  # type: ignore[misc]
+
+    def text(self) -> bytes:
+        """What is kept, with a line for the number of bytes that were left out."""
+        self._trim()
+        gap = f"\n[... {self._left_out} bytes left out ...]\n".encode() if self._left_out else b""
+        return bytes(self._head) + gap + bytes(self._tail)
+
+    def write(self, directory: Path, name: str) -> Path | None:
+        """Write a new log file; None where that fails (a full disk must not hide the failure it belongs to)."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            path = directory / f"{stamp}-{os.getpid()}-{next(self._numbers):03d}-{name}.log"
+            path.write_bytes(self.text())
+        except OSError:
+            return None
+        return path
+
+    def _trim(self) -> None:
+        surplus = len(self._tail) - KEEP_BYTES
+        if surplus > 0:
+            del self._tail[:surplus]
+            self._left_out += surplus
+
+
+_REAP_TIMEOUT_S = 10.0
+
+NO_TELEMETRY: Mapping[str, str] = {"ORT_DISABLE_TELEMETRY": "1"}
+
+"""Environment variable that keeps ONNX Runtime 1.29 and later from collecting names of models and facts about the
+machine. It is read when the library loads."""
+
+
+def absolute_sys_path() -> tuple[str, ...]:
+    """This process' import path as absolute paths."""
+    return tuple(str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path)
+
+
+_spawner: tuple[int, ThreadPoolExecutor] | None = None
+
+_spawner_lock = threading.Lock()
+
+
+def spawn(
+    command: list[str], fds: tuple[int, ...], output: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the process from a thread that lives as long as this process does, with more environment variables.
+
+    Linux sends the parent-death signal when the *thread* that started the child ends, so a caller's short-lived
+    thread must not be the one.
+    """
+    global _spawner
+    with _spawner_lock:
+        if _spawner is None or _spawner[0] != os.getpid():  # A fork does not take the thread along.
+            _spawner = (os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="mptune-spawn"))
+        executor = _spawner[1]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=fds[:2],
+            start_new_session=True,
+            # The working directory must not shadow modules (Python 3.11 and up); the import path is the parent's.
+            env={
+                **os.environ,
+                **environment,
+                **NO_TELEMETRY,
+                "PYTHONPATH": os.pathsep.join(absolute_sys_path()),
+                "PYTHONSAFEPATH": "1",
+            },
+        )
+
+    return executor.submit(start).result()
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session of its own, its process group and all its descendants; reap it.
+
+    The children of a process that has ended are still found by its process group. Nothing is stopped first (SIGSTOP):
+    if this process died then, what it had stopped would stay for ever, the guard of the group included.
+    """
+    outside: list[psutil.Process] = []
+    if process.poll() is None:
+        outside = _outside_of_group(process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for victim in outside:
+        with contextlib.suppress(psutil.Error):
+            victim.kill()
+    with contextlib.suppress(OSError):
+        process.kill()
+    # A process in an uninterruptible system call (a driver that hangs) dies later; that is not waited for.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_TIMEOUT_S)
+
+
+def _outside_of_group(pid: int) -> list[psutil.Process]:
+    """The descendants of a process group's leader that the group's signal does not reach."""
+    found: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        for victim in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(OSError):
+                if os.getpgid(victim.pid) != pid:
+                    found.append(victim)
+    return found
+
+
+def oom_kills() -> int | None:
+    """Number of out-of-memory kills since boot (Linux 4.13 and later); None where unknown."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None
+
+
+def signal_name(number: int) -> str:
+    """Its name, such as ``SIGSEGV``; its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
 
 _MAX_MESSAGE_BYTES = 1 << 30
+
 _READ_BYTES = 1 << 16
+
 _CLOSE_TIMEOUT_S = 10.0
+
 _DYING_TIMEOUT_S = 5.0
+
 _TICK_S = 1.0
+
 _STOPPED_S = 2.0
+
 """A wait that took so much longer than asked for: this process was stopped (SIGSTOP, a container that is paused), and
 perhaps the worker with it. That time does not count."""
+
 _REST_S = 0.1
+
 """Past the deadline, so long is the rest of an answer that has begun waited for."""
+
 _OVERTIME_S = 5.0
+
 """So long past the deadline nothing is read any more."""
 
 

@@ -10,7 +10,9 @@ only ever merges groups of the finer one.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,29 +21,229 @@ from typing import get_args
 from mptune.errors import PlanError
 from mptune.graph.grouping.lookup import Lookup, folded_values
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, CASTS_INTEGERS, DATA_MOVEMENT, FOLDED
-from mptune.graph.grouping.patterns import Pattern, find_patterns
-from mptune.graph.grouping.quantised import KEPT_QUANTISED, QUANTISED
-from mptune.graph.grouping.repeats import find_runs, structural_hash
-from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
+from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, Pattern, find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import QUANTISING
-from mptune.graph.op_rules import casts_integers, node_rules
-from mptune.graph.quantised_weights import dequantises_weights
+from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules
 from mptune.settings import Granularity
 
+_NAMES_ONLY = frozenset({"Identity", "Dropout"})
+
+"""Give a value another name: exporters put one before a weight that layers share, in all of them but the first."""
+
+_SMALL = 64
+
+"""Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
+
+_MAX_PERIOD = 96
+
+
+def structural_hash(model: Model, nodes: Sequence[Node]) -> str:
+    """16 hexadecimal digits that are equal for groups of the same operators, attributes, wiring and weight shapes.
+
+    Names, weights and the order in which independent nodes stand do not count.
+    """
+    made: dict[str, str] = {}
+    digests = []
+    for node in nodes:
+        if node.op_type in _NAMES_ONLY and node.is_standard:
+            made[node.outputs[0]] = made.get(node.inputs[0]) or _source_text(model, node.inputs[0])
+            continue
+        seen: dict[str, int] = {}
+        parts = [node.domain, node.op_type, *sorted(_attribute_text(a) for a in node.proto.attribute)]
+        for name in node.inputs:
+            parts.append(f"{seen.setdefault(name, len(seen))}:{made.get(name) or _source_text(model, name)}")
+        digest = _digest(parts)
+        digests.append(digest)
+        made.update((out, f"{digest}.{slot}") for slot, out in enumerate(node.outputs) if out)
+    return _digest(sorted(digests))
+
+
+def _digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _attribute_text(attribute: object) -> str:
+    return attribute.SerializeToString(deterministic=True).hex()  # type: ignore[attr-defined, no-any-return]
+
+
+def _source_text(model: Model, name: str) -> str:
+    """What a value from outside the group is: nothing, a constant of some shape, or a computed value."""
+    if not name:
+        return "none"
+    while name in model.producer and name not in model.initializers:
+        maker = model.nodes[model.producer[name]]
+        if maker.op_type not in _NAMES_ONLY:
+            break
+        name = maker.inputs[0]
+    constant = model.initializers.get(name)
+    if constant is None:
+        return f"value {model.info(name).dtype}"
+    text = f"constant {constant.dtype} {constant.shape}"
+    if constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= 8 * _SMALL:
+        text += f" {constant.numpy().reshape(-1).tolist()}"
+    return text
+
+
+def find_runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
+    """Blocks in a sequence of groups without names: (start, length) of every turn of a run that repeats.
+
+    A run is at least two equal turns of two or more groups, the longest cover first; a last turn that differs in
+    its final group only (the network's output is cut from it) belongs to the run.
+    """
+    turns_found: list[tuple[int, int]] = []
+    alike = [1] * len(patterns)  # how many equal groups begin here
+    for at in range(len(patterns) - 2, -1, -1):
+        alike[at] += alike[at + 1] if patterns[at] == patterns[at + 1] else 0
+    start = 0
+    while start < len(patterns) - 3:
+        turns, period = (1, 1) if alike[start] > _MAX_PERIOD else _best_run(patterns, start)
+        if turns < 2:
+            start += 1
+            continue
+        following = patterns[start + turns * period : start + (turns + 1) * period]
+        if len(following) == period and list(following[:-1]) == list(patterns[start : start + period - 1]):
+            turns += 1
+        turns_found += [(start + turn * period, period) for turn in range(turns)]
+        start += turns * period
+    return turns_found
+
+
+def _best_run(patterns: Sequence[str], start: int) -> tuple[int, int]:
+    """The number of turns and the period of the run from ``start`` that covers most; of equals, the shortest period."""
+    best = (1, 1)
+    for period in range(2, min(_MAX_PERIOD, (len(patterns) - start) // 2) + 1):
+        matched = 0
+        while start + period + matched < len(patterns) and (
+            patterns[start + matched] == patterns[start + period + matched]
+        ):
+            matched += 1
+        turns = 1 + matched // period
+        if turns > 1 and turns * period > best[0] * best[1] and len(set(patterns[start : start + period])) > 1:
+            best = (turns, period)
+    return best
+
+
+Scope = tuple[str, ...]
+
+_NUMBERED = re.compile(r"(^|[._-])\d+$")
+
+_METADATA_KEY = "pkg.torch.onnx.name_scopes"
+
+_MAX_UNNUMBERED = 12
+
+"""A scope without a number that holds more groups than this is a network, not a block."""
+
+
+def scope_of(node: Node) -> Scope:
+    """The modules that a node lies in, outermost first; empty where nothing says so."""
+    for entry in node.proto.metadata_props:
+        if entry.key == _METADATA_KEY:
+            return _tidy(_innermost(entry.value).split("."))
+    return _tidy(node.name.split("/")[:-1])
+
+
+def _innermost(text: str) -> str:
+    """The path of the innermost module in the metadata: a Python list from "" to the node's own name."""
+    try:
+        scopes = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ""
+    modules = [s for s in scopes[:-1] if isinstance(s, str) and s] if isinstance(scopes, list) else []
+    return modules[-1] if modules else ""
+
+
+def _tidy(parts: Sequence[str]) -> Scope:
+    """Without what says nothing new: ``blocks/blocks.0`` and ``blocks/0`` both become ``blocks.0``."""
+    scopes: list[str] = []
+    for part in parts:
+        if not part:
+            continue
+        if scopes and part.isdecimal():
+            scopes[-1] = f"{scopes[-1]}.{part}"
+        elif scopes and part.startswith(f"{scopes[-1]}."):
+            scopes[-1] = part
+        else:
+            scopes.append(part)
+    return tuple(scopes)
+
+
+def group_name(leader: Node, nodes: Sequence[Node]) -> str:
+    """A readable name: the scope of the group, else the leading node's own name."""
+    return "/".join(group_scope(leader, nodes)) or leader.name.strip("/") or leader.name
+
+
+def group_scope(leader: Node, nodes: Sequence[Node]) -> Scope:
+    """The scope of the leading node; of another one where the exporter gave the leading node no name."""
+    if leader.proto.name:
+        return scope_of(leader)
+    return next((scope for node in nodes if (scope := scope_of(node))), ())
+
+
+def unique_names(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """Make the names of groups unique: by their kind, and by number where that is not enough, in order."""
+    shared = Counter(names)
+    names = [f"{name}/{kind}" if shared[name] > 1 else name for name, kind in zip(names, kinds, strict=True)]
+    seen: Counter[str] = Counter()
+    total = Counter(names)
+    result = []
+    for name in names:
+        seen[name] += 1
+        result.append(name if total[name] == 1 else f"{name}#{seen[name]}")
+    return result
+
+
+def block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
+    """The block that each group of a model lies in, by the groups' scopes; None for a group on its own.
+
+    A block is the innermost numbered module that holds several groups, such as ``blocks.3`` or ``layers.0/blocks.1``;
+    outside of these, the innermost module that holds a few.
+    """
+    counts = Counter(scope[:depth] for scope in scopes for depth in range(1, len(scope) + 1))
+    common = _common_depth([scope for scope in scopes if scope])
+    numbered = {prefix for prefix, count in counts.items() if count > 1 and _NUMBERED.search(prefix[-1])}
+    around = {prefix[:depth] for prefix in numbered for depth in range(1, len(prefix))}
+
+    def choose(scope: Scope) -> Scope | None:
+        prefixes = [scope[:depth] for depth in range(len(scope), common, -1)]
+        inner = next((p for p in prefixes if p in numbered), None)
+        if inner is not None:
+            return inner
+        return next((p for p in prefixes if 1 < counts[p] <= _MAX_UNNUMBERED and p not in around), None)
+
+    return [choose(scope) for scope in scopes]
+
+
+def _common_depth(scopes: Sequence[Scope]) -> int:
+    """How many of the outermost modules all groups share."""
+    if not scopes:
+        return 0
+    first, last = min(scopes), max(scopes)
+    depth = 0
+    while depth < min(len(first), len(last)) and first[depth] == last[depth]:
+        depth += 1
+    return depth
+
+
 GROUPS_PER_BUDGET = 2.0
+
 """``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
 
 MOST_GROUPS = 500
+
 """``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before the search,
 and time in every proposal of the sampler. A small budget does not call for blocks: as the one-group errors are known,
 10 builds reach 1.8 times the hypervolume with 120 groups that they reach with the 20 blocks of these, and blocks that
 are split later do not catch up within 50 builds (``benchmarks/granularity.py``)."""
 
 _KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
+
 _KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
+
 _SCALES_OR_MASKS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Pow", "Neg", "Clip", "Min", "Max"})
+
 _FOLDS_INTO = frozenset({"conv", "matmul"})
+
 """A BatchNormalization right after one of these is folded into it by every runtime."""
 
 

@@ -6,15 +6,399 @@ and mask overflows where neither does alone, and an activation apart from its co
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from mptune.graph.grouping.activations import Activation, find_activation
-from mptune.graph.grouping.attention import find_attention
-from mptune.graph.grouping.layers import find_layer
 from mptune.graph.grouping.lookup import Lookup
-from mptune.graph.grouping.norms import find_norm
-from mptune.graph.grouping.quantised import QUANTISED, find_quantised
-from mptune.graph.loading.model import Model
+from mptune.graph.grouping.norms import Activation, find_activation, find_norm
+from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import STANDARD_DOMAINS
+from mptune.graph.op_rules import casts_integers, node_rule
+
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"})
+
+_WEIGHTED_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "TransposeMatMul", "FusedGemm"})
+
+_ACTIVATIONS = frozenset(
+    {
+        "Relu",
+        "LeakyRelu",
+        "PRelu",
+        "Clip",
+        "Sigmoid",
+        "Tanh",
+        "HardSigmoid",
+        "HardSwish",
+        "Elu",
+        "Selu",
+        "Celu",
+        "Gelu",
+        "FastGelu",
+        "QuickGelu",
+        "BiasGelu",
+        "Mish",
+        "Softplus",
+        "Softsign",
+        "ThresholdedRelu",
+    }
+)
+
+_PER_CHANNEL = frozenset({"Mul", "Add", "Sub", "Div"})
+
+_MAX_PER_CHANNEL = 4
+
+"""The most nodes of a decomposed batch norm: minus mean, divided by deviation, scaled, shifted."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weighted layer with what is fused onto it."""
+
+    kind: str
+    nodes: frozenset[int]
+    name: str
+
+
+def find_layer(
+    look: Lookup, start: Node, claimed: Container[int], activations: Mapping[str, Activation]
+) -> Layer | None:
+    """The layer that begins at a convolution or product; None where nothing is fused onto it.
+
+    ``activations`` are the decomposed ones, by the value that they are computed from.
+    """
+    is_conv = start.op_type in CONVOLUTIONS
+    if not is_conv and (
+        start.op_type not in _WEIGHTED_PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])
+    ):
+        return None
+    inside, at, parts = {start.index}, start, dict[str, None]()
+    budget = _MAX_PER_CHANNEL if is_conv else 1
+    while True:
+        result = at.outputs[0]
+        activation = activations.get(look.root(result))
+        if activation is not None and not look.is_output(result):
+            if all(r.index in activation.nodes for r in look.readers(result)):
+                inside |= activation.nodes
+                parts["activation"] = None
+            break
+        reader = look.only_reader(at)
+        if reader is None or reader.index in claimed:
+            break
+        if reader.op_type == "BatchNormalization" and look.root(reader.inputs[0]) == look.root(result):
+            parts["batch norm"] = None
+            budget = 0
+        elif budget and _is_per_channel(look, reader, result, is_conv):
+            parts["scale and shift" if is_conv and reader.op_type != "Add" else "bias"] = None
+            budget -= 1
+        elif reader.op_type in _ACTIVATIONS and len(look.varying(reader)) == 1:
+            inside.add(reader.index)
+            parts["activation"] = None
+            break
+        else:
+            break
+        inside.add(reader.index)
+        at = reader
+    if len(inside) == 1:
+        return None
+    what = "convolution" if is_conv else "matrix product"
+    return Layer("conv" if is_conv else "matmul", frozenset(inside), f"{what} with its {' and '.join(parts)}")
+
+
+def _is_per_channel(look: Lookup, node: Node, tensor: str, is_conv: bool) -> bool:
+    other = look.other(node, tensor)
+    if node.op_type not in (_PER_CHANNEL if is_conv else {"Add"}) or not other or not look.is_vector(other):
+        return False
+    return node.op_type in ("Add", "Mul") or look.root(node.inputs[0]) == look.root(tensor)
+
+
+GLUE = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Flatten", "Cast", "Identity", "Dropout"})
+
+"""Views that stand anywhere in an attention core."""
+
+_SCORE_OPS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Clip", "Tanh", "Max", "Min"})
+
+"""What stands between the score product and the softmax: scale, mask, position bias, soft cap."""
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul"})
+
+_MAX_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Core:
+    """An attention core, or a softmax alone.
+
+    Attributes:
+        anchor: index of the softmax.
+    """
+
+    kind: str
+    anchor: int
+    nodes: frozenset[int]
+    name: str
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """A softmax, one operator or written out: its nodes, what it reads, and the node that gives its result."""
+
+    nodes: frozenset[int]
+    entry: str
+    exit: Node
+
+
+def find_attention(look: Lookup, node: Node) -> Core | None:
+    """The attention core (or the softmax with its scale) around a softmax, seen from Softmax or Exp."""
+    softmax = _softmax(look, node)
+    if softmax is None:
+        return None
+    products, before = _scores(look, softmax.entry)
+    values = _values(look, softmax.exit) if products else None
+    if values is not None:
+        scales = {
+            maker.index
+            for product in products
+            for operand in product.inputs  # torch scales queries and keys by the square root before their product
+            if (maker := look.producer(operand)) is not None and _is_scaling(look, maker)
+        }
+        inside = softmax.nodes | before | values | scales | {p.index for p in products}
+        return Core("attention", node.index, frozenset(inside), "attention core")
+    inside = softmax.nodes | (before if products else _scales(look, softmax.entry))
+    return Core("softmax", node.index, frozenset(inside), "softmax with its scale and mask")
+
+
+def _softmax(look: Lookup, node: Node) -> _Softmax | None:
+    if node.op_type in ("Softmax", "BiasSoftmax"):
+        return _Softmax(frozenset({node.index}), node.inputs[0], node)
+    if node.op_type != "Exp" or not look.varying(node):
+        return None
+    exponentials = node.outputs[0]
+    total = next((r for r in look.readers(exponentials) if r.op_type == "ReduceSum"), None)
+    if total is None:
+        return None
+    inside, sums = {node.index, total.index}, {total.outputs[0]}
+    for reader in look.readers(total.outputs[0]):  # an epsilon, or a reciprocal in place of the division
+        if reader.op_type in ("Add", "Max", "Clip", "Reciprocal") and len(look.varying(reader)) == 1:
+            inside.add(reader.index)
+            sums.add(reader.outputs[0])
+    divide = next(
+        (
+            r
+            for r in look.readers(exponentials)
+            if r.op_type in ("Div", "Mul") and look.root(look.other(r, exponentials)) in sums
+        ),
+        None,
+    )
+    if divide is None:
+        return None
+    entry = node.inputs[0]
+    shift = look.producer(entry)
+    if shift is not None and shift.op_type == "Sub":
+        largest = look.producer(shift.inputs[1])
+        if largest is not None and largest.op_type == "ReduceMax":
+            inside |= {shift.index, largest.index}
+            entry = shift.inputs[0]
+    return _Softmax(frozenset(inside | {divide.index}), entry, divide)
+
+
+def _scores(look: Lookup, entry: str) -> tuple[list[Node], frozenset[int]]:
+    """The products of activations that the scores come from, and what stands between them and the softmax.
+
+    The way through a mask or a position bias ends at an input, a constant or a weighted layer and is left out: it
+    may be FP32 where the core is FP16.
+    """
+    products: dict[int, Node] = {}
+    leads: dict[int, bool] = {}
+
+    def visit(tensor: str) -> bool:
+        node = look.producer(tensor)
+        if node is None:
+            return False
+        if node.index in leads:
+            return leads[node.index]
+        leads_to_product = False
+        if node.op_type in _PRODUCTS:
+            leads_to_product = not any(look.is_static(i) for i in node.inputs[:2])
+            if leads_to_product:
+                products[node.index] = node
+        elif node.op_type in _SCORE_OPS | GLUE and len(leads) < _MAX_STEPS:
+            leads[node.index] = False
+            for operand in look.varying(node):  # all of them: scores may be a sum of two products
+                leads_to_product |= look.model.info(operand).is_float32 and visit(operand)
+        leads[node.index] = leads_to_product
+        return leads_to_product
+
+    visit(entry)
+    return list(products.values()), frozenset(i for i, on_the_way in leads.items() if on_the_way and i not in products)
+
+
+def _values(look: Lookup, exit_: Node) -> frozenset[int] | None:
+    """The product with the values and the nodes on the way to it; None where there is none.
+
+    Weights that also leave the model, or are averaged for it, are read by other nodes as well: these stay outside.
+    A softmax guarded against rows without any key (IsNaN, Where) is seen through.
+    """
+    paths: list[tuple[Node, frozenset[int]]] = [(exit_, frozenset())]
+    steps = 0
+    while paths and steps < _MAX_STEPS:
+        at, passed = paths.pop(0)
+        steps += 1
+        readers = look.readers(at.outputs[0])
+        guards = {r.index for r in readers if r.op_type == "IsNaN"}
+        for reader in readers:
+            if reader.op_type in _PRODUCTS:
+                return passed | {reader.index}
+            if reader.op_type in GLUE:
+                paths.append((reader, passed | {reader.index}))
+            elif reader.op_type == "Where" and guards:
+                paths.append((reader, passed | guards | {reader.index}))
+    return None
+
+
+def _scales(look: Lookup, entry: str) -> frozenset[int]:
+    """The scales right before a softmax."""
+    inside: set[int] = set()
+    node = look.producer(entry)
+    while node is not None and _is_scaling(look, node):
+        inside.add(node.index)
+        varying = [i for i in look.varying(node) if not look.is_single(i)]
+        node = look.producer(varying[0]) if len(varying) == 1 else None
+    return frozenset(inside)
+
+
+def _is_scaling(look: Lookup, node: Node) -> bool:
+    """Whether a node multiplies or divides by a single number, constant or computed from shapes."""
+    return node.op_type in ("Mul", "Div") and any(look.is_scalar(i) or look.is_single(i) for i in node.inputs)
+
+
+QUANTISED = "quantised"
+
+"""Kind of pattern and of group."""
+
+KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"
+
+_DOMAINS = STANDARD_DOMAINS | {"com.microsoft"}
+
+_QUANTISED_PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
+
+INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
+
+_POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
+
+
+def find_quantised(look: Lookup) -> tuple[tuple[int, frozenset[int]], ...]:
+    """The quantised parts of a model: the node that names each, and the indices of its nodes.
+
+    A part holds products whose both operands are dequantised, with the bias, batch norm and activation that are fused
+    onto them, and every other node that computes from dequantised values alone and whose result is quantised again:
+    directly, or through further nodes that only move, pool or combine values element by element. Where activations are
+    quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
+    product with the scale, and the scale's own. The sums are past FP16's range before the scale.
+    """
+    search = _Quantised(look)
+    return search.parts() if search.has_any else ()
+
+
+def _is(node: Node | None, op_type: str) -> bool:
+    return node is not None and node.op_type == op_type and node.domain in _DOMAINS
+
+
+class _Quantised:
+    """The nodes that belong to quantised parts."""
+
+    def __init__(self, look: Lookup) -> None:
+        self._look = look
+        self._nodes = look.model.nodes
+        self._rescaled = {index for node in self._nodes for index in self._rescaling(node)}
+        self.has_any = bool(self._rescaled) or any(_is(node, "DequantizeLinear") for node in self._nodes)
+        self._cores = {n.index for n in self._nodes if self.has_any and self._is_core(n)}
+        self._fed: set[int] = set()
+        for node in self._nodes if self.has_any else ():
+            if self._is_fed(node):
+                self._fed.add(node.index)
+
+    def parts(self) -> tuple[tuple[int, frozenset[int]], ...]:
+        """See ``find_quantised``."""
+        kept = set(self._rescaled)
+        for node in reversed(self._nodes):
+            if node.index in self._cores or (node.index in self._fed and self._is_quantised_again(node, kept)):
+                kept.add(node.index)
+        for index in sorted(self._cores):
+            layer = find_layer(self._look, self._nodes[index], (), {})
+            kept |= layer.nodes if layer is not None else frozenset()
+        parts: dict[int, set[int]] = {}
+        part_of: dict[int, int] = {}
+        for index in sorted(kept):
+            before = {part_of[p] for i in self._nodes[index].inputs if (p := self._producer_index(i)) in part_of}
+            part = min(before, default=index)
+            members = parts.setdefault(part, set())
+            members.add(index)
+            for other in before - {part}:
+                members |= parts.pop(other)
+            part_of.update(dict.fromkeys(members, part))
+        return tuple(
+            (min(members & self._cores, default=min(members)), frozenset(members)) for members in parts.values()
+        )
+
+    def _producer_index(self, tensor: str) -> int:
+        """The node that computes a value, static or not; -1 where none does."""
+        return self._look.model.producer.get(self._look.root(tensor), -1)
+
+    def _is_dequantised(self, tensor: str) -> bool:
+        """Whether a value, a constant weight or not, comes out of DequantizeLinear, maybe through views."""
+        while (index := self._producer_index(tensor)) >= 0:
+            node = self._nodes[index]
+            if _is(node, "DequantizeLinear"):
+                return True
+            if node.op_type not in DATA_MOVEMENT or not node.is_standard:
+                return False
+            tensor = node.inputs[0]
+        return False
+
+    def _is_core(self, node: Node) -> bool:
+        return (
+            node.op_type in _QUANTISED_PRODUCTS
+            and node.is_standard
+            and bool(self._look.varying(node))
+            and all(self._is_dequantised(operand) for operand in node.inputs[:2])
+        )
+
+    def _rescaling(self, node: Node) -> set[int]:
+        """The nodes that make FP32 of the sums of an integer product; none where the node is no Cast of such sums."""
+        sums = self._producer_index(node.inputs[0]) if casts_integers(self._look.model, node) else -1
+        if sums < 0 or self._nodes[sums].op_type not in INTEGER_PRODUCTS or not self._nodes[sums].is_standard:
+            return set()
+        products = [r for r in self._look.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
+        scales = {self._producer_index(operand) for product in products for operand in product.inputs}
+        of_scales = {i for i in scales if i >= 0 and self._nodes[i].op_type == "Mul" and self._reads_dynamic_scale(i)}
+        return {node.index, *(product.index for product in products), *of_scales}
+
+    def _reads_dynamic_scale(self, index: int) -> bool:
+        makers = (self._producer_index(operand) for operand in self._nodes[index].inputs)
+        return any(_is(self._nodes[maker], "DynamicQuantizeLinear") for maker in makers if maker >= 0)
+
+    def _is_fed(self, node: Node) -> bool:
+        """Whether a node computes from dequantised values alone, constants aside."""
+        if not node.is_standard or node.op_type == "Constant" or node.has_subgraph:
+            return False
+        values = [i for i in self._look.varying(node) if self._look.model.info(i).is_float32]
+        joins = node.op_type in _POOLS or node.op_type not in ANCHOR_KINDS
+        if not values or not all(
+            self._is_dequantised(i) or (joins and self._producer_index(i) in self._fed | self._cores) for i in values
+        ):
+            return False
+        rule = node_rule(self._look.model, node)
+        return bool(rule.inputs and rule.outputs)
+
+    def _is_quantised_again(self, node: Node, kept: set[int]) -> bool:
+        for tensor in node.outputs:
+            for reader in self._look.readers(tensor) if tensor else ():
+                if reader.index in kept:
+                    return True
+                if _is(reader, "QuantizeLinear") and self._look.root(reader.inputs[0]) == self._look.root(tensor):
+                    return True
+        return False
 
 
 @dataclass(frozen=True)

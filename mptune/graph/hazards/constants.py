@@ -1,4 +1,4 @@
-"""Hazards of constants: weights, masks, scales and epsilons that overflow or vanish when they are rounded to FP16."""
+"""Hazards of constants: weights, masks, scales and epsilons that overflow or vanish in FP16; rows masked whole."""
 
 from __future__ import annotations
 
@@ -6,33 +6,184 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.attention import GLUE
-from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.folded import comes_from_beyond, shape_computing
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
+from mptune.graph.grouping.patterns import GLUE
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, group_of, readers_in_fp16
-from mptune.graph.hazards.masked_rows import mask_input
-from mptune.graph.loading.model import Node
+from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
-from mptune.graph.plan import Precision
-from mptune.graph.writing.weights import Rounding, rounding_of
+from mptune.graph.plan import LARGEST, Precision
+from mptune.graph.writing.weights import Rounding, chunks, largest_magnitude, rounding_of
+
+_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
+
+_COERCED_BELOW = 13
+
+"""Softmax of an older operator set takes all axes from ``axis`` on as one, and ``axis`` is 1 where it is not stated."""
+
+_IN_FP16 = (
+    "In FP16 all are -inf, and their softmax is NaN, where the mask is an input, or where scores below -16 are added to"
+    " one that is held as -65504"
+)
+
+_IN_FP32 = "They are -inf, and their softmax is NaN, in FP32 already: precision is not the problem"
+
+_MASK_INPUTS: Mapping[tuple[str, str], int] = {
+    ("", "Attention"): 3,
+    ("com.microsoft", "Attention"): 5,
+    ("com.microsoft", "MultiHeadAttention"): 5,
+    ("com.microsoft", "GroupQueryAttention"): 10,
+}
+
+"""(domain, operator) -> the input that is added to the scores inside the operator."""
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    """What was seen of one value that a softmax is taken of.
+
+    Attributes:
+        rows: how many rows had no element within FP16's range, over all samples.
+        sample: index of the first sample with one.
+    """
+
+    rows: int
+    sample: int
+    samples: int = 1
+
+
+def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
+    """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
+    look = Lookup(model)
+    rows: dict[str, tuple[int, ...]] = {}
+    for node in model.nodes:
+        for tensor, axes in _reads(look, node):
+            if tensor and axes and model.info(tensor).is_float32 and not look.is_static(tensor):
+                rows.setdefault(tensor, axes)
+    return rows
+
+
+def _reads(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
+    if node.op_type in _SOFTMAX and node.is_standard:
+        return [(node.inputs[0], _axes(look.model, node))]
+    if node.op_type == "Exp" and node.is_standard:
+        return _written_out(look, node)
+    mask = mask_input(node)
+    return [(mask, (-1,))] if mask else []
+
+
+def mask_input(node: Node) -> str:
+    """What an attention operator adds to its scores; "" where a node is none, or has no mask."""
+    slot = _MASK_INPUTS.get(("" if node.is_standard else node.domain, node.op_type))
+    return "" if slot is None or len(node.inputs) <= slot else node.inputs[slot]
+
+
+def _axes(model: Model, node: Node) -> tuple[int, ...]:
+    stated = attribute(node, "axis")
+    if model.opset >= _COERCED_BELOW:
+        return (stated if isinstance(stated, int) else -1,)
+    shape = model.info(node.inputs[0]).shape
+    if shape is None:
+        return ()
+    first = (stated if isinstance(stated, int) else 1) % max(1, len(shape))
+    return tuple(range(first, len(shape)))
+
+
+def _written_out(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
+    """``exp(x - max(x))``: x, where the largest is taken along the last axis."""
+    shift = look.producer(node.inputs[0])
+    if shift is None or shift.op_type != "Sub":
+        return []
+    largest = look.producer(shift.inputs[1])
+    if largest is None or largest.op_type != "ReduceMax" or look.root(largest.inputs[0]) != look.root(shift.inputs[0]):
+        return []
+    rank = len(look.model.info(shift.inputs[0]).shape or ())
+    return [(shift.inputs[0], (-1,))] if rank and reduced_axes(look.model, largest, rank) == (rank - 1,) else []
+
+
+def masked_row_findings(
+    grouped: GroupedModel,
+    seen: Mapping[str, MaskedRows],
+    origin: FindingOrigin,
+    indices: Sequence[int] = (),
+    reference_findings: Sequence[Finding] = (),
+) -> tuple[Finding, ...]:
+    """A finding for each value that had rows masked whole.
+
+    Args:
+        indices: index in the data of each sample that was seen; empty where they are all of the data.
+        reference_findings: of the same model in FP32, where the softmax may be NaN already.
+    """
+    broken = {
+        node for finding in reference_findings if finding.code == "reference-not-finite" for node in finding.where.nodes
+    }
+    model, owners = grouped.model, grouped.owners
+    findings = []
+    for tensor, masked in seen.items():
+        readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
+        nodes = [n for n in readers if n.op_type in _SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
+        groups = tuple(dict.fromkeys(owners[node.name] for node in nodes if node.name in owners))
+        sample = indices[masked.sample] if indices else masked.sample
+        place = f"in sample {sample}"
+        if masked.samples > 1:
+            place = f"in {masked.samples} samples, first in sample {sample}"
+        many = "1 row is" if masked.rows == 1 else f"{masked.rows} rows are"
+        findings.append(
+            Finding(
+                code="mask",
+                severity=CODES["mask"].severity,
+                origin=origin,
+                where=Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
+                evidence={"masked_rows": masked.rows, "limit": -FP16_MAX},
+                text=f"value {tensor!r}: {many} masked whole on the calibration data, {place}: "
+                f"every element lies below {-FP16_MAX:g}. "
+                + (_IN_FP32 if broken.intersection(node.name for node in nodes) else _IN_FP16),
+                cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
+            )
+        )
+    return tuple(findings)
+
 
 _VANISHING_SHARE = 0.01
+
 _MOSTLY_VANISHING_SHARE = 0.5
+
 LIMITS = frozenset({"Clip", "Min", "Max"})
+
 """A constant beyond any value is a bound to these."""
+
 _SUMS = frozenset({"Add", "Sub"})
+
 _MAKE_MASKS = _SUMS | {"Where", "Mul"}
+
 ANSWERS_INFINITY = frozenset({"Softmax", "LogSoftmax", "Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"})
+
 """What -inf is an answer to, so that an added mask may become one."""
+
 _VIEWS = GLUE | {"Slice", "Tile", "Concat", "Gather", "Trilu", "Split"}
+
 """What masks pass on their way: they choose, move and repeat."""
+
 _BEFORE_MASKED = _VIEWS | {"Add", "Sub", "Where"}
+
 _GUARDS = frozenset({"Add", "Max", "Clip", "Sub"})
+
 _BEFORE_DIVISION = frozenset({"Sqrt", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Mul"})
+
 _UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
+
 _MAX_STEPS = 32
+
 LIMIT_CURE = "a limit may stay infinite, but a row that is masked everywhere gives NaN: use -1e4 for masks"
+
 _MASK_CURE = "nothing: it masks as well, unless a row is masked whole"
+
 BEYOND_CURE = (
     "a search measures what that does; without one (apply) the group is kept in FP32; scale the value at export to"
     " free it"
@@ -255,3 +406,215 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
             reason = f"filled with {value:g}, which exceeds FP16's {FP16_MAX:g} and is held as {FP16_MAX:g} there"
             hazards.append(_overflow(look, place, reason, readers))
     return hazards
+
+
+_CARRIES = GLUE | {"Add", "Sub", "Where", "Max", "Min", "Concat", "Slice", "Tile", "Gather", "Mul"}
+
+"""What masks are assembled with. A Mul by a large constant makes one, and is not right itself: 0 * -inf is NaN."""
+
+
+class MaskValues:
+    """Which values beyond FP16 are masks, added or chosen on the way to a softmax.
+
+    Args of ``__init__``: the model's values, and the largest finite magnitude of each that was observed.
+    """
+
+    def __init__(self, look: Lookup, ranges: Mapping[str, float]) -> None:
+        self._look = look
+        self._ranges = ranges
+        self._known: dict[str, bool] = {}
+
+    def may_be_infinite(self, node: Node, tensor: str) -> bool:
+        """Whether a node that reads or computes ``tensor`` stays right where its values beyond FP16 are infinite."""
+        if not self._is_mask(tensor):
+            return False
+        if node.op_type in ANSWERS_INFINITY:
+            return True
+        return node.op_type in _CARRIES - {"Mul"} and comes_to_softmax(self._look, node)
+
+    def is_made_into_one(self, node: Node, tensor: str) -> bool:
+        """Whether a product makes a mask of ``tensor``, or reads one: not right with infinities, as 0 * inf is NaN."""
+        return node.op_type == "Mul" and self._is_mask(tensor) and comes_to_softmax(self._look, node)
+
+    def _is_mask(self, tensor: str) -> bool:
+        """Whether large values of ``tensor`` come from large constants or inputs, and not from what is computed."""
+        if tensor not in self._known:
+            self._known[tensor] = self._comes_from_masks(tensor)
+        return self._known[tensor]
+
+    def _comes_from_masks(self, tensor: str) -> bool:
+        model = self._look.model
+        index = model.producer.get(tensor)
+        if tensor in model.initializers or index is None or model.nodes[index].op_type == "ConstantOfShape":
+            return True
+        node = model.nodes[index]
+        if node.op_type not in _CARRIES or not node.is_standard:
+            return False
+        large = [i for i in node.inputs if i and self._is_large(i)]
+        return bool(large) and all(self._is_mask(i) for i in large)
+
+    def _is_large(self, tensor: str) -> bool:
+        constant = self._look.model.initializers.get(tensor)
+        if constant is None:
+            return self._ranges.get(tensor, 0.0) > FP16_MAX
+        if constant.dtype != "float" or constant.nbytes == 0:
+            return False
+        return bool(abs(constant.numpy()).max() > FP16_MAX)
+
+
+_OVERFLOWS_AT: Mapping[Precision, float] = {
+    Precision.FP16: (2 - 2**-11) * 2.0**15,
+    Precision.BF16: (2 - 2**-8) * 2.0**127,
+}
+
+"""The smallest value that rounds to infinity: half a spacing above the largest finite one (IEEE 754-2008, 4.3.1)."""
+
+SELECTS = DATA_MOVEMENT - {"Cast"} | {
+    "Abs",
+    "Clip",
+    "Concat",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Max",
+    "Min",
+    "Neg",
+    "Pad",
+    "ReduceMax",
+    "ReduceMin",
+    "Relu",
+    "ScatterElements",
+    "ScatterND",
+    "Trilu",
+    "Where",
+}
+
+"""Operators whose results have no larger magnitude than the largest of their inputs."""
+
+SUMS = frozenset({"Add", "Sub", "Sum"})
+
+PRODUCTS = frozenset({"Mul"})
+
+_MAX_DEPTH = 64
+
+_NONE = frozenset[str]()
+
+
+class SaturatedRanges:
+    """The largest magnitudes that values have in a precision because constants beyond it are held in it."""
+
+    def __init__(self, types: ValueTypes, ranges: Mapping[str, float], precision: Precision) -> None:
+        self._types = types
+        self._ranges = ranges
+        self._precision = precision
+        self._largest, self._overflows_at = LARGEST[precision], _OVERFLOWS_AT[precision]
+        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+
+    def fits(self, tensor: str) -> bool:
+        """Whether a value stays finite where the precision holds the constants that it comes from."""
+        return self.bound(tensor) < self._overflows_at
+
+    def bound(self, tensor: str) -> float:
+        """A magnitude that the value does not exceed; infinite where it is not known."""
+        return self._look_up(tensor, _MAX_DEPTH)[0]
+
+    def sources(self, tensor: str) -> frozenset[str]:
+        """The values beyond the precision that it comes from: constants, and what is folded into one."""
+        return self._look_up(tensor, _MAX_DEPTH)[1]
+
+    def _look_up(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
+        if tensor not in self._known:
+            self._known[tensor] = self._found(tensor, depth)
+        return self._known[tensor]
+
+    def _found(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
+        model = self._types.model
+        constant = model.initializers.get(tensor)
+        if constant is not None:
+            return (math.inf, _NONE) if constant.overridable else self._held(tensor, constant.numpy())
+        observed = self._ranges.get(tensor, math.inf)
+        index = model.producer.get(tensor)
+        if observed <= self._largest or index is None or depth == 0:
+            return observed, _NONE
+        if index in shape_computing(model) and group_of(self._types, model.nodes[index]) is None:
+            is_held = comes_from_beyond(model, tensor, self._precision)
+            return (min(observed, self._largest), frozenset((tensor,))) if is_held else (observed, _NONE)
+        bound, sources = self._computed(model.nodes[index], depth - 1)
+        return (min(observed, bound), sources) if sources else (observed, _NONE)
+
+    def _held(self, name: str, values: np.ndarray) -> tuple[float, frozenset[str]]:
+        magnitudes = np.abs(values.astype(np.float64, copy=False))
+        absmax = float(np.max(magnitudes, where=np.isfinite(magnitudes), initial=0.0))
+        return min(self._largest, absmax), frozenset((name,)) if absmax > self._largest else _NONE
+
+    def _computed(self, node: Node, depth: int) -> tuple[float, frozenset[str]]:
+        """By what a node reads, where it runs in the precision."""
+        if group_of(self._types, node) is None or not self._types.rules[node.index].outputs:
+            return math.inf, _NONE
+        if node.op_type == "ConstantOfShape":
+            return self._held(node.outputs[0], fill_value(node.proto))
+        followed = self._types.rules[node.index].inputs
+        read = [self._look_up(node.inputs[slot], depth) for slot in followed]
+        sources = frozenset[str]().union(*(values for _, values in read))
+        bounds = [bound for bound, _ in read]
+        padding = attribute(node, "value") if node.op_type == "Pad" else None
+        if isinstance(padding, float):  # an input from operator set 11 on
+            held, is_beyond = self._held(node.outputs[0], np.array(padding))
+            bounds, sources = [*bounds, held], sources | is_beyond
+        if node.op_type in SELECTS:
+            return max(bounds, default=math.inf), sources
+        if node.op_type in SUMS:
+            return sum(bounds), sources
+        if node.op_type in PRODUCTS:
+            return 0.0 if 0.0 in bounds else math.prod(bounds), sources
+        return math.inf, _NONE
+
+
+_CARRY = SELECTS | SUMS | PRODUCTS
+
+
+def is_held(model: Model, value: str, precision: Precision) -> bool:
+    """Whether a value that is computed in FP32 is limited to a precision's range before it is cast to it."""
+    return _masks(model).get(value, 0.0) > LARGEST[precision] or comes_from_beyond(model, value, precision)
+
+
+@once
+def _masks(model: Model) -> Mapping[str, float]:
+    """FP32 values that bring masks to a softmax -> the largest magnitude of the constants that these are made of.
+
+    Values with an infinite constant in them are left out: infinities stay.
+    """
+    look, largest = Lookup(model), dict[str, float]()
+    magnitudes: dict[str, float] = {}
+    for node in model.nodes:
+        if node.op_type not in _CARRY and node.op_type != "ConstantOfShape":
+            continue
+        if not node.is_standard or not model.info(node.outputs[0]).is_float32:
+            continue
+        made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
+        if node.op_type == "ConstantOfShape":
+            made_of = [_filled(look, node)]
+        elif node.op_type not in LIMITS:  # the bounds of these are none that values have
+            for name in node.inputs:
+                if name in model.initializers and name not in largest:
+                    largest[name] = _largest_of(look, name)
+            made_of += [largest[name] for name in node.inputs if name in largest]
+        magnitude = max(made_of, default=0.0)
+        if magnitude > LARGEST[Precision.FP16]:
+            magnitudes.update(dict.fromkeys(node.outputs, magnitude))
+    return {
+        name: magnitude
+        for name, magnitude in magnitudes.items()
+        if math.isfinite(magnitude) and comes_to_softmax(look, model.nodes[model.producer[name]])
+    }
+
+
+def _filled(look: Lookup, node: Node) -> float:
+    return largest_magnitude(fill_value(node.proto)) if is_limit(look, node.outputs[0]) else 0.0
+
+
+def _largest_of(look: Lookup, name: str) -> float:
+    constant = look.model.initializers[name]
+    if constant.dtype != "float" or constant.overridable or not is_limit(look, name):
+        return 0.0
+    return max(map(largest_magnitude, chunks(constant)), default=0.0)

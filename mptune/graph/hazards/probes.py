@@ -1,13 +1,8 @@
-"""What is asked of single nodes while the model runs on data: sums, decisions, guarded divisions, BatchNorms.
-
-``find_probes`` says which nodes are asked; ``mptune.graph.writing.probing`` writes the question into the observing
-graph; a ``ProbeRecord`` is the answer. An answer compares the node in FP32 with the same node on operands rounded to
-FP16 or BF16, so that it holds for the values that were seen and no threshold of magnitude is guessed.
-"""
+"""What is asked of single nodes while the model runs on data, and what their values were seen to be."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -29,11 +24,15 @@ ProbeKind = Literal[
 ]
 
 _ROUNDING: frozenset[ProbeKind] = frozenset(("sum", "softmax", "largest", "comparison", "pole"))
+
 """Kinds whose operands are rounded: asked once for each reduced precision."""
 
 _SUMS = frozenset({"Add", "Sub"})
+
 _COMPARISONS = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"})
+
 _LARGEST = frozenset({"ArgMax", "ArgMin"})
+
 _POLES: Mapping[str, int] = {
     "Log": 0,
     "Sqrt": 0,
@@ -41,7 +40,9 @@ _POLES: Mapping[str, int] = {
     "Div": 1,
     "Pow": 0,
 }
+
 """Operator -> which of its inputs may not reach zero, or fall below it."""
+
 _WHERE_SINCE = 9
 
 
@@ -68,7 +69,7 @@ class ProbeRecord:
 
     Attributes:
         scalars: fact -> its value on each sample, in the order of the samples;
-            ``mptune.graph.writing.probing.nodes`` lists the facts.
+            ``mptune.graph.writing.observe`` lists the facts.
         vectors: fact -> its mean over the samples, [channels].
     """
 
@@ -169,3 +170,63 @@ def _has_own_statistics(look: Lookup, node: Node) -> bool:
         return False
     mean, variance = (c.numpy() for c in constants if c is not None)
     return bool((mean != 0).any() or (variance != 1).any())
+
+
+@dataclass(frozen=True)
+class SeenValue:
+    """One FP32 value over all samples.
+
+    Attributes:
+        lowest: smallest finite value, signed; 0 where some are not finite and all others are above it.
+        sample: position of the sample with the largest magnitude among those that were run.
+        beyond: how many samples hold a magnitude beyond FP16's largest value.
+    """
+
+    lowest: float = 0.0
+    highest: float = 0.0
+    sample: int = 0
+    beyond: int = 0
+    samples: int = 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run of the model over the samples showed.
+
+    Attributes:
+        shapes: FP32 value -> its shape on the first sample.
+        indices: index in the data of each sample that was run; empty where they are all of the data.
+    """
+
+    values: Mapping[str, SeenValue] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    records: tuple[ProbeRecord, ...] = ()
+    indices: tuple[int, ...] = ()
+
+    def of(self, *kinds: ProbeKind) -> Iterator[ProbeRecord]:
+        """The answers to some kinds of probes."""
+        return (record for record in self.records if record.kind in kinds)
+
+    def sample(self, position: int) -> int:
+        """Index in the data of a sample that was run."""
+        return self.indices[position] if position < len(self.indices) else position
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the shapes, which are kept elsewhere."""
+        return {
+            "values": {
+                tensor: [encode_float(seen.lowest), encode_float(seen.highest), seen.sample, seen.beyond, seen.samples]
+                for tensor, seen in self.values.items()
+            },
+            "records": [record.to_json() for record in self.records],
+            "indices": list(self.indices),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Seen:
+        """Inverse of ``to_json``."""
+        values = {
+            tensor: SeenValue(decode_float(low), decode_float(high), *map(int, counts))
+            for tensor, (low, high, *counts) in document["values"].items()
+        }
+        return cls(values, shapes, tuple(map(ProbeRecord.from_json, document["records"])), tuple(document["indices"]))

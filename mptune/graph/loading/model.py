@@ -6,41 +6,392 @@ than memory can be loaded and rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import wraps
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import onnx
+import onnx.helper
 import onnx.inliner
 import onnx.numpy_helper
 import onnx.shape_inference
+import onnx.version_converter
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from mptune.errors import ModelError
 from mptune.files import files_sha256
-from mptune.graph.loading.foreign import AskRuntime, RuntimeTypes, types_by_schema
-from mptune.graph.loading.formats import no_graph, no_model
-from mptune.graph.loading.inference import infer_types, last_line, without_weights
-from mptune.graph.loading.node_names import name_apart, unique_names
-from mptune.graph.loading.opset import raised
-from mptune.graph.loading.structure import check_structure
+from mptune.graph.loading.inference import (
+    AskRuntime,
+    RuntimeTypes,
+    infer_types,
+    last_line,
+    types_by_schema,
+    without_weights,
+)
 from mptune.graph.loading.tensors import (
     STANDARD_DOMAINS,
     Initializer,
     TensorInfo,
+    all_graphs,
     all_tensors,
     constant_value,
     external_location,
     is_external,
+    is_known_type,
     make_initializer,
+    tensor_nbytes,
     type_of,
 )
 from mptune.graph.schemas import onnx_schema
 
+K = TypeVar("K")
+
+T = TypeVar("T")
+
+
+def once(find: Callable[[K], T]) -> Callable[[K], T]:
+    """Let a function of one object keep its result for as long as that object lives.
+
+    Objects are compared by identity. A result must not hold its object, or neither is ever freed.
+    """
+    results: MutableMapping[K, T] = WeakKeyDictionary()
+
+    @wraps(find)
+    def result_of(subject: K) -> T:
+        if subject not in results:
+            results[subject] = find(subject)
+        return results[subject]
+
+    return result_of
+
+
+def unique_names(graph: onnx.GraphProto) -> list[str]:
+    """The nodes' names; made where there is none, numbered where one is there again."""
+    stated = {node.name for node in graph.node}
+    used: set[str] = set()
+    count: dict[str, int] = {}
+    names = []
+    for position, node in enumerate(graph.node):
+        name = node.name or f"{node.op_type}_{position}"
+        if name in used or (not node.name and name in stated):
+            stem, number = name, count.get(name, 2)
+            while (name := f"{stem}_{number}") in stated or name in used:
+                number += 1
+            count[stem] = number + 1
+        used.add(name)
+        names.append(name)
+    return names
+
+
+def name_apart(graph: onnx.GraphProto) -> None:
+    """Number, in place, nodes of one graph or subgraph that have one name: ONNX Runtime 1.31 refuses such a model."""
+    for inner in all_graphs(graph):
+        names = [node.name for node in inner.node if node.name]
+        if len(set(names)) == len(names):
+            continue
+        for node, name in zip(inner.node, unique_names(inner), strict=True):
+            node.name = name
+
+
+_TORCH = ("a PyTorch file", "load it in Python and export it: torch.onnx.export(model, inputs, 'model.onnx')")
+
+_ENGINE = ("a TensorRT engine", "give the ONNX model that it was built from")
+
+_TENSORFLOW = ("a TensorFlow model", "export it: python -m tf2onnx.convert --help")
+
+_OTHERS = {
+    **dict.fromkeys((".pt", ".pth", ".pt2", ".ckpt"), _TORCH),
+    ".safetensors": ("a file of weights", "export the model that has them to ONNX, such as with torch.onnx.export"),
+    **dict.fromkeys((".engine", ".plan", ".trt"), _ENGINE),
+    **dict.fromkeys((".pb", ".h5", ".keras", ".tflite"), _TENSORFLOW),
+    ".ort": ("ONNX Runtime's own format", "give the .onnx file that it was made from"),
+}
+
+_AGAIN = "export it again, or check that the copy is complete (compare its size or sha256 with the original)"
+
+
+def no_model(path: Path, data: bytes) -> tuple[str, str]:
+    """What is wrong with a file that does not parse as ONNX, and what to do about it."""
+    explanation = _OTHERS.get(path.suffix.lower())
+    if explanation is None and data[:2] == b"PK" and b"data.pkl" in data[:4096]:
+        explanation = _TORCH
+    if explanation is None:
+        return f"{path} is not an ONNX model, or it is truncated", _AGAIN
+    what, hint = explanation
+    return f"{path} is not an ONNX model: {what}", hint
+
+
+def no_graph(path: Path, data: bytes) -> tuple[str, str]:
+    """The same for a file that parses, as short and random bytes may, and holds no graph."""
+    text, hint = no_model(path, data)
+    return (f"{path} holds no ONNX graph", hint) if hint == _AGAIN else (text, hint)
+
+
+_GROUP_NORM_BY_CHANNEL = 21
+
+
+def raised(proto: onnx.ModelProto, path: Path, opset: int) -> onnx.ModelProto:
+    """The model, which has no local functions, at a newer operator set; the same model where it is there already."""
+    current = next(o.version for o in proto.opset_import if o.domain in STANDARD_DOMAINS)
+    newest = onnx.defs.onnx_opset_version()
+    if opset < current:
+        raise ModelError(
+            f"{path} uses opset {current}: --opset {opset} would lower it", "an operator set can only be raised"
+        )
+    if opset > newest:
+        raise ModelError(
+            f"--opset is {opset}, the installed onnx {onnx.__version__} knows up to {newest}",
+            f"give at most {newest}, or pip install --upgrade onnx",
+        )
+    if opset == current:
+        return proto
+    refused = f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter"
+    cure = "export it again at that opset, or search at the opset that it has"
+    nodes = (node for graph in all_graphs(proto.graph) for node in graph.node)
+    norm = next((n for n in nodes if n.op_type == "GroupNormalization" and n.domain in STANDARD_DOMAINS), None)
+    if norm is not None and current < _GROUP_NORM_BY_CHANNEL <= opset:
+        what = f"GroupNormalization {norm.name!r} has a scale for each group, from {_GROUP_NORM_BY_CHANNEL} on one for"
+        raise ModelError(f"{refused}: {what} each channel, and the converter leaves it as it is", cure)
+    slim = without_weights(proto, proto.graph.node, {})
+    slim.graph.value_info.extend(proto.graph.value_info)
+    try:
+        converted = onnx.version_converter.convert_version(slim, opset)
+    except Exception as error:  # the converter raises RuntimeError, ValueError and its own ConvertError
+        raise ModelError(f"{refused}: {last_line(error)}", cure) from None
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    del result.graph.node[:]
+    result.graph.node.extend(converted.graph.node)
+    del result.graph.value_info[:]  # of values that the converter has renamed or typed anew
+    there = {constant.name for constant in result.graph.initializer}
+    result.graph.initializer.extend(c for c in converted.graph.initializer if c.name not in there)
+    for entry in result.opset_import:
+        if entry.domain in STANDARD_DOMAINS:
+            entry.version = opset
+    result.ir_version = max(proto.ir_version, converted.ir_version)
+    return result
+
+
+_CONSTANT_VALUES = {
+    "value": onnx.AttributeProto.TENSOR,
+    "sparse_value": onnx.AttributeProto.SPARSE_TENSOR,
+    "value_float": onnx.AttributeProto.FLOAT,
+    "value_floats": onnx.AttributeProto.FLOATS,
+    "value_int": onnx.AttributeProto.INT,
+    "value_ints": onnx.AttributeProto.INTS,
+    "value_string": onnx.AttributeProto.STRING,
+    "value_strings": onnx.AttributeProto.STRINGS,
+}
+
+_INT32_MAX = 2**31 - 1
+
+_NODE_LIMIT = 5_000_000
+
+_HINT = "the file is not valid ONNX; export it again, or check that the copy is complete"
+
+_INFERENCE_FAULTS: Mapping[str, tuple[str, Callable[[Any, onnx.NodeProto], bool], str]] = {
+    "Einsum": (
+        "equation",
+        lambda value, _: b"." in value.replace(b"...", b""),
+        "has a dot outside an ellipsis",
+    ),
+    "Split": ("num_outputs", lambda value, node: value != len(node.output), "is not the number of outputs"),
+    "GatherND": ("batch_dims", lambda value, _: not 0 <= value <= _INT32_MAX, "is out of range"),
+    "LayerNormalization": ("axis", lambda value, _: abs(value) > _INT32_MAX, "is out of range"),
+    "RMSNormalization": ("axis", lambda value, _: abs(value) > _INT32_MAX, "is out of range"),
+}
+
+"""Operator -> (attribute, whether its value is a fault, what is wrong with it): what crashes onnx's shape inference, or
+in Einsum's case never ends. Found by 60,000 random nodes of every operator under onnx 1.23.2; ``onnx.checker`` lets all
+of it pass, none of it is valid."""
+
+
+def check_structure(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse a file whose text, constants, names, types or functions are inconsistent."""
+    undecodable = _undecodable(proto)
+    if undecodable:
+        raise ModelError(f"{path}: the text in {undecodable} is not UTF-8", _HINT)
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"{path} has IR version {proto.ir_version}, the installed onnx {onnx.__version__} knows up to "
+            f"{onnx.IR_VERSION}",
+            "pip install --upgrade onnx, or export with an older one",
+        )
+    _check_functions(proto, path)
+    bodies = (node for function in proto.functions for node in function.node)
+    graphs = [*all_graphs(proto.graph), *(g for node in bodies for g in _graphs_of(node))]
+    for graph in graphs:
+        _check_names(graph, path)
+        if graph is not proto.graph:
+            _check_subgraph_outputs(graph, path)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            _check_type(value.type, value.name, path)
+    for graph in graphs:
+        _check_nodes(graph.node, path)
+    for function in proto.functions:
+        _check_nodes(function.node, path)
+    for tensor in all_tensors(proto.graph):
+        _check_tensor(tensor, path)
+
+
+def _undecodable(message: Any) -> str:
+    """The full name of a string field that is not UTF-8; "" where all are: protobuf hands such ones over as bytes."""
+    if isinstance(message, onnx.TensorProto):  # without its data, which may be large
+        texts = (message.name, message.doc_string, *(t for e in message.external_data for t in (e.key, e.value)))
+        return "" if all(isinstance(text, str) for text in texts) else "onnx.TensorProto"
+    for descriptor, value in message.ListFields():
+        values = value if descriptor.is_repeated else (value,)
+        if descriptor.type == FieldDescriptor.TYPE_STRING:
+            if not all(isinstance(text, str) for text in values):
+                return str(descriptor.full_name)
+        elif descriptor.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in values:
+                field_name = _undecodable(inner)
+                if field_name:
+                    return field_name
+    return ""
+
+
+def _graphs_of(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+            yield from all_graphs(graph)
+
+
+def _check_functions(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse recursive functions, and functions whose calls inline to too many nodes."""
+    calls = {(f.domain, f.name): [*_called(f.node)] for f in proto.functions}
+    if len(calls) < len(proto.functions):
+        raise ModelError(f"{path} defines a local function twice", _HINT)
+    size: dict[tuple[str, str], int] = {}  # nodes of a function with all its calls inlined
+    try:
+        for function in TopologicalSorter(calls).static_order():
+            size[function] = sum(size[called] for called in calls[function]) if function in calls else 1
+    except CycleError as error:
+        raise ModelError(f"{path}: the local function {error.args[1][0][1]!r} calls itself", _HINT) from None
+    if sum(size.get(called, 1) for called in _called(proto.graph.node)) > _NODE_LIMIT:
+        raise ModelError(
+            f"{path} has more than {_NODE_LIMIT} nodes with its local functions inlined",
+            "export it without functions",
+        )
+
+
+def _called(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+    """Domain and operator of every node, those of subgraphs included."""
+    for node in nodes:
+        yield node.domain, node.op_type
+        for graph in _graphs_of(node):
+            yield from ((inner.domain, inner.op_type) for inner in graph.node)
+
+
+def _check_names(graph: onnx.GraphProto, path: Path) -> None:
+    sparse = [s.values.name for s in graph.sparse_initializer]
+    for what, names in (
+        ("input", [v.name for v in graph.input]),
+        ("output", [v.name for v in graph.output]),
+        ("constant", [t.name for t in graph.initializer] + sparse),
+    ):
+        counts = Counter(names)
+        if counts[""]:
+            raise ModelError(f"{path}: a graph {what} has no name", _HINT)
+        if len(counts) < len(names) and what != "output":  # a value may be given twice
+            twice = next(name for name, count in counts.items() if count > 1)
+            raise ModelError(f"{path}: the graph {what} {twice!r} is there twice", _HINT)
+
+
+def _check_subgraph_outputs(graph: onnx.GraphProto, path: Path) -> None:
+    """Refuse subgraphs with outputs from outside: ONNX Runtime does not load them, onnx's inference hangs on them."""
+    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    own |= {s.values.name for s in graph.sparse_initializer} | {out for node in graph.node for out in node.output}
+    for output in graph.output:
+        if output.name not in own:
+            raise ModelError(
+                f"{path}: the subgraph {graph.name!r} has the output {output.name!r}, which it does not compute",
+                "put an Identity into the subgraph, or export the model again",
+            )
+
+
+def _check_nodes(nodes: Iterable[onnx.NodeProto], path: Path) -> None:
+    for node in nodes:
+        if not node.op_type:
+            raise ModelError(f"{path}: the node {node.name!r} has no operator", _HINT)
+        if node.op_type == "Constant" and node.domain in STANDARD_DOMAINS:
+            _check_constant(node, path)
+        fault = _inference_fault(node)
+        if fault:
+            raise ModelError(f"{path}: the node {node.name!r} is not valid: {fault}", _HINT)
+
+
+def _inference_fault(node: onnx.NodeProto) -> str:
+    """Why onnx's shape inference would crash or hang on a node; "" where nothing is known."""
+    if node.op_type not in _INFERENCE_FAULTS:
+        return ""
+    name, is_fault, what = _INFERENCE_FAULTS[node.op_type]
+    for attribute in node.attribute:
+        if attribute.name == name and is_fault(attribute.s if name == "equation" else attribute.i, node):
+            return f"{node.op_type}'s attribute {name} {what}"
+    return ""
+
+
+def _check_constant(node: onnx.NodeProto, path: Path) -> None:
+    """Refuse a Constant without exactly one output and one value attribute of the right type."""
+    held = [a.name for a in node.attribute if a.name in _CONSTANT_VALUES and a.type == _CONSTANT_VALUES[a.name]]
+    if len(held) != 1 or len(node.output) != 1:
+        raise ModelError(f"{path}: the Constant node {node.name!r} holds no value", _HINT)
+
+
+def _check_type(kind: onnx.TypeProto, name: str, path: Path) -> None:
+    """Refuse unknown element types and negative dimensions."""
+    which = kind.WhichOneof("value")
+    if which in ("sequence_type", "optional_type"):
+        _check_type(getattr(kind, which).elem_type, name, path)
+    elif which in ("tensor_type", "sparse_tensor_type"):
+        tensor = getattr(kind, which)
+        if not is_known_type(tensor.elem_type):
+            raise ModelError(f"{path}: {name!r} has the unknown element type {tensor.elem_type}", _HINT)
+        if any(dim.dim_value < 0 for dim in tensor.shape.dim):
+            raise ModelError(f"{path}: {name!r} has a negative dimension", _HINT)
+
+
+def _check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
+    """Refuse a constant whose data do not match its dimensions."""
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelError(f"{path}: the constant {tensor.name!r} has a negative dimension", _HINT)
+    if tensor.HasField("segment"):
+        raise ModelError(f"{path}: the constant {tensor.name!r} is stored in segments", "export the model again")
+    expected = tensor_nbytes(tensor)
+    if is_external(tensor):
+        if tensor.data_type == onnx.TensorProto.STRING:
+            raise ModelError(f"{path}: the constant {tensor.name!r} keeps strings in external data", _HINT)
+        return
+    unit = "bytes"
+    if tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
+        held = len(tensor.raw_data)
+    else:
+        count, unit = math.prod(tensor.dims), "values"
+        per_value = 2 if tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128) else 1
+        expected = expected if expected < count else count * per_value  # less than a byte each: packed
+        held = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
+    if held != expected:
+        raise ModelError(
+            f"{path}: the constant {tensor.name!r} of shape {list(tensor.dims)} holds {held} {unit}, not {expected}",
+            _HINT,
+        )
+
+
 _ML_DOMAIN = "ai.onnx.ml"
+
 """Tree ensembles, linear classifiers and the like: their outputs are always FP32, integers, text or maps."""
 
 MIN_OPSET = 9
+
 """Below opset 9 the operators' schemas lack the FP16 types that rewriting relies on (Cast-9, ConstantOfShape-9)."""
 
 
@@ -374,3 +725,16 @@ def _check_tunable(model: Model) -> None:
     raise ModelError(
         f"{model.path} has no FP32 layer to tune", "mptune decides between FP32 and FP16; give an FP32 model"
     )
+
+
+def needed_nodes(model: Model, values: Iterable[str]) -> list[Node]:
+    """The nodes that these values depend on, in topological order."""
+    wanted = set(values)
+    needed = []
+    for node in reversed(model.nodes):
+        if not wanted.isdisjoint(node.outputs):
+            needed.append(node)
+            wanted.update(node.inputs)
+            wanted.update(node.captures)
+            wanted.discard("")  # an omitted input is nobody's output
+    return needed[::-1]

@@ -1,4 +1,4 @@
-"""Values of an ONNX model: their types, the constants among them, and where external data lies."""
+"""Values of an ONNX model: types (BFLOAT16 in NumPy, too), constants, and where external data lies."""
 
 from __future__ import annotations
 
@@ -16,6 +16,29 @@ import onnx.numpy_helper
 from mptune.errors import ModelError
 from mptune.graph.plan import Precision
 
+_QUIET_NAN = 0x7FC0
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round FP32 to the nearest BFLOAT16, ties to even, as 16 bits (uint16); overflow gives infinity, NaN stays NaN."""
+    values = np.asarray(values, np.float32)
+    bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    # Half of the last kept digit less one, and one more where that digit is odd. Finite values cannot wrap around.
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded: np.ndarray = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+    unordered = np.isnan(values)
+    if unordered.any():
+        sign = (bits >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
+        rounded = np.where(unordered, sign | np.uint16(_QUIET_NAN), rounded)
+    return rounded
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """The FP32 numbers that BFLOAT16 bits are, exactly; uint16 in, the same shape out."""
+    wide: np.ndarray = np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)
+    return wide.view(np.float32)
+
+
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 
 ONNX_TYPES: Mapping[Precision, int] = {
@@ -23,6 +46,7 @@ ONNX_TYPES: Mapping[Precision, int] = {
     Precision.FP16: onnx.TensorProto.FLOAT16,
     Precision.BF16: onnx.TensorProto.BFLOAT16,
 }
+
 """ONNX's element type of each precision."""
 
 
@@ -135,7 +159,9 @@ def external_location(tensor: onnx.TensorProto, base_dir: Path) -> ExternalPlace
 
 
 _TYPE_NAMES: dict[int, str] = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
+
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
+
 _ITEM_BITS = {code: _PACKED_BITS[name] for code, name in _TYPE_NAMES.items() if name in _PACKED_BITS}
 
 

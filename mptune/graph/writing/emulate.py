@@ -29,10 +29,9 @@ from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix,
 from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
-from mptune.graph.hazards.carried import is_held
+from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.constants import ConstantStore, NeededConstants, banked, inline, unlimited
 from mptune.graph.writing.model_file import (
     add_cast,
     add_node,
@@ -42,7 +41,7 @@ from mptune.graph.writing.model_file import (
     saturate,
     serialized,
 )
-from mptune.graph.writing.weights import WeightBank
+from mptune.graph.writing.weights import ConstantStore, NeededConstants, WeightBank, banked, inline, unlimited
 
 _CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
 """Operators whose every output element is one of their input elements, or zero."""

@@ -13,7 +13,7 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES, STANDARD_DOMAINS
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import LARGEST, Precision
-from mptune.graph.writing.constants import LargeConstant
+from mptune.graph.writing.weights import LargeConstant
 
 _MIN_IR_VERSION = 4
 """From 4 on, constants of the graph need not be among its inputs."""

@@ -7,9 +7,10 @@ model looks at each element of that value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,13 +20,313 @@ import onnx.numpy_helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.folded import FoldedValues, LeftOut
+from mptune.graph.grouping.lookup import attribute
+from mptune.graph.hazards.constants import softmax_rows
 from mptune.graph.hazards.hazard import FP16_MAX
-from mptune.graph.hazards.masked_rows import softmax_rows
-from mptune.graph.loading.model import Model
-from mptune.graph.plan import DEFAULT_PRECISIONS
-from mptune.graph.writing.probing.builder import ProbeBuilder
-from mptune.graph.writing.probing.nodes import ProbeTap, add_probes
+from mptune.graph.hazards.probes import Probe, ProbeKind, find_probes
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.weights import WeightBank, inline_tensor
+
+_FLOAT = onnx.TensorProto.FLOAT
+
+_AXES_OF_SUM_SINCE = 13
+
+_AXES_OF_OTHERS_SINCE = 18
+
+"""Operator sets from which ReduceSum, and the other reductions, take their axes as an input."""
+
+_EQUAL_OF_FLOATS_SINCE = 11
+
+
+class ProbeBuilder:
+    """Appends nodes whose names are new."""
+
+    def __init__(self, graph: onnx.GraphProto, opset: int, suffix: str) -> None:
+        self._graph = graph
+        self._opset = opset
+        self._suffix = suffix
+        self._count = 0
+        self._name, self.precision = "tap", Precision.FP16
+        self._known: dict[tuple[float, str], str] = {}
+        self._added: dict[tuple[str, tuple[str, ...], str], str] = {}
+        self._rounded: dict[tuple[str, Precision], str] = {}
+        self._given: set[str] = set()
+        self.recomputed: dict[tuple[str, int, Precision], str] = {}
+
+    def start(self, name: str, precision: Precision) -> None:
+        """Begin a probe: new names start with its name, and values are rounded to its precision."""
+        self._name, self.precision = name, precision
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node unless the same one is there, as probes share what they ask; the name of its output."""
+        key = op, inputs, repr(sorted(attributes.items()))
+        if key not in self._added:
+            name = self._added[key] = f"{self._name}.{self._count}{self._suffix}"
+            self._count += 1
+            self._graph.node.append(onnx.helper.make_node(op, inputs, [name], name=name, **attributes))
+        return self._added[key]
+
+    def again(self, node: Node, *inputs: str) -> str:
+        """The same operator on other inputs; the name of its first output."""
+        copied = onnx.NodeProto()
+        copied.CopyFrom(node.proto)
+        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(len(node.outputs))]
+        self._count += 1
+        del copied.input[:], copied.output[:]
+        copied.input.extend(inputs)
+        copied.output.extend(names)
+        copied.name = names[0]
+        self._graph.node.append(copied)
+        return names[0]
+
+    def constant(self, value: Any, dtype: Any = np.float32) -> str:
+        """The name of a constant, which is there once."""
+        key = (float(value) if np.ndim(value) == 0 else hash(tuple(value)), str(np.dtype(dtype)) + str(np.ndim(value)))
+        if key not in self._known:
+            self._known[key] = f"probe.{len(self._known)}{self._suffix}"
+            array = np.asarray(value, dtype)
+            self._graph.initializer.append(onnx.numpy_helper.from_array(array, self._known[key]))
+        return self._known[key]
+
+    def reduce(self, op: str, value: str, axes: tuple[int, ...] = (), keepdims: int = 0) -> str:
+        """Reduce over some axes, or over all."""
+        if not axes:
+            return self.add(op, value, keepdims=keepdims)
+        if self._opset >= (_AXES_OF_SUM_SINCE if op == "ReduceSum" else _AXES_OF_OTHERS_SINCE):
+            return self.add(op, value, self.constant(axes, np.int64), keepdims=keepdims)
+        return self.add(op, value, keepdims=keepdims, axes=list(axes))
+
+    def rounded(self, value: str) -> str:
+        """A value rounded to the precision of the probe and back."""
+        key = value, self.precision
+        if key not in self._rounded:
+            reduced = self.add("Cast", value, to=ONNX_TYPES[self.precision])
+            self._rounded[key] = self.add("Cast", reduced, to=_FLOAT)
+        return self._rounded[key]
+
+    def flat(self, value: str, end: float) -> str:
+        """All elements in one axis, and one more, so that there is one where a value has none."""
+        row = self.add("Reshape", value, self.constant((-1,), np.int64))
+        return self.add("Concat", row, self.constant((end,)), axis=0)
+
+    def mean_square(self, value: str) -> str:
+        """Mean of the squares of all elements."""
+        return self.reduce("ReduceMean", self.add("Mul", value, value))
+
+    def equal(self, first: str, second: str) -> str:
+        """Where two values are equal; NaN, and infinities, may count as either."""
+        if self._opset >= _EQUAL_OF_FLOATS_SINCE:
+            return self.add("Equal", first, second)
+        apart = self.add("Abs", self.add("Sub", first, second))
+        return self.add("Not", self.add("Greater", apart, self.constant(0.0)))
+
+    def give(self, value: str, shape: Sequence[None] = (), code: int = _FLOAT) -> str:
+        """Make a value an output of the graph, once: two probes may have an answer in common."""
+        if value not in self._given:
+            self._given.add(value)
+            self._graph.output.append(onnx.helper.make_tensor_value_info(value, code, shape))
+        return value
+
+    def give_shape(self, value: str) -> str:
+        """Make the shape of a value, int64 [rank], an output of the graph."""
+        return self.give(self.add("Shape", value), [None], onnx.TensorProto.INT64)
+
+    def count(self, truth: str) -> str:
+        """How many elements are true."""
+        return self.reduce("ReduceSum", self.add("Cast", truth, to=_FLOAT))
+
+    def size(self, value: str) -> str:
+        """How many elements there are."""
+        return self.add("Cast", self.add("Size", value), to=_FLOAT)
+
+
+_BF16_SINCE = 13
+
+"""Operator set from which Cast has BFLOAT16."""
+
+_POLE_DEPTH = 4
+
+"""So many operators before a pole are computed again: a variance is subtracted, clipped, and an epsilon is added."""
+
+_LEAST: Mapping[Precision, float] = {Precision.FP16: 1e-30, Precision.BF16: 1e-38}
+
+"""Each has no value between zero and this one; BF16 subnormal ones, which engines take for zero."""
+
+_RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
+
+
+@dataclass(frozen=True)
+class ProbeTap:
+    """The names of the outputs that answer one probe.
+
+    Attributes:
+        key: the value that the answer is filed under.
+        outputs: fact -> scalar output.
+        vectors: fact -> output of rank 1.
+    """
+
+    kind: ProbeKind
+    node: str
+    key: str
+    outputs: Mapping[str, str] = field(hash=False)
+    vectors: Mapping[str, str] = field(default_factory=dict, hash=False)
+    precision: Precision = Precision.FP16
+
+
+def add_probes(build: ProbeBuilder, model: Model, precisions: Sequence[str]) -> tuple[ProbeTap, ...]:
+    """Append the nodes that answer the model's probes, and their outputs, to the observing graph."""
+    rows = softmax_rows(model)
+    if model.opset < _BF16_SINCE:
+        precisions = [precision for precision in precisions if precision != Precision.BF16]
+    taps = []
+    for probe in find_probes(model, precisions):
+        node = model.nodes[probe.node]
+        build.start(f"{probe.kind}.{probe.node}.{probe.precision}", probe.precision)
+        facts, vectors = _answer(build, probe, node, model, rows)
+        for name in facts.values():
+            build.give(name)
+        for name in vectors.values():
+            build.give(name, [None])
+        if facts or vectors:
+            taps.append(ProbeTap(probe.kind, node.name, probe.key, facts, vectors, probe.precision))
+    return tuple(taps)
+
+
+_Answer = tuple[dict[str, str], dict[str, str]]
+
+
+def _answer(
+    build: ProbeBuilder, probe: Probe, node: Node, model: Model, rows: Mapping[str, tuple[int, ...]]
+) -> _Answer:
+    match probe.kind:
+        case "sum":
+            return _sum(build, node), {}
+        case "guard":
+            return {"smallest": build.reduce("ReduceMin", build.add("Abs", probe.value))}, {}
+        case "pole":
+            return _pole(build, node, probe.value, model), {}
+        case "variance":
+            return {"smallest": _smallest_variance(build, probe.value, len(model.info(probe.value).shape or ()))}, {}
+        case "batch-norm":
+            rank = len(model.info(probe.value).shape or ())
+            return {}, {"mean": build.reduce("ReduceMean", probe.value, (0, *range(2, rank)))}
+        case "comparison":
+            return _comparison(build, node), {}
+        case "softmax":
+            axes = rows.get(node.inputs[0], ())
+            return (_softmax(build, node, axes) if axes else {}), {}
+        case "largest":
+            stated = attribute(node, "axis")
+            return _largest(build, node, stated if isinstance(stated, int) else 0), {}
+
+
+def _sum(build: ProbeBuilder, node: Node) -> dict[str, str]:
+    first, second, result = node.inputs[0], node.inputs[1], node.outputs[0]
+    a, b = build.rounded(first), build.rounded(second)
+    exact = build.add(node.op_type, a, b)
+    total = build.rounded(exact)
+    zero, infinity = build.constant(0.0), build.constant(np.inf)
+    sizes = {a: build.add("Abs", a), b: build.add("Abs", b)}
+    facts = {
+        "first": build.mean_square(first),
+        "second": build.mean_square(second),
+        "result": build.mean_square(result),
+        "error": build.mean_square(build.add("Sub", exact, result)),
+    }
+    for name, step, base, kept in (
+        ("first", first, b, b if node.op_type == "Add" else build.add("Neg", b)),
+        ("second", second, a, a),
+    ):
+        moves = build.add("Greater", build.add("Abs", step), zero)
+        is_base = build.add("And", build.add("Greater", sizes[base], zero), build.add("Less", sizes[base], infinity))
+        steps = build.add("And", moves, is_base)
+        facts[f"{name}_steps"] = build.count(steps)
+        facts[f"{name}_lost"] = build.count(build.add("And", steps, build.equal(total, kept)))
+    return facts
+
+
+def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str, str]:
+    zero, infinity = build.constant(0.0), build.constant(np.inf)
+    rounded = _recomputed(build, value, model, _POLE_DEPTH)
+    size = build.add("Abs", value)
+    before, after, alone = value, rounded, build.rounded(value)
+    if node.op_type in ("Div", "Reciprocal"):
+        before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
+    stands = build.add("Greater", before, zero)
+    # NaN is below neither limit: it was made before.
+    limit = zero if node.op_type == "Sqrt" else build.constant(_LEAST[build.precision])
+    lost = build.add("And", stands, build.add("Less", after, limit))
+    gone = build.add("And", lost, build.add("Less", alone, limit))
+    return {
+        "values": build.count(stands),
+        "lost": build.count(lost),
+        "vanished": build.count(gone),
+        "smallest": build.reduce("ReduceMin", build.flat(build.add("Where", lost, size, infinity), np.inf)),
+    }
+
+
+def _recomputed(build: ProbeBuilder, value: str, model: Model, depth: int) -> str:
+    """A value as FP16 or BF16 computes it of what the last operators before it read, rounded; reductions as seen."""
+    index = model.producer.get(value)
+    node = None if index is None else model.nodes[index]
+    is_recomputed = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
+    if node is None or not is_recomputed or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
+        return build.rounded(value)
+    key = value, depth, build.precision
+    if key not in build.recomputed:
+        operands = [_recomputed(build, i, model, depth - 1) for i in node.inputs]
+        build.recomputed[key] = build.rounded(build.again(node, *operands))
+    return build.recomputed[key]
+
+
+def _smallest_variance(build: ProbeBuilder, value: str, rank: int) -> str:
+    axes = tuple(range(2, rank))
+    centred = build.add("Sub", value, build.reduce("ReduceMean", value, axes, keepdims=1))
+    return build.reduce("ReduceMin", build.reduce("ReduceMean", build.add("Mul", centred, centred), axes))
+
+
+def _comparison(build: ProbeBuilder, node: Node) -> dict[str, str]:
+    first, second = node.inputs[:2]
+    answer, rounded = node.outputs[0], build.again(node, build.rounded(first), build.rounded(second))
+    changed = build.add("Xor", answer, rounded)
+    is_equal = node.op_type == "Equal"  # of few: what is found is counted, and not what is not
+    return {
+        "rows": build.count(build.add("Or", answer, rounded)) if is_equal else build.size(answer),
+        "moved": build.count(changed),
+        "magnitude": build.reduce("ReduceMax", build.add("Abs", first)),
+        "gap": build.reduce("ReduceMean", build.add("Abs", build.add("Sub", first, second))),
+    }
+
+
+def _softmax(build: ProbeBuilder, node: Node, axes: tuple[int, ...]) -> dict[str, str]:
+    value = node.inputs[0]
+    weights = build.again(node, build.rounded(value))
+    apart = build.reduce("ReduceSum", build.add("Abs", build.add("Sub", weights, node.outputs[0])))
+    facts = _extremes(build, value, axes, largest=True)
+    return {**facts, "moved": build.add("Mul", apart, build.constant(0.5))}
+
+
+def _largest(build: ProbeBuilder, node: Node, axis: int) -> dict[str, str]:
+    value = node.inputs[0]
+    chosen = build.again(node, build.rounded(value))
+    same = build.add("Equal", chosen, node.outputs[0])
+    facts = _extremes(build, value, (axis,), largest=node.op_type == "ArgMax")
+    return {**facts, "moved": build.count(build.add("Not", same))}
+
+
+def _extremes(build: ProbeBuilder, value: str, axes: tuple[int, ...], *, largest: bool) -> dict[str, str]:
+    """How many rows there are, the magnitude of their extremes, and how far the next value is, in the mean."""
+    extreme = build.reduce("ReduceMax" if largest else "ReduceMin", value, axes, keepdims=1)
+    away = build.add("Abs", build.add("Sub", value, extreme))
+    positive = build.add("Greater", away, build.constant(0.0))
+    others = build.add("Where", positive, away, build.constant(np.inf))
+    return {
+        "rows": build.size(extreme),
+        "magnitude": build.reduce("ReduceMax", build.add("Abs", extreme)),
+        "gap": build.reduce("ReduceMean", build.reduce("ReduceMin", others, axes)),
+    }
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 *Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged; each
 value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
 index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing. Beside
-Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.casting.barriers``), and a
-Clip before the Cast of a mask that is made of constants beyond the range (``mptune.graph.hazards.carried``).
+Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.casting.value_types``), and
+a Clip before the Cast of a mask that is made of constants beyond the range (``mptune.graph.hazards.constants``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.files import whole_file, write_bytes, writing
-from mptune.graph.casting.barriers import add_barrier, needs_barrier
-from mptune.graph.casting.value_types import Resolution, new_suffix, value_types
+from mptune.graph.casting.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
 from mptune.graph.folded import FoldedValues, LeftOut
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.hazards.carried import is_held
+from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES, fill_value
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.constants import ConstantStore, DataFile, LargeConstant, NeededConstants, banked, inline
 from mptune.graph.writing.model_file import (
     add_cast,
     add_metadata,
@@ -38,7 +36,16 @@ from mptune.graph.writing.model_file import (
     serialized,
     serialized_size,
 )
-from mptune.graph.writing.weights import WeightBank, rounded_tensor
+from mptune.graph.writing.weights import (
+    ConstantStore,
+    DataFile,
+    LargeConstant,
+    NeededConstants,
+    WeightBank,
+    banked,
+    inline,
+    rounded_tensor,
+)
 
 SELF_CONTAINED_LIMIT = 1_900_000_000
 """Bytes up to which one file holds the model: protobuf messages end at 2 GiB."""

@@ -1,39 +1,205 @@
-"""One emulation for many plans: a boolean input for each group and precision turns its roundings on at run time.
-
-``emulate`` writes one model for one plan; this is one model for all plans of some groups, in one session.
-A value of these groups is rounded in a branch of an If, or always, and a Where selects the rounded or the exact one. An
-If avoids most of the work on a CPU; on a GPU it would wait for the host each time. Values that no rounding changes have
-neither: a mask that is computed from constants alone is still folded when the session opens. Such a model may begin at
-a waist, with the values at the waist as its inputs: the groups before it are FP32.
-"""
+"""One emulation for many plans: a boolean input for each group and precision turns its roundings on at run time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnx.helper
 
+from mptune.errors import ModelError
 from mptune.files import write_bytes
-from mptune.graph.casting.small_integers import small_integers
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.carried import is_held
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
+from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.loading.tensors import ONNX_TYPES, fill_value
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import needs_rounding
 from mptune.graph.writing.model_file import clip_node, declare_rounded_outputs, saturate
-from mptune.graph.writing.waists import Waist
 from mptune.graph.writing.weights import WeightBank
 
+LIMIT = 256
+
+"""Every whole number up to this is a value of FP16 and of BF16."""
+
+_MOST_ELEMENTS = 1 << 16
+
+"""Constants of more elements are weights: none is looked at."""
+
+_MOVES = DATA_MOVEMENT - {"Cast", "Dropout"} | {
+    *("Concat", "Gather", "GatherElements", "GatherND", "ScatterND", "ScatterElements", "Where", "Pad", "Tile"),
+    *("Expand", "Split", "Relu", "Neg", "Abs", "Max", "Min"),
+}
+
+"""Operators whose every output element is one of their input elements, but for its sign, or zero."""
+
+_REDUCES = frozenset({"ScatterND", "ScatterElements"})
+
+"""Of these, those that may add what they write to what is there."""
+
+
+def small_integers(model: Model) -> dict[str, int]:
+    """The float values that are whole numbers of at most ``LIMIT`` for any input -> bound of their magnitude."""
+    bounds: dict[str, int] = {}
+    for name, constant in model.initializers.items():
+        if model.info(name).is_float32 and not constant.overridable and np.prod(constant.shape) <= _MOST_ELEMENTS:
+            _keep(bounds, name, _bound_of(constant.numpy()))
+    for node in model.nodes:
+        if node.is_standard and not node.has_subgraph:
+            bound = _bound(model, node, bounds)
+            for name in node.outputs if bound is not None else ():
+                if name and model.info(name).is_float32:
+                    _keep(bounds, name, bound)
+    return bounds
+
+
+def _keep(bounds: dict[str, int], name: str, bound: int | None) -> None:
+    if bound is not None and bound <= LIMIT:
+        bounds[name] = bound
+
+
+def _bound_of(values: np.ndarray) -> int | None:
+    """The largest magnitude of whole numbers; None where there is another number among them."""
+    if not np.isfinite(values).all() or (values != np.rint(values)).any():
+        return None
+    return int(np.abs(values).max(initial=0.0))
+
+
+def _bound(model: Model, node: Node, bound_of: dict[str, int]) -> int | None:
+    """The bound of a node's float outputs; None where they may be other numbers."""
+    if node.op_type == "ConstantOfShape":
+        return _bound_of(fill_value(node.proto))
+    if node.op_type == "Cast":
+        return 1 if model.info(node.inputs[0]).dtype == "bool" else bound_of.get(node.inputs[0])
+    bounds = [bound_of.get(name) for name in node.inputs if name and model.info(name).is_float32]
+    input_bounds = [bound for bound in bounds if bound is not None]
+    if not input_bounds or len(input_bounds) < len(bounds):
+        return None
+    if node.op_type in _MOVES:
+        adds = node.op_type in _REDUCES and any(a.name == "reduction" for a in node.proto.attribute)
+        return None if adds else max(input_bounds)
+    if node.op_type in ("Add", "Sub"):
+        return sum(input_bounds)
+    if node.op_type == "Mul":
+        return int(np.prod(input_bounds))
+    return None
+
+
+@dataclass(frozen=True)
+class Waist:
+    """A place between two nodes where a model can be entered.
+
+    Attributes:
+        last: index of the last node before it; -1 before all nodes.
+        tensors: the values computed before it and read after it, without constants and the model's inputs.
+        nbytes: of these values together, for one sample.
+    """
+
+    last: int = -1
+    tensors: tuple[str, ...] = ()
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive groups, and the waist before all their nodes."""
+
+    start: Waist
+    groups: tuple[str, ...]
+
+
+def find_stretches(
+    grouped: GroupedModel,
+    shapes: Mapping[str, Sequence[int]],
+    count: int,
+    max_bytes: int,
+) -> tuple[Stretch, ...]:
+    """Divide the groups into about ``count`` stretches of about as many groups each, at waists.
+
+    Args:
+        shapes: concrete shape of FP32 values; no waist is made where one is missing.
+        max_bytes: what the values of all waists together may take for one sample.
+
+    Returns:
+        In the model's order; the first starts before all nodes.
+    """
+    index = {node.name: node.index for node in grouped.model.nodes}
+    begins = {group.id: min(index[name] for name in group.nodes) for group in grouped.groups}
+    ordered = sorted(begins, key=lambda group: begins[group])
+    waists = _waists(grouped.model, shapes)
+    start, left, done = Waist(), max_bytes, 0
+    stretches = []
+    for number in range(1, count + 1):
+        # End at the narrowest waist within half a stretch of the even division; without one, the next stretch starts
+        # at the same waist.
+        low, middle, high = (_rounded(len(ordered) * (number + shift) / count) for shift in (-0.5, 0, 0.5))
+        end, following = middle, start
+        if number < count and high < len(ordered):
+            first, last = begins[ordered[max(low, done)]], begins[ordered[high]]
+            near = [w for w in waists if max(first, start.last + 1) <= w.last < last and w.nbytes <= left]
+            if near:
+                following = min(near, key=lambda w: (w.nbytes, abs(2 * w.last - first - last)))
+                left -= following.nbytes
+                end = sum(begins[group] <= following.last for group in ordered)
+        if end > done:
+            stretches.append(Stretch(start, tuple(ordered[done:end])))
+        start, done = following, max(end, done)
+    return tuple(stretches)
+
+
+def _rounded(position: float) -> int:
+    """The nearest integer, halves rounded up: Python's ``round`` takes the even one, which shifts only some ends."""
+    return math.floor(position + 0.5)
+
+
+def _waists(model: Model, shapes: Mapping[str, Sequence[int]]) -> list[Waist]:
+    """The cuts of the graph before the first output of the model whose tensors all have known sizes."""
+    outputs = {output.name for output in model.outputs}
+    last_read: dict[str, int] = {}
+    for node in model.nodes:
+        for name in (*node.inputs, *node.captures):
+            if name in model.producer and name not in model.initializers:
+                last_read[name] = node.index
+    waists: list[Waist] = []
+    live: dict[str, int | None] = {}
+    for node in model.nodes:
+        live.update((name, _nbytes(model, name, shapes)) for name in node.outputs if name in last_read)
+        live = {name: size for name, size in live.items() if last_read[name] > node.index}
+        if not outputs.isdisjoint(node.outputs):
+            break
+        sizes = [size for size in live.values() if size is not None]
+        if live and len(sizes) == len(live):
+            waists.append(Waist(node.index, tuple(live), sum(sizes)))
+    return waists
+
+
+def _nbytes(model: Model, name: str, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """Size of a value; None where it is not known, or no tensor."""
+    info = model.info(name)
+    shape = shapes.get(name, info.shape)
+    try:
+        itemsize = info.numpy_dtype.itemsize
+    except ModelError:
+        return None
+    if shape is None or not all(isinstance(dim, int) for dim in shape):
+        return None
+    return math.prod(int(dim or 0) for dim in shape) * itemsize
+
+
 _BEFORE_ALL = Waist()
+
 _NO_SOURCES: Mapping[Precision, str] = MappingProxyType({})
+
 _NO_READS: Mapping[int, tuple[str, Collection[int]]] = MappingProxyType({})
 
 

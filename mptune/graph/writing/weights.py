@@ -1,16 +1,16 @@
-"""The weight bank: every large constant written once per run, in FP32 and rounded once to each reduced precision.
-
-Typed models refer into it as ONNX external data, so a rewrite copies no weights and a trial costs kilobytes.
-"""
+"""Constants of written models: inline, in a data file, or in the weight bank, rounded once to each precision."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -20,19 +20,35 @@ import onnx.numpy_helper
 
 from mptune.errors import ModelError
 from mptune.files import files_sha256, parse_json, whole_file, writing
-from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
+from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import EXTERNAL_HINT, ONNX_TYPES, Initializer, external_location, is_external
+from mptune.graph.loading.tensors import (
+    EXTERNAL_HINT,
+    ONNX_TYPES,
+    Initializer,
+    external_location,
+    from_bfloat16,
+    is_external,
+    to_bfloat16,
+)
 from mptune.graph.plan import DEFAULT_PRECISIONS, LARGEST, Precision
 
 _FORMAT = 1
+
 _BANK_FROM_BYTES = 1024
+
 _ALIGN = 4096
+
 """Page size: lets a runtime map a tensor instead of copying it (onnx/docs/ExternalData.md)."""
+
 _CHUNK = 1 << 22
+
 """Values that are read at once."""
+
 _BF16_MAGNITUDE, _BF16_INFINITY = np.uint16(0x7FFF), np.uint16(0x7F80)
+
 UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
+
 """Element types whose values do not lie one after the other in whole bytes."""
 
 
@@ -323,6 +339,7 @@ def align(file: BinaryIO) -> int:
 
 
 _intact: set[tuple[str, int, int, str]] = set()
+
 """Files that this process has compared with their hash: path, time of change, size, hash."""
 
 
@@ -348,3 +365,258 @@ def _join(parts: list[Rounding]) -> Rounding:
         sum(p.size for p in parts),
         parts[0].precision,
     )
+
+
+_FP32_BYTES, _REDUCED_BYTES = 4, 2
+
+_STREAM_FROM_BYTES = 1 << 12
+
+_BESIDE_FROM_BYTES = 1 << 10
+
+
+@dataclass(frozen=True)
+class LargeConstant:
+    """A constant whose data are read only while the model is written."""
+
+    tensor: onnx.TensorProto
+    constant: Initializer
+    rounded_to: Precision | None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the raw data."""
+        if self.rounded_to is None:
+            return self.constant.nbytes
+        return self.constant.nbytes // _FP32_BYTES * _REDUCED_BYTES
+
+    def chunks(self) -> Iterator[bytes]:
+        """The raw data, a few megabytes at a time."""
+        return raw_chunks(self.constant, self.rounded_to)
+
+
+StoredConstant = onnx.TensorProto | LargeConstant
+
+ConstantStore = Callable[[Initializer, str, Precision | None], StoredConstant]
+
+"""(constant, its name in the written model, precision that it is rounded to or None) -> how the model holds it."""
+
+
+def inline(constant: Initializer, name: str, rounded_to: Precision | None = None) -> StoredConstant:
+    """A constant held by the model's own file; the data of a large one are read when the file is written."""
+    if constant.nbytes < _STREAM_FROM_BYTES or constant.dtype in UNBANKABLE:
+        return inline_tensor(constant, name, rounded_to)
+    tensor = onnx.TensorProto(name=name, data_type=type_code(constant, rounded_to), dims=constant.shape)
+    if constant.proto.HasField("doc_string"):
+        tensor.doc_string = constant.proto.doc_string
+    return LargeConstant(tensor, constant, rounded_to)
+
+
+def banked(bank: WeightBank) -> ConstantStore:
+    """Constants by reference into the weight bank; small ones inline."""
+
+    def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
+        return bank.tensor(constant, name, rounded_to) or inline(constant, name, rounded_to)
+
+    return store
+
+
+def unlimited(store: ConstantStore) -> ConstantStore:
+    """A store whose constants beyond a reduced precision become infinite in it, as a plain conversion makes them."""
+
+    def plain(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
+        if rounded_to is None or not rounding_of(constant, rounded_to).overflowed:
+            return store(constant, name, rounded_to)
+        values = constant.numpy()
+        if rounded_to is Precision.BF16:
+            return rounded_tensor(from_bfloat16(to_bfloat16(values)), rounded_to, name)
+        with np.errstate(over="ignore"):
+            return rounded_tensor(values.astype(np.float16).astype(np.float32), rounded_to, name)
+
+    return plain
+
+
+class NeededConstants:
+    """Which constants a model needs under a plan, and in which precisions."""
+
+    def __init__(self, types: ValueTypes, bank: WeightBank | None, suffixes: Mapping[Precision, str]) -> None:
+        """Prepare for one model; Constant nodes that the bank holds become constants of the graph."""
+        self._types = types
+        self._suffixes = suffixes
+        in_bank = {} if bank is None else bank.places[Precision.FP32]
+        self._nodes = {  # those that stay nodes in FP32
+            name: constant.node_index
+            for name, constant in types.model.initializers.items()
+            if constant.node_index is not None and name not in in_bank
+        }
+        indices = {c.node_index for c in types.model.initializers.values() if c.node_index is not None}
+        self._moved = indices - {*self._nodes.values()}
+
+    def add_to(
+        self,
+        graph: onnx.GraphProto,
+        resolution: Resolution,
+        store: ConstantStore,
+        unread: AbstractSet[str] = frozenset(),
+    ) -> list[LargeConstant]:
+        """Add the constants of a plan to a graph, but ``unread`` ones; returns those with data yet to be written."""
+        large = []
+        for name, constant in self._types.model.initializers.items():
+            if name in unread:
+                continue
+            precisions = resolution.constants.get(name, ()) if name in self._types.constants else (Precision.FP32,)
+            for precision in Precision:
+                if precision not in precisions or (precision is Precision.FP32 and name in self._nodes):
+                    continue
+                reduced = None if precision is Precision.FP32 else precision
+                stored = store(constant, name if reduced is None else name + self._suffixes[reduced], reduced)
+                if isinstance(stored, LargeConstant):
+                    large.append(stored)
+                else:
+                    graph.initializer.append(stored)
+        return large
+
+    def dropped_nodes(self, resolution: Resolution) -> frozenset[int]:
+        """Indices of the Constant nodes that the plan does not need."""
+        constants = self._types.constants
+        unread = (
+            index
+            for name, index in self._nodes.items()
+            if name in constants and Precision.FP32 not in resolution.constants.get(name, ())
+        )
+        return frozenset((*self._moved, *unread))
+
+
+class DataFile:
+    """Large constants in one file beside a model, small ones inline: for models past 2 GiB.
+
+    Every method passes OSError on.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        """Write to ``path``; ``name`` is the file's name in the model."""
+        self._path = path
+        self._name = name
+
+    def __enter__(self) -> DataFile:
+        self._file = self._path.open("wb")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __call__(self, constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
+        """As ``ConstantStore``."""
+        if constant.nbytes < _BESIDE_FROM_BYTES or constant.dtype in UNBANKABLE:
+            return inline(constant, name, rounded_to)
+        start = align(self._file)
+        for chunk in raw_chunks(constant, rounded_to):
+            self._file.write(chunk)
+        place = Place(start, self._file.tell() - start)
+        return external_tensor(name, type_code(constant, rounded_to), constant.shape, self._name, place)
+
+
+def raw_chunks(constant: Initializer, rounded_to: Precision | None) -> Iterator[bytes]:
+    """The raw data of a constant, rounded to a precision or as it is."""
+    for chunk in chunks(constant):
+        yield (chunk if rounded_to is None else round_values(chunk, rounded_to)).tobytes()
+
+
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_TYPE, _TENSOR_RAW_DATA = 7, 5, 8, 2, 9
+
+"""Field numbers in onnx.proto."""
+
+_FROM_BYTES = 1 << 10
+
+_HEADER_BYTES = 1 << 16
+
+"""A tensor without data of its own is no longer than this."""
+
+
+@dataclass(frozen=True)
+class StoredData:
+    """Where the data of a constant lie."""
+
+    location: str
+    place: Place
+    data_type: int
+
+
+def stored_in(model: Path) -> ConstantStore:
+    """Constants by reference into a model that mptune wrote, or into the file of weights beside it; small ones inline.
+
+    ONNX's external data may lie anywhere in any file (onnx/docs/ExternalData.md), also in the middle of a model.
+    """
+    places = stored_data(model)
+
+    def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
+        stored = places.get(name)
+        code = type_code(constant, rounded_to)
+        if stored is None or stored.data_type != code or stored.place.length < _FROM_BYTES:
+            return inline(constant, name, rounded_to)
+        return external_tensor(name, code, constant.shape, stored.location, stored.place)
+
+    return store
+
+
+def stored_data(model: Path) -> dict[str, StoredData]:
+    """Where the data of the initializers of the main graph lie; without those that are not raw.
+
+    Only tags and lengths are read (protobuf.dev/programming-guides/encoding), whatever the model's size.
+    """
+    places: dict[str, StoredData] = {}
+    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for number, start, end in _fields(data, 0, len(data)):
+            if number != _MODEL_GRAPH:
+                continue
+            for inner, first, last in _fields(data, start, end):
+                if inner == _GRAPH_INITIALIZER:
+                    places.update(_tensor(data, first, last, model.name))
+    return places
+
+
+def _tensor(data: mmap.mmap, start: int, end: int, file: str) -> dict[str, StoredData]:
+    fields = {number: (first, last) for number, first, last in _fields(data, start, end)}
+    name, code, raw = (fields.get(number) for number in (_TENSOR_NAME, _TENSOR_TYPE, _TENSOR_RAW_DATA))
+    if name is None or code is None:
+        return {}
+    text = data[name[0] : name[1]].decode("utf-8")
+    if raw is not None:
+        return {text: StoredData(file, Place(raw[0], raw[1] - raw[0]), _varint(data, code[0])[0])}
+    if end - start > _HEADER_BYTES:
+        return {}
+    tensor = onnx.TensorProto.FromString(data[start:end])
+    if not is_external(tensor):
+        return {}
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    place = Place(int(entries.get("offset", 0)), int(entries.get("length", 0)))
+    return {text: StoredData(entries["location"], place, tensor.data_type)}
+
+
+def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, start and end of each field's value."""
+    while at < end:
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 2:
+            size, at = _varint(data, at)
+            after = at + size
+        elif kind == 0:
+            after = _varint(data, at)[1]
+        else:
+            after = at + (8 if kind == 1 else 4)
+        yield tag >> 3, at, after
+        at = after
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    """A number, and where the next begins."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

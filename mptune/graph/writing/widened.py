@@ -1,15 +1,10 @@
-"""A mixed model as one that computes in FP32 and rounds where the first does; and only some of its values.
-
-ONNX Runtime's CPU provider has few FP16 kernels: it computes an FP16 model in FP32 and drops roundings between nodes.
-It has next to none of BF16, and runs no model that needs them. Here each FP16 and BF16 value goes through an explicit
-pair of Casts, which stays. A model without such values stays as it is.
-"""
+"""FP32 models that round as others do: as TF32, or as a mixed model does at some of its values."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
@@ -18,19 +13,93 @@ import onnx.numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
-from mptune.graph.loading.ancestors import needed_nodes
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision
 from mptune.graph.writing.model_file import add_cast, declare_rounded_outputs
+from mptune.graph.writing.observe import without_outputs
 from mptune.graph.writing.weights import WeightBank
 
+Rounding = Literal["nearest", "truncated"]
+
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
+
+PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
+
+"""Operators that use TF32 where it is on."""
+
+_OPERANDS = 2
+
+"""A bias is added in FP32."""
+
+_SPLIT = float((1 << 13) + 1)
+
+"""Veltkamp's constant: splits off the upper 24 - 13 = 11 significant bits of an FP32 number (10 are stored)."""
+
+
+def uses_products(model: Model) -> bool:
+    """Whether TF32 changes anything of this model."""
+    return any(n.op_type in PRODUCTS and n.is_standard and model.info(n.outputs[0]).is_float32 for n in model.nodes)
+
+
+def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -> Path:
+    """Write the emulation to ``path`` in the bank's folder."""
+    suffix = new_suffix(model, "tf32")
+    proto = without_outputs(model, bank, "tf32")
+    graph = proto.graph
+    graph.output.extend(model.proto.graph.output)
+    copies = list(graph.node)
+    del graph.node[:]
+    names = {key: f"{key}{suffix}" for key in ("split", "shrink")}
+    for key, number in (("split", _SPLIT), ("shrink", 1 - 2.0**-11)):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(number, np.float32), names[key]))
+    done: dict[str, str] = {}
+    for node, copy in zip(model.nodes, copies, strict=True):
+        if node.op_type in PRODUCTS and node.is_standard and model.info(node.outputs[0]).is_float32:
+            operands = len(node.inputs) if node.op_type == "Einsum" else _OPERANDS
+            for slot, name in enumerate(node.inputs[:operands]):
+                if name not in done:
+                    done[name] = _round(graph, name, suffix, names, rounding)
+                copy.input[slot] = done[name]
+        graph.node.append(copy)
+    write_bytes(path, [proto.SerializeToString(deterministic=True)])
+    return path
+
+
+def _round(graph: onnx.GraphProto, value: str, suffix: str, names: dict[str, str], rounding: Rounding) -> str:
+    """Append the nodes that round one value; returns the name of the result."""
+
+    def add(op: str, inputs: list[str], what: str, **attributes: Any) -> str:
+        out = f"{value}.{what}{suffix}"
+        graph.node.append(onnx.helper.make_node(op, inputs, [out], name=out, **attributes))
+        return out
+
+    scaled = add("Mul", [value, names["split"]], "scaled")
+    rest = add("Sub", [scaled, value], "rest")
+    nearest = add("Sub", [scaled, rest], "nearest")
+    if rounding == "nearest":
+        return nearest
+    # Where rounding went away from zero, one unit less: 11 bits times (1 - 2^-11), to the nearest 11 bits below.
+    smaller = add("Mul", [nearest, names["shrink"]], "smaller")
+    again = add("Mul", [smaller, names["split"]], "again")
+    over = add("Sub", [again, smaller], "over")
+    below = add("Sub", [again, over], "below")
+    is_above = add("Greater", [add("Abs", [nearest], "size"), add("Abs", [value], "given")], "is_above")
+    return add("Where", [is_above, below, nearest], "truncated")
+
+
 _FLOAT = onnx.TensorProto.FLOAT
+
 _PRECISIONS: Mapping[str, Precision] = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
+
 """By element type."""
+
 _REDUCED_CODES = frozenset(ONNX_TYPES[precision] for precision in _PRECISIONS.values())
+
 _INLINE_BYTES = 1 << 30
+
 """Widened constants of more stay outside of the file, as they are, and are cast: protobuf ends at 2 GiB."""
+
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 

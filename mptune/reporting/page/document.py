@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mptune._version import __version__
 from mptune.data.metrics.paired import error_interval
 from mptune.data.numbers import encode_float
 from mptune.data.run_outputs import RunOutputs
+from mptune.engines.environment import Environment
 from mptune.finding import FP16_CODES
+from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision
 from mptune.printable import printable
 from mptune.reporting.breaks import heading
-from mptune.reporting.page.confirming import confirmation_document
-from mptune.reporting.page.content import PageContent
+from mptune.reporting.confirmation_text import place_of, searched_baseline, verdicts
 from mptune.reporting.page.failures import failure_documents
-from mptune.reporting.page.recommended import recommended
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
@@ -26,6 +28,7 @@ from mptune.reporting.text import (
     compared,
     describe_engine,
     environment_facts,
+    error_cell,
     error_source,
     format_interval,
     latency_source,
@@ -39,17 +42,126 @@ from mptune.reporting.text import (
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.metric_limits import metric_values
-from mptune.tuning.fronts.tolerances import is_larger_in_search
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
+from mptune.tuning.fronts.progress import Progress
+
+if TYPE_CHECKING:
+    from mptune.tuning.runs.confirmation import Confirmation
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """Everything that report.html is made of.
+
+    Evaluations are of every plan of the search, groups in the model's order. Without an environment its section is
+    omitted; a search's own page has no confirmation.
+    """
+
+    front: Front
+    evaluations: Sequence[Evaluation]
+    groups: Sequence[LayerGroup]
+    environment: Environment | None = None
+    progress: Progress = field(default_factory=Progress)
+    confirmation: Confirmation | None = None
+    outputs: RunOutputs | None = None
+
+
+def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
+    """Both figures of every plan and what became of it; and whether the rankings held."""
+    searched, before = confirmation.searched, searched_baseline(confirmation)
+    return {
+        "device": confirmation.front.device,
+        "searched_on": searched.device,
+        "latency_was": "predicted" if searched.latency_source == "predicted" else "measured earlier",
+        "error_was": "emulated" if searched.error_source == "emulated" else "measured earlier",
+        "verdicts": list(verdicts(confirmation)),
+        "plans": [
+            {
+                "plan": plan.searched.plan.fingerprint,
+                "origin": plan.searched.origin.label,
+                "place": place_of(confirmation, plan),
+                "searched": _figures(plan.searched, before),
+                "measured": None if plan.measured is None else _figures(plan.measured, confirmation.front.fp32),
+                "failure": plan.failure,
+            }
+            for plan in confirmation.plans
+        ],
+    }
+
+
+def _figures(evaluation: Evaluation, fp32: Evaluation | None) -> dict[str, Any]:
+    return {
+        "ms": encode_float(evaluation.latency.median_ms),
+        "ms_text": latency_text(evaluation),
+        "speedup": encode_float(evaluation.speedup),
+        "speedup_text": speedup_of(evaluation, fp32),
+        "error": encode_float(evaluation.judged_error),
+        "error_text": error_cell(evaluation),
+    }
+
+
+MOST = 6
+
+LEAST_APART = math.log(1.1)
+
+"""Points between others are worth a row where their errors differ by this much."""
+
+
+def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
+    """At most six plans with what each is, the fastest first: the chosen one, its neighbours, both baselines.
+
+    What room is left goes to the points whose errors lie farthest from those of the others.
+    """
+    found: dict[str, tuple[Evaluation, list[str]]] = {}
+    for evaluation, role in _roles(front):
+        fingerprint = evaluation.plan.fingerprint
+        if fingerprint in found:
+            found[fingerprint][1].append(role)
+        elif len(found) < MOST:
+            found[fingerprint] = (evaluation, [role])
+    mixed = [point for point in front.points if point.plan.reduced_groups]
+    while len(found) < MOST:
+        gap = _farthest(mixed, [evaluation for evaluation, _ in found.values()])
+        if gap is None:
+            break
+        found[gap.plan.fingerprint] = (gap, ["between"])
+    return sorted(found.values(), key=lambda one: one[0].latency.median_ms)
+
+
+def _roles(front: Front) -> Iterator[tuple[Evaluation, str]]:
+    chosen = front.chosen
+    if chosen is not None:
+        yield chosen, "chosen"
+    yield front.fp32, "all-FP32"
+    if front.fp16 is not None:
+        yield front.fp16, front.fp16_name
+    for beside in front.neighbours:
+        yield beside.evaluation, beside.role
+
+
+def _farthest(points: Sequence[Evaluation], taken: Sequence[Evaluation]) -> Evaluation | None:
+    """The point whose error is farthest from those that are taken, as a ratio; None where none differs by a tenth."""
+
+    def distance(point: Evaluation) -> float:
+        errors = [max(evaluation.judged_error, ERROR_FLOOR) for evaluation in taken if evaluation.is_finite]
+        own = math.log(max(point.judged_error, ERROR_FLOOR))
+        return min((abs(own - math.log(error)) for error in errors), default=math.inf)
+
+    best = max(points, key=distance, default=None)
+    return best if best is not None and distance(best) > LEAST_APART else None
+
 
 PLAN_FIELDS = (
     "plan", "number", "ms", "low", "high", "interval", "ms_text", "speedup", "speedup_text", "search", "held_out",
     "ci95", "finite", "bits", "origin", "memory", "memory_parts", "sources", "part", "warnings", "against",
     "because", "search_larger", "metrics",
 )  # fmt: skip
+
 """Columns of a plan in the page's data."""
 
 _MOST_WHY = 1_500_000
+
 """Characters of reasons with figures; further plans have their reasons without."""
 
 

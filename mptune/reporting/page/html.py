@@ -11,8 +11,7 @@ from typing import Any
 
 from mptune.files import write_text
 from mptune.printable import printable_html as escape
-from mptune.reporting.page.content import PageContent
-from mptune.reporting.page.document import page_document
+from mptune.reporting.page.document import PageContent, page_document
 from mptune.reporting.text import read_template
 
 SCRIPTS = (

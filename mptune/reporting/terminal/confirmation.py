@@ -21,8 +21,8 @@ from mptune.reporting.confirmation_text import (
     place_of,
     verdicts,
 )
-from mptune.reporting.terminal.breaks import print_breaks
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
+from mptune.reporting.terminal.front import print_breaks
 from mptune.reporting.text import (
     describe_engine,
     error_source,

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mptune.reporting.terminal.breaks import print_breaks
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
+from mptune.reporting.terminal.front import print_breaks
 from mptune.reporting.text import (
     KEPT_BECAUSE,
     cut_front,

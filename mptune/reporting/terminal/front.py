@@ -1,39 +1,227 @@
-"""A front on the terminal: the table, the choice, warnings and files."""
+"""A front on the terminal: what breaks, the table, the choice, warnings and files."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TextIO
 
 from rich.console import Console
+from rich.text import Text
 
 from mptune.finding import BREAKING_CODES
-from mptune.reporting.terminal.breaks import print_breaks
+from mptune.reporting.breaks import Break, breaks_in_fp16, heading
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
-from mptune.reporting.terminal.table import print_table
 from mptune.reporting.text import (
     KEPT_BECAUSE,
+    because,
+    cut_front,
     describe_engine,
+    error_cell,
     error_source,
     error_text,
     explain_kept,
+    format_interval,
+    format_ms,
+    front_rows,
     front_warnings,
+    group_counts,
     latency_source,
     latency_text,
+    memory_text,
+    metric_cell,
     neighbour_lines,
     short_path,
+    speedup_of,
     speedup_text,
 )
 from mptune.targets.unsearched import NOTHING
-from mptune.tuning.fronts.table import is_held_out
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.front import Front, knee
+from mptune.tuning.fronts.table import Row, error_marks, has_parts, is_held_out, mark_notes, part_text, shown_rows
 
-if TYPE_CHECKING:
-    from mptune.tuning.front import Front
+_GAP = "  "
+
+_MOST_DIGITS = 6
+
+_BECAUSE = "FP32 because"
+
+_FEW_REASONS = 2
+
+"""So many are named where all of them have no room."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column: its head, and a cell for each row. Rank 0 is always shown; others where there is room, lowest first."""
+
+    head: str
+    cells: tuple[str, ...]
+    is_number: bool = True
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (self.head, *self.cells)))
+
+    def line(self, text: str) -> str:
+        return text.rjust(self.width) if self.is_number else text.ljust(self.width)
+
+
+def print_table(console: Console, front: Front, *, every: bool = False) -> None:
+    """Print the front: a dozen rows, or all of them, then what their marks mean.
+
+    In a terminal the header comes again on each screen.
+    """
+    rows, left = front_rows(front), 0
+    if not every:
+        middle = knee(front.points)
+        shown, left = shown_rows(rows, () if middle is None else (middle.plan,))
+        rows = tuple(shown)
+    for most in (None, _FEW_REASONS):
+        columns = _fitting(_columns(front, rows, most), console.width)
+        if any(column.head == _BECAUSE for column in columns):
+            break
+    header = Text(_GAP.join(column.line(column.head) for column in columns).rstrip(), style="bold")
+    page = max(console.height - 4, 10) if console.is_terminal else len(rows) + 1
+    for place, row in enumerate(rows):
+        if place % page == 0:
+            console.print(header, soft_wrap=True)
+        line = _GAP.join(column.line(column.cells[place]) for column in columns).rstrip()
+        style = "bold green" if row.is_chosen else "" if row.on_front else "dim"
+        console.print(Text(line, style=style), soft_wrap=True)
+    notes = _notes(front, rows, left)
+    if notes:
+        console.print(Text(notes, style="dim"))
+
+
+def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> list[_Column]:
+    plans = [row.evaluation for row in rows]
+    predicted = any(plan.latency.source == "predicted" for plan in plans)
+    has_bf16 = any(plan.plan.bf16_groups for plan in plans)
+    marks = (">" if row.is_chosen else "" if row.on_front else "-" for row in rows)
+    before = error_marks(rows, front)
+    errors = (mark + error_cell(plan) for mark, plan in zip(before, plans, strict=True))
+    columns = [
+        _Column("", tuple(marks), is_number=False),
+        _Column("plan", tuple(plan.plan.fingerprint for plan in plans), is_number=False),
+        _Column("pred. ms" if predicted else "ms", _latencies(plans, predicted=predicted)),
+        _Column("95 %", tuple(map(format_interval, plans)), rank=3),
+        _Column("speedup", tuple(speedup_of(plan, front.fp32) for plan in plans)),
+        _Column("error", tuple(errors)),
+        *(_Column(name, tuple(metric_cell(plan, one) for plan in plans)) for name, one in front.metrics.items()),
+        _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
+        _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
+        _Column("memory", tuple(map(memory_text, plans)), rank=4),
+        _Column(_BECAUSE, tuple(because(front, row.evaluation, most_reasons) for row in rows), is_number=False, rank=2),
+        _Column("origin", tuple(row.name for row in rows), is_number=False),
+    ]
+    unknown = {"worst part": not has_parts(rows), "memory": all(plan.memory is None for plan in plans)}
+    return [column for column in columns if not column.rank or (any(column.cells) and not unknown.get(column.head))]
+
+
+def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """The columns that the width holds: those of rank 0, whose last one is cut between words, then the others."""
+    fixed = [column for column in columns if not column.rank]
+    taken = sum(column.width + len(_GAP) for column in fixed[:-1])
+    last = fixed[-1]
+    left = max(width - taken, len(last.head))
+    last = _Column(last.head, tuple(_cut_words(cell, left) for cell in last.cells), is_number=False)
+    left -= last.width
+    shown = {}
+    for column in sorted((column for column in columns if column.rank), key=lambda column: column.rank):
+        if column.width + len(_GAP) <= left:
+            shown[column.head] = column
+            left -= column.width + len(_GAP)
+    return [*(column for column in columns[:-1] if not column.rank or column.head in shown), last]
+
+
+def _cut_words(text: str, width: int) -> str:
+    """The text, or as many whole words of it as fit, with dots after them."""
+    if len(text) <= width:
+        return text
+    words = text[: max(0, width - 2)].split(" ")
+    whole = " ".join(words[:-1] or [text[: max(0, width - 3)]])
+    return f"{whole}..."
+
+
+def _latencies(plans: Sequence[Evaluation], *, predicted: bool) -> tuple[str, ...]:
+    """Of each plan, the decimal points below each other."""
+    if predicted:
+        return distinct_ms([plan.latency.median_ms for plan in plans])
+    texts = list(map(latency_text, plans))
+    most = max(len(text) - len(text.partition(".")[0]) for text in texts)
+    return tuple(text + " " * (most - len(text) + len(text.partition(".")[0])) for text in texts)
+
+
+def distinct_ms(values: Sequence[float]) -> tuple[str, ...]:
+    """Milliseconds, with as many digits as tell different ones apart, and never fewer than anywhere else."""
+    texts = list(map(format_ms, values))
+    least = min((len(text.partition(".")[2]) for text in texts), default=0)
+    for digits in range(least + 1, _MOST_DIGITS + 1):
+        alike: dict[str, set[float]] = {}
+        for value, text in zip(values, texts, strict=True):
+            alike.setdefault(text, set()).add(value)
+        texts = [
+            f"{value:.{digits}f}" if len(alike[text]) > 1 and digits > len(text.partition(".")[2]) else text
+            for value, text in zip(values, texts, strict=True)
+        ]
+    return tuple(texts)
+
+
+def _notes(front: Front, rows: Sequence[Row], left: int) -> str:
+    """What the marks mean, and how many rows are not shown."""
+    notes = ["- not on the front"] if any(not row.on_front and not row.is_chosen for row in rows) else []
+    notes += mark_notes(error_marks(rows, front))
+    plans = [row.evaluation for row in rows]
+    cells = (*map(error_cell, plans), *(metric_cell(plan, one) for plan in plans for one in front.metrics.values()))
+    notes += ["in brackets: on the search samples"] if any("(" in cell for cell in cells) else []
+    notes += [f"{left} more rows: --all"] if left else []
+    return "; ".join(["> chosen", *notes] if notes and any(row.is_chosen for row in rows) else notes)
+
+
+MOST_SHOWN = 4
+
+"""So many places are named; ``mptune report RUN --explain`` names all."""
+
+
+def print_breaks(console: Console, front: Front, *, every: bool = False) -> None:
+    """Print the findings about values that FP16 cannot hold: node, value, sample, and what plain FP16 gives."""
+    found = breaks_in_fp16(front)
+    print_text(console, heading(front), "bold")
+    for one in found if every else found[:MOST_SHOWN]:
+        _print_break(console, one)
+    if not found:
+        print_text(console, _nothing(front), indent=2)
+    elif len(found) > MOST_SHOWN and not every:
+        rest = f"and {len(found) - MOST_SHOWN} more: mptune report {short_path(front.run_dir)} --explain"
+        print_text(console, rest, "dim", 2)
+    console.print()
+
+
+def _print_break(console: Console, one: Break) -> None:
+    style = "dim" if one.kept else "yellow"
+    longest = 2 * console.width if console.is_terminal else None
+    place = one.where if longest is None else cut_front(one.where, longest)
+    head = Text.assemble((one.code, "" if one.kept else "yellow"), f": {place}")
+    print_text(console, head, indent=2)
+    more = "" if not one.others else f"; so for {one.others} more value{'s' if one.others > 1 else ''} there"
+    print_text(console, f"{one.seen}{more}", indent=4)
+    print_text(console, one.outcome, style, 4)
+
+
+def _nothing(front: Front) -> str:
+    error = ""
+    if front.fp16 is not None and front.fp16.is_finite:
+        error = f"; the error of {front.fp16_name} is {error_text(front.fp16)}"
+    return f"nothing that breaks was found on the samples{error}"
+
 
 _WIDTH = len("more exact ")
 
 MOST_KEPT = 4
+
 """At most this many of the chosen plan's FP32 groups are named."""
 
 

@@ -1,4 +1,4 @@
-"""The progress of a search on stderr: a few live lines in a terminal, plain lines elsewhere."""
+"""The progress of a search on stderr, with the time that is left; plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from statistics import median
 from types import TracebackType
 from typing import TextIO
 
@@ -19,14 +21,55 @@ from rich.text import Text
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
-from mptune.reporting.terminal.remaining import RemainingTime
 from mptune.reporting.text import format_duration, format_error, group_counts, latency_text, speedup_of
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.fronts.content import fp16_name
 
+_LAST = 20
+
+"""So many durations are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
+
+_LEAST = 2
+
+"""With fewer nothing is said: the first plans start workers and fill caches."""
+
+
+class RemainingTime:
+    """Learns from each plan that is done; plans of earlier sessions do not count."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is known yet.
+
+        Args:
+            clock: seconds, monotonic.
+        """
+        self._clock = clock
+        self._durations_s: deque[float] = deque(maxlen=_LAST)
+        self._last: tuple[int, float] | None = None
+
+    def add(self, done: int) -> None:
+        """So many plans are done now; several at a time share the time that they took."""
+        now_s = self._clock()
+        if self._last is not None and done > self._last[0]:
+            count = done - self._last[0]
+            self._durations_s.extend([(now_s - self._last[1]) / count] * count)
+        self._last = done, now_s
+
+    def seconds(self, left: int) -> float | None:
+        """Until so many more plans are done, less what has passed since the last one; None where nothing is known.
+
+        The median of the last durations counts: one plan that ran into its deadline is not the next one's duration.
+        """
+        if self._last is None or len(self._durations_s) < _LEAST:
+            return None
+        expected_s = median(self._durations_s) * left
+        return max(expected_s - (self._clock() - self._last[1]), 0.0)
+
+
 RECENT_FAILURES = 3
 
 _SAY_EVERY_S = 60.0
+
 """So often a log gets a line with the time that is left."""
 
 

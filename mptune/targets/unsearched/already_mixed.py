@@ -12,7 +12,7 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import FLOAT_TYPES
 from mptune.graph.plan import REDUCED, Precision
-from mptune.targets.flops import Shape, ShapeTable, node_flops, share_of
+from mptune.targets.costs import Shape, ShapeTable, node_flops, share_of
 
 _CODE = "already-mixed"
 GIVE_FP32 = "give the FP32 model that it was made from"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
-from mptune.graph.grouping.quantised import QUANTISED
+from mptune.graph.grouping.patterns import QUANTISED
 from mptune.graph.loading.model import Node
 from mptune.graph.loading.tensors import all_graphs
 from mptune.graph.op_rules import is_quantised

@@ -9,7 +9,7 @@ from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import is_quantised, node_rule, schema_of
-from mptune.targets.flops import Shape, ShapeTable, is_of_runtime, node_flops, share_of
+from mptune.targets.costs import Shape, ShapeTable, is_of_runtime, node_flops, share_of
 from mptune.targets.unsearched import OUT_OF_REACH
 
 NEGLIGIBLE = 0.01

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.quantised import INTEGER_PRODUCTS, QUANTISED
+from mptune.graph.grouping.patterns import INTEGER_PRODUCTS, QUANTISED
 from mptune.graph.loading.model import Node
 from mptune.graph.op_rules import is_quantised
-from mptune.targets.costs import group_costs, ungrouped_cost
-from mptune.targets.flops import Shape, ShapeTable, node_flops
+from mptune.targets.costs import Shape, ShapeTable, group_costs, node_flops, ungrouped_cost
 
 _ON_INTEGERS = INTEGER_PRODUCTS | {"QLinearConv", "QLinearMatMul"}
 

@@ -14,7 +14,7 @@ from mptune.finding import Finding
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.fronts.metric_limits import metric_values, shown_metrics
+from mptune.tuning.fronts.limits import metric_values, shown_metrics
 from mptune.tuning.fronts.neighbours import Neighbour, neighbours
 
 FRONT_FORMAT = 1

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
-from mptune.engines.timing.apart import are_lower, is_lower
+from mptune.engines.timing.latency import are_lower, is_lower
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 
@@ -20,7 +20,7 @@ another does not, makes the error of the first so uncertain that nothing differs
 
 
 def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
-    """Whether the latency of ``one`` is lower beyond noise (``mptune.engines.timing.apart``)."""
+    """Whether the latency of ``one`` is lower beyond noise (``mptune.engines.timing.latency``)."""
     return is_lower(one.latency, other.latency)
 
 

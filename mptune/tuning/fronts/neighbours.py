@@ -10,7 +10,7 @@ from mptune.data.metrics.paired import LEAST_ERROR, Difference, compare_errors
 from mptune.data.numbers import encode_float
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.dominance import FAR_SMALLER, faster_beyond_noise
-from mptune.tuning.fronts.tolerances import is_larger_in_search
+from mptune.tuning.fronts.limits import is_larger_in_search
 
 LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
 """A faster neighbour takes so much less of the latency at least; a more exact one has so many times less error."""

@@ -18,7 +18,7 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES, belongs_to, columns_of_par
 from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
-from mptune.tuning.fronts.tolerances import is_covered, largest_error
+from mptune.tuning.fronts.limits import is_covered, largest_error
 from mptune.tuning.sampler.trials import Judge
 
 _OF_COLUMNS = "of columns"

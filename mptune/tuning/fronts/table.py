@@ -16,9 +16,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import reason_counts
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.metric_limits import error_cell, format_error, metric_cell, metric_values
+from mptune.tuning.fronts.limits import error_cell, format_error, is_larger_in_search, metric_cell, metric_values
 from mptune.tuning.fronts.neighbours import LEAST_EXACTER, shared_errors
-from mptune.tuning.fronts.tolerances import is_larger_in_search
 
 MOST_ROWS = 12
 """A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""

@@ -13,7 +13,7 @@ from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.metric_limits import error_text
+from mptune.tuning.fronts.limits import error_text
 from mptune.tuning.fronts.table import format_speedup
 
 NOISY = 0.05

@@ -15,7 +15,7 @@ from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.hazard import Hazard
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.metric_limits import error_outcome
+from mptune.tuning.fronts.limits import error_outcome
 from mptune.tuning.reasons.group_findings import LARGE_FROM, finding_of
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mptune.engines.jobs.reference_report import Place, ReferenceReport
-from mptune.engines.toolchains.locating import ALONG_SEQUENCE, BY_INDEX
+from mptune.engines.toolchains.reference import ALONG_SEQUENCE, BY_INDEX
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Severity, Where
 from mptune.graph.grouping.lookup import attribute
-from mptune.graph.loading.ancestors import needed_nodes
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import Model, Node, needed_nodes
 
 REPEAT_WARNING = 1e-5
 REPEAT_LIMIT = 1e-2

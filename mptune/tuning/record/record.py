@@ -41,9 +41,8 @@ from mptune.tuning.record.attributes import (
     read_notes,
 )
 from mptune.tuning.record.owner import Heartbeats, is_dead
-from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.storage import batch, close_storage, storing
-from mptune.tuning.record.study_trials import StudyTrials
+from mptune.tuning.record.study_trials import Proposal, StudyTrials
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Count, Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed

@@ -13,8 +13,7 @@ from dataclasses import replace
 from mptune.data.numbers import decode_float
 from mptune.engines.base import Measurement
 from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.session_timing import SessionTiming
-from mptune.engines.timing.spread import SessionSpread
+from mptune.engines.timing.spread import SessionSpread, SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.record.record import StudyRecord
 

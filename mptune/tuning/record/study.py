@@ -24,8 +24,7 @@ from mptune.settings import Granularity
 from mptune.tuning.record.adoption import adopt
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.record import IDENTITY, StudyRecord
-from mptune.tuning.record.storage import open_storage, storing
-from mptune.tuning.record.storage_urls import without_secrets
+from mptune.tuning.record.storage import open_storage, storing, without_secrets
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 

@@ -1,13 +1,56 @@
-"""The trials of a study, sorted by what became of them."""
+"""The trials of a study, sorted by what became of them, and whose fault failures were."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.tuning.record.attributes import FAULT
-from mptune.tuning.record.faults import settled
+from mptune.engines.base import Failure, FailureKind
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.evaluation import Origin
+from mptune.tuning.record.attributes import ATTEMPTS, FAILED_BEFORE, FAILURE, FAULT, FAULTS
 from mptune.tuning.record.storage import storing
+
+_SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+def settled(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The finished trials, without failures of plans that are, or were, tried again: their last trial counts.
+
+    Args:
+        trials: those that are finished, run or wait, in their order; no others.
+    """
+    finished = [trial for trial in trials if trial.state in _SETTLED]
+    again = {t.user_attrs["fingerprint"]: t.number for t in trials if FAILED_BEFORE in t.user_attrs}
+    if not again:
+        return finished
+    return [t for t in finished if again.get(t.user_attrs.get("fingerprint", ""), -1) <= t.number]
+
+
+def failed_attempts(trial: FrozenTrial) -> int:
+    """In how many processes a plan failed, in ways that do not show whose fault it was; 0 where it did not."""
+    document = trial.user_attrs.get(FAILURE) if trial.state is TrialState.PRUNED else None
+    if document is None or not Failure.from_json(document).is_inconclusive:
+        return 0
+    return int(trial.user_attrs.get(ATTEMPTS, 1))
+
+
+def fault_counts(trials: Sequence[FrozenTrial], lost: Sequence[FrozenTrial] = ()) -> tuple[int, int]:
+    """Failures that did not come again in a fresh process, those of the machine counted in, and all attempts.
+
+    Args:
+        trials: those that are settled.
+        lost: those that a fault of the machine ended.
+    """
+    faults = sum(int(trial.user_attrs.get(FAULTS, 0)) for trial in trials)
+    # A full disk meets every job, and not one now and then.
+    kinds = [Failure.from_json(trial.user_attrs[FAULT]).kind for trial in lost]
+    faults += sum(kind is not FailureKind.DISK_FULL for kind in kinds)
+    return faults, len(trials) + faults
+
 
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
@@ -31,7 +74,7 @@ class StudyTrials:
             return self._study.get_trials(deepcopy=False)
 
     def settled(self) -> list[FrozenTrial]:
-        """The finished trials whose outcome stands (``mptune.tuning.record.faults.settled``)."""
+        """The finished trials whose outcome stands (``mptune.tuning.record.study_trials.settled``)."""
         trials = self.every()
         counts = len(trials), len([trial for trial in trials if trial.state in _FINISHED])
         if counts != self._sorted_at:
@@ -60,3 +103,24 @@ class StudyTrials:
     def waiting(self) -> list[FrozenTrial]:
         """Those that are enqueued."""
         return [trial for trial in self.every() if trial.state is TrialState.WAITING]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan that is to be evaluated, and the trial that will hold the outcome.
+
+    Attributes:
+        plan: the plan.
+        number: the trial's number.
+        origin: who proposed it.
+        attempt: how many attempts a fault of the machine has cost already.
+        trial: Optuna's.
+        failures: how often the plan failed before, where it is tried again.
+    """
+
+    plan: PrecisionPlan
+    number: int
+    origin: Origin
+    attempt: int
+    trial: optuna.Trial
+    failures: int = 0

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from mptune.choice import Choice
-from mptune.data.labels import labels_beside
+from mptune.data.archive import labels_beside
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.kept_parts import parts_path
+from mptune.data.metrics.parts import parts_path
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (

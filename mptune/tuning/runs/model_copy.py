@@ -1,11 +1,10 @@
-"""The run's own copy of its model: a small ONNX file beside the weight bank, which holds the weights already.
-
-It is the all-FP32 rewrite, which changes nothing: the same nodes and names, so the same layer groups and plans. So a
-run directory can go to another machine alone.
-"""
+"""The run's own copy of its model beside the weight bank, and a run as one file to take to a device."""
 
 from __future__ import annotations
 
+import io
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,21 +12,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune.data.metrics.tasks import CALLABLE, undirected
 from mptune.engines.loading import load_typed_model
 from mptune.engines.workload import Workload
 from mptune.errors import ModelError, RunError
-from mptune.files import parse_json, write_json
+from mptune.files import parse_json, whole_file, write_json, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.weights import WeightBank
+from mptune.graph.writing.weights import WeightBank, bank_files
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
+from mptune.tuning.record.backends.journal import copy_journal
+from mptune.tuning.record.storage import storage_url
+from mptune.tuning.record.study import copy_study
+from mptune.tuning.runs.seals import refuse_damaged
 
 MODEL_FILE = "model.onnx"
+
 SEAL_FILE = "model.json"
+
 """The hashes of the model and of its copy, so that a damaged copy is detected."""
 
 _FORMAT = 1
@@ -114,3 +120,72 @@ def _seal(run: RunDirectory) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
+
+
+_COMPRESSION = 1
+
+"""Weights hardly shrink, whatever the effort."""
+
+
+def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None) -> None:
+    """Write ``out``, a .tar.gz with the run's directory in it: record, samples, references, model and weights.
+
+    A study that is kept in a database is copied into a journal, so that the device needs no database. A search may be
+    writing meanwhile: the record is what it was at one moment, and each file is whole.
+    """
+    name = run.path.resolve().name
+    with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
+        members = dict(_members(run, file, Path(folder), storage))
+        absent = next((path for path in members.values() if not path.exists()), None)
+        if absent is not None:
+            raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
+        refuse_damaged(run.data)
+        document = file.model_copy(update={"storage": None, "accompanies": None}).model_dump_json(indent=2).encode()
+        with (
+            writing(out),
+            whole_file(out) as partial,
+            tarfile.open(partial, "w:gz", compresslevel=_COMPRESSION) as archive,
+        ):
+            entry = tarfile.TarInfo(f"{name}/run.json")
+            entry.size, entry.mode, entry.mtime = len(document), 0o644, int(run.run_json.stat().st_mtime)
+            archive.addfile(entry, io.BytesIO(document))
+            for place, path in members.items():
+                with path.open("rb") as content:  # It may be replaced: what is open stays what it is.
+                    archive.addfile(_anonymous(archive.gettarinfo(arcname=f"{name}/{place}", fileobj=content)), content)
+
+
+def metric_warning(metric: str) -> str:
+    """What to bring to the device beside the packed run: a metric of the user's own; empty if there is none."""
+    script, _, function = undirected(metric).rpartition(":")
+    if metric.startswith(CALLABLE):
+        return (
+            f"the metric is the Python function {function}: mptune.confirm(run, metric={function}) needs it there, too"
+        )
+    if script and function:
+        return f"the metric is a script of yours: copy {script} to the device, too, to the same relative path"
+    return ""
+
+
+def _members(run: RunDirectory, file: RunFile, folder: Path, storage: str | None) -> Iterator[tuple[str, Path]]:
+    """Place in the archive -> file, run.json left out."""
+    journal = folder / run.journal.name
+    url = storage_url(file.storage, storage)
+    if url is None:
+        copy_journal(run.journal, journal)
+    else:
+        copy_study(file.study, url, journal)
+    yield run.journal.name, journal
+    for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE, SEAL_FILE):
+        yield f"{run.weights.name}/{name}", run.weights / name
+    for path in sorted(run.data.iterdir()) if run.data.is_dir() else ():
+        # How often to repeat, and the baseline's latency then, are notes about this machine.
+        is_left = path.name.startswith((".", "timing-")) or path.suffix == ".tmp"
+        if path.is_file() and not is_left:
+            yield f"{run.data.name}/{path.name}", path
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without the owner, whom another machine does not know."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry

@@ -24,17 +24,23 @@ from mptune.tuning.evaluation import (
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, pareto, reference_error_of
 from mptune.tuning.fronts.content import origin_fields
-from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits, error_text
+from mptune.tuning.fronts.limits import (
+    MetricLimit,
+    check_metric_limits,
+    check_tolerances,
+    error_text,
+    feasible,
+    known_outputs,
+)
 from mptune.tuning.fronts.run_facts import Facts, facts_of, hint_of_exactness, other_devices, shown_findings
 from mptune.tuning.fronts.table import latency_text
-from mptune.tuning.fronts.tolerances import check_tolerances, feasible, known_outputs
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
 from mptune.tuning.record.attributes import plan_count
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
-from mptune.tuning.record.storage_urls import same_storage, storage_url
+from mptune.tuning.record.storage import same_storage, storage_url
 from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed

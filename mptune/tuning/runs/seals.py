@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mptune.data.archive import read_samples
-from mptune.data.metrics.kept_parts import HELD_OUT_PARTS_JSON, PARTS_JSON, load_parts
+from mptune.data.metrics.parts import HELD_OUT_PARTS_JSON, PARTS_JSON, load_parts
 from mptune.errors import DataError, RunError
 from mptune.files import files_sha256, write_json
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels

@@ -22,7 +22,7 @@ from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_g
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.shared_units import has_shared_units
+from mptune.graph.loading.shapes import has_shared_units
 from mptune.identity import check_data, check_same, check_target, identity_of, refuse_other_runs
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile, TargetSection
 from mptune.rundir import RunDirectory, has_workers
@@ -36,8 +36,7 @@ from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.enlarged import with_reasons
 from mptune.tuning.reasons.grounds import keep_grounds
-from mptune.tuning.record.storage import check_opens
-from mptune.tuning.record.storage_urls import check_storage, named_storage
+from mptune.tuning.record.storage import check_opens, check_storage, named_storage
 from mptune.tuning.record.study import (
     BUDGET_NOTE,
     START_NOTE,

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from mptune import errors
 from mptune.engines.base import Failure, Progress
 from mptune.engines.worker.parenthood import signal_at_death_of_parent
-from mptune.engines.worker.process_tree import absolute_sys_path, kill_tree
+from mptune.engines.worker.process import absolute_sys_path, kill_tree
 from mptune.errors import MptuneError, RunError
 from mptune.files import parse_json, writing
 from mptune.graph.plan import PrecisionPlan

@@ -16,10 +16,9 @@ from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.attributes import origin_of
-from mptune.tuning.record.faults import failed_attempts, fault_counts
 from mptune.tuning.record.owner import this_process
-from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.study_trials import Proposal, failed_attempts, fault_counts
 from mptune.tuning.steps.baseline import check_baseline
 
 T = TypeVar("T")

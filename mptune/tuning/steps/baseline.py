@@ -12,14 +12,14 @@ from dataclasses import replace
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.tasks import definition_of_metric
 from mptune.engines.base import Failure, ReferenceReport, Toolchain
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import BaselineError
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Severity, Where, by_severity
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.failures import did_not_run
-from mptune.tuning.fronts.tolerances import check_columns
+from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.reasons.reference import reference_findings
 from mptune.tuning.space import SearchSpace
 

@@ -11,23 +11,22 @@ from types import MappingProxyType
 import numpy as np
 
 from mptune.data.calibration import CalibrationSet
-from mptune.data.forms.lazy import LazySamples
+from mptune.data.forms.samples import LazySamples
 from mptune.data.numbers import decode_float, encode_float
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
-from mptune.engines.jobs.ranges import seen_of
+from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.workload import Workload
 from mptune.files import parse_json, write_json
 from mptune.finding import Finding
-from mptune.graph.casting.support import unsupported
-from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.fused import of_model
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.constants import MaskedRows, masked_row_findings
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import near_the_end
-from mptune.graph.hazards.masked_rows import MaskedRows, masked_row_findings
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.probes import Seen
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.targets.memory import memory_need, memory_warnings

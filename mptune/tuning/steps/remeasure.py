@@ -20,8 +20,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import belongs_to
 from mptune.data.numbers import encode_float
 from mptune.engines.base import Failure, Measurement, Toolchain
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.pooled import pool_latencies
+from mptune.engines.timing.latency import Latency, pool_latencies
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
@@ -29,7 +28,7 @@ from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.front import choose, confirmed_front, knee, pareto
 from mptune.tuning.fronts.dominance import in_doubt
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.tolerances import feasible
+from mptune.tuning.fronts.limits import feasible
 from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.reasons.unconfirmed import Unconfirmed
 from mptune.tuning.record.record import StudyRecord

@@ -19,11 +19,11 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
 from mptune.tuning.failures import describe, did_not_run, machine_error
 from mptune.tuning.front import pareto
-from mptune.tuning.fronts.tolerances import check_columns
+from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened, reopened_baselines
+from mptune.tuning.record.study_trials import Proposal
 from mptune.tuning.sampler.trials import ehvi_of
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts, doubt

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mptune.data.calibration import CalibrationSet, load_calibration
-from mptune.data.forms.lazy import LazySamples
+from mptune.data.forms.samples import LazySamples
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings

@@ -15,9 +15,8 @@ from PIL import Image
 import mptune
 from mptune.data.calibration import CalibrationSet, load_calibration, split_indices
 from mptune.data.forms import image_lines
-from mptune.data.forms.image_script import image_reader, load_preprocessing
-from mptune.data.forms.images import PREPROCESS_JSON
-from mptune.data.forms.lazy import LazySamples
+from mptune.data.forms.images import PREPROCESS_JSON, image_reader, load_preprocessing
+from mptune.data.forms.samples import LazySamples
 from mptune.errors import DataError
 from mptune.files import write_json
 from mptune.graph.loading.tensors import TensorInfo

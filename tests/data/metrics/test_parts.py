@@ -10,8 +10,7 @@ import pytest
 
 from mptune.data.metrics import parts as module
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
-from mptune.data.metrics.kept_parts import load_parts, save_parts
-from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, cover_held_out, find_parts
+from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, cover_held_out, find_parts, load_parts, save_parts
 from mptune.finding import OutputColumns
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mptune.api.arguments import recorded_metric
-from mptune.data.metrics.trusted_scripts import refuse_inside, script_of
+from mptune.data.metrics.tasks import refuse_inside, script_of
 from mptune.errors import RunError, SettingsError
 
 RUN = Path("run.mptune")

@@ -8,22 +8,26 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.calling import number_of
-from mptune.data.metrics.guarded import metric_limit
+from mptune.data.metrics.calling import metric_limit, number_of
 from mptune.data.metrics.paired import error_interval
-from mptune.data.metrics.sets.boxes import intersection_over_union, mean_average_precision
-from mptune.data.metrics.sets.classes import mean_iou, top1_accuracy, top5_accuracy
-from mptune.data.metrics.sets.fields import cosine_similarity, endpoint_error, psnr, ssim
-from mptune.data.metrics.sets.whole_set import (
-    SampleSetArrays,
-    errors_of,
-    own_value,
-    set_values,
-    together,
-)
 from mptune.data.metrics.table import METRICS
-from mptune.data.metrics.tasks import is_own, law_metric, resolve_metric, sample_functions
-from mptune.data.metrics.trusted_scripts import script_of
+from mptune.data.metrics.tasks import is_own, law_metric, resolve_metric, sample_functions, script_of
+from mptune.data.metrics.whole_set import (
+    SampleSetArrays,
+    cosine_similarity,
+    endpoint_error,
+    errors_of,
+    intersection_over_union,
+    mean_average_precision,
+    mean_iou,
+    own_value,
+    psnr,
+    set_values,
+    ssim,
+    together,
+    top1_accuracy,
+    top5_accuracy,
+)
 from mptune.errors import DataError
 
 

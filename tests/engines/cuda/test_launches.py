@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.stopwatch import StreamStopwatch
+from mptune.engines.cuda.runtime import StreamStopwatch
 from mptune.engines.timing.latency import Repetitions, time_in_turn
 from mptune.settings import LatencySettings
 

@@ -8,8 +8,7 @@ import pytest
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.delay import enqueue_delay
-from mptune.engines.cuda.stopwatch import StreamStopwatch
+from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
 from mptune.engines.ort.cuda_session import NO_TF32, CudaSession
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import monotonic_ms

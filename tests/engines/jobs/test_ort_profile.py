@@ -14,9 +14,16 @@ from onnx import NodeProto, TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet
 from mptune.engines.base import EngineError, Failure, Measurement
-from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, group_times, minor_nodes
-from mptune.engines.jobs.ort_profile import OrtProfileJob, layer_times
-from mptune.engines.ort.optimised import computed_nodes
+from mptune.engines.jobs.layer_times import (
+    PROFILED_RUNS,
+    UNTIMED_RUNS,
+    LayerTime,
+    OrtProfileJob,
+    group_times,
+    layer_times,
+    minor_nodes,
+)
+from mptune.engines.ort.fusions import computed_nodes
 from mptune.engines.toolchains import onnxruntime as ort_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.worker.child import WorkerState

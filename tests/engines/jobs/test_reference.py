@@ -12,16 +12,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet, read_outputs
-from mptune.data.metrics.kept_parts import PARTS_JSON, load_parts
+from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs import reference
-from mptune.engines.jobs.checks.rows import relative_l2, row_feeds
-from mptune.engines.jobs.ranges import ObservedRanges
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
+from mptune.engines.jobs.reference_report import ObservedRanges
+from mptune.engines.jobs.rows import relative_l2, row_feeds
 from mptune.engines.jobs.samples import cached_parts
 from mptune.engines.ort import side_by_side
-from mptune.engines.ort.probe import ProbeJob
+from mptune.engines.ort.cuda_session import ProbeJob
 from mptune.engines.ort.session import CpuSession, OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.interface import fixed_rows

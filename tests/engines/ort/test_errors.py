@@ -6,8 +6,7 @@ from onnx import TensorProto, helper
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.errors import classify, first_words
-from mptune.engines.ort.session import SessionOptions
+from mptune.engines.ort.session import SessionOptions, classify, first_words
 
 CASES = [
     (

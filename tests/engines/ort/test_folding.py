@@ -13,7 +13,7 @@ import pytest
 from mptune.data.calibration import CalibrationSet
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.reference import ObserveJob
-from mptune.engines.ort.folding import FoldJob
+from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues, is_worthwhile, shape_computing, write_without_weights

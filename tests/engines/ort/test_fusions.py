@@ -12,7 +12,7 @@ from mptune.engines.jobs.emulation import SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.predicted import PredictedToolchain
+from mptune.engines.toolchains.shared import PredictedToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes

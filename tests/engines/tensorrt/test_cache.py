@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mptune.engines.tensorrt.cache import RuntimeCache, TimingCache
+from mptune.engines.tensorrt.builder import RuntimeCache, TimingCache
 from mptune.engines.tensorrt.library import load_library, open_log
 from tests.device.cuda import FakeCuda
 from tests.device.rtx_runtime import IRuntimeConfig

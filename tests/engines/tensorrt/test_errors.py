@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.tensorrt.errors import ParserComplaint, build_failure, clean, made, parser_failure, skipped_tactics
+from mptune.engines.tensorrt.library import ParserComplaint, build_failure, clean, made, parser_failure, skipped_tactics
 
 BUILDS = [
     (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mptune.engines.tensorrt.inspect import read_layers, type_warnings
+from mptune.engines.tensorrt.jobs import read_layers, type_warnings
 from mptune.graph.plan import Precision
 
 HALF, SINGLE = Precision.FP16, Precision.FP32

@@ -20,10 +20,15 @@ from mptune.engines.jobs.layer_times import LayerTime, group_times
 from mptune.engines.jobs.measure import MeasureResult
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_network
-from mptune.engines.tensorrt.inspect import Layer, read_layers
-from mptune.engines.tensorrt.jobs import LibraryReport
+from mptune.engines.tensorrt.jobs import (
+    EngineProfileJob,
+    Layer,
+    LibraryReport,
+    layer_times,
+    profiler_class,
+    read_layers,
+)
 from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library, open_log
-from mptune.engines.tensorrt.profile import EngineProfileJob, layer_times, profiler_class
 from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
 from mptune.engines.toolchains.tensorrt import TensorRtToolchain

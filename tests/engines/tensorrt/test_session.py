@@ -15,8 +15,7 @@ from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine
-from mptune.engines.tensorrt.host import copied_to_host
-from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library
+from mptune.engines.tensorrt.library import MODULES, Kind, Library, copied_to_host, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.timing.latency import Repetitions
 from mptune.settings import LatencySettings

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.paired import t_quantile
-from mptune.engines.timing.apart import LEVEL, are_lower, is_lower
-from mptune.engines.timing.latency import Latency
+from mptune.engines.timing.latency import LEVEL, Latency, are_lower, is_lower
 
 PAIRS = 4_000
 

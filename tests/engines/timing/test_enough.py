@@ -9,10 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mptune.engines.timing.apart import are_lower
-from mptune.engines.timing.enough import COARSE, EXACT, LEAST_VALUES, Enough, Standings
-from mptune.engines.timing.session_timing import SessionTiming
-from mptune.engines.timing.spread import SessionSpread
+from mptune.engines.timing.latency import are_lower
+from mptune.engines.timing.spread import COARSE, EXACT, LEAST_VALUES, Enough, SessionSpread, SessionTiming, Standings
 from tests.engines.timing.test_spread import latency_of
 
 MOST = 40

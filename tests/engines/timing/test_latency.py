@@ -17,7 +17,7 @@ from mptune.engines.timing.latency import (
     time_in_turn,
     warm_up,
 )
-from mptune.engines.timing.medians import bootstrap_median_interval, percentile
+from mptune.engines.timing.spread import bootstrap_median_interval, percentile
 from mptune.settings import LatencySettings
 
 SETTINGS = LatencySettings(warmup_ms=200.0, duration_ms=400.0, min_iterations=10)

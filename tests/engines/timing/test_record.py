@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mptune.engines.timing.latency import Repetitions
-from mptune.engines.timing.record import TimingRecord
+from mptune.engines.timing.latency import Repetitions, TimingRecord
 from mptune.settings import LatencySettings
 
 

@@ -8,10 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from mptune.engines.timing.apart import are_lower, is_lower
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.session_timing import SessionTiming, log_ratio_sd
-from mptune.engines.timing.spread import RatioEstimate, SessionSpread
+from mptune.engines.timing.latency import Latency, are_lower, is_lower
+from mptune.engines.timing.spread import RatioEstimate, SessionSpread, SessionTiming, log_ratio_sd
 
 REOPENED = 6
 """Sessions of all-FP32 and of all-FP16 beside their evaluations, as at the start of a search."""

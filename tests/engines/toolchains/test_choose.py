@@ -13,14 +13,14 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.engines.environment import describe_environment
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
-from mptune.engines.timing.enough import LEAST_VALUES
+from mptune.engines.timing.spread import LEAST_VALUES
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.predicted import PredictedToolchain
+from mptune.engines.toolchains.shared import PredictedToolchain
 from mptune.engines.toolchains.tensorrt import TensorRtToolchain
 from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet
-from mptune.engines.toolchains.run_memory import run_bytes
+from mptune.engines.toolchains.emulation import run_bytes
 from mptune.graph.loading.model import load_model
 from tests.graph import models
 from tests.graph.models import node, value

@@ -16,13 +16,12 @@ from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Sta
 from mptune.engines.tensorrt.builder import BuildOptions, engine_faults
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind, is_installed, load_library
-from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
-from mptune.engines.tensorrt.store import StoredEngine
+from mptune.engines.tensorrt.store import StoredEngine, refused_in_bf16
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.predicted import PredictedToolchain
+from mptune.engines.toolchains.shared import PredictedToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.worker.parent import Worker

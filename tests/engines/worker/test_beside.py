@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.base import Failure, FailureKind
-from mptune.engines.worker.beside import Beside
-from mptune.engines.worker.parent import Worker
+from mptune.engines.worker.parent import Beside, Worker
 from mptune.errors import RunError
 from tests.engines import faults
 from tests.engines.worker.test_parent import is_gone

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mptune.engines.worker.output import KEEP_BYTES, Output
+from mptune.engines.worker.process import KEEP_BYTES, Output
 
 
 def test_output_keeps_the_beginning_and_the_end() -> None:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
-from mptune.engines.worker.output import KEEP_BYTES
 from mptune.engines.worker.parent import Worker
+from mptune.engines.worker.process import KEEP_BYTES
 from mptune.errors import ModelError
 from mptune.settings import WorkerSettings
 from tests.engines import faults

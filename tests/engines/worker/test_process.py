@@ -6,8 +6,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from mptune.engines.worker.once import run_once
-from mptune.engines.worker.parent import Worker
+from mptune.engines.worker.parent import Worker, run_once
 from tests.engines import faults
 from tests.engines.worker.test_parent import is_gone
 

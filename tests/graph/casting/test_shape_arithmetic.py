@@ -13,9 +13,9 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.value_dependent import REASON
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.shape_arithmetic import REASON
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import rtx

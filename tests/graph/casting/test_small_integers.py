@@ -9,13 +9,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.graph.casting.small_integers import LIMIT, small_integers
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.switched import LIMIT, SwitchedEmulator, small_integers
 from mptune.graph.writing.weights import WeightBank
 from tests.graph.helpers import run
 

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper
 
 from mptune.engines.tensorrt.builder import parse_network
 from mptune.engines.tensorrt.library import open_log
-from mptune.graph.grouping.by_node import plan_of_nodes
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import static_shapes

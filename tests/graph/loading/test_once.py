@@ -10,9 +10,8 @@ from mptune.graph.casting.value_types import value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.loading.value_dependent import shape_arithmetic, shape_facts
 from mptune.graph.op_rules import node_rule, node_rules
-from mptune.graph.shape_arithmetic import shape_arithmetic
 from tests.graph.models import mlp, save
 
 

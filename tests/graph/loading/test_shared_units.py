@@ -11,12 +11,11 @@ from onnx import NodeProto, helper
 from mptune.data.archive import read_outputs
 from mptune.data.calibration import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
-from mptune.data.metrics.kept_parts import load_parts
-from mptune.data.metrics.parts import LEAST_SHARE, OutputParts, cover_held_out, find_parts
+from mptune.data.metrics.parts import LEAST_SHARE, OutputParts, cover_held_out, find_parts, load_parts
 from mptune.diagnosis.limits import error_of
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.graph.loading.model import load_model
-from mptune.graph.loading.shared_units import has_shared_units, shared_units
+from mptune.graph.loading.shapes import has_shared_units, shared_units
 from tests.engines.engine_support import run_here, save_graph
 
 node = helper.make_node

@@ -16,10 +16,9 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import Initializer, make_initializer
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.constants import DataFile, LargeConstant, StoredConstant, inline
 from mptune.graph.writing.model_file import serialized, serialized_size
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.weights import chunks
+from mptune.graph.writing.weights import DataFile, LargeConstant, StoredConstant, chunks, inline
 from tests.graph import models
 from tests.graph.helpers import feeds, run
 

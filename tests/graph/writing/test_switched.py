@@ -16,8 +16,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.observe import write_observing_model
-from mptune.graph.writing.switched import SwitchedEmulator
-from mptune.graph.writing.waists import find_stretches
+from mptune.graph.writing.switched import SwitchedEmulator, find_stretches
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import feeds, plans, run

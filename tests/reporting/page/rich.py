@@ -10,13 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from mptune.data.run_outputs import RunOutputs
-from mptune.data.sketches.taking import Sketch
+from mptune.data.run_outputs import RunOutputs, Sketch
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import Finding, Where
 from mptune.graph.grouping.groups import LayerGroup
-from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.document import PageContent
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.browser import NEXT_FRAME, missing, open_browser, show
 from mptune.choice import Choice
 from mptune.engines.environment import Environment
-from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import write_report
 from mptune.tuning.front import choose
 from mptune.tuning.runs.confirmation import Confirmation

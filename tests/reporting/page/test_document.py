@@ -16,9 +16,7 @@ from mptune.choice import Choice
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
-from mptune.reporting.page.content import PageContent
-from mptune.reporting.page.document import page_document, quoted_path
-from mptune.reporting.page.recommended import recommended
+from mptune.reporting.page.document import PageContent, page_document, quoted_path, recommended
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.progress import Progress

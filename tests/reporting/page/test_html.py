@@ -15,7 +15,7 @@ from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.graph.grouping.groups import LayerGroup
-from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import embedded_json, render, write_report
 from tests.reporting.conftest import Bench
 from tests.reporting.page.reading import data_of

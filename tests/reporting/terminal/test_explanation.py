@@ -14,7 +14,7 @@ from mptune.cli import main
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.reporting.chosen import write_chosen
-from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import render
 from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front

@@ -19,8 +19,7 @@ from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
 from mptune.printable import printable
 from mptune.reporting.breaks import breaks_in_fp16
-from mptune.reporting.terminal.front import print_front
-from mptune.reporting.terminal.table import distinct_ms
+from mptune.reporting.terminal.front import distinct_ms, print_front
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth
 from mptune.tuning.front import Front, knee

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
-from mptune.reporting.terminal.progress import TerminalListener, describe_failure
-from mptune.reporting.terminal.remaining import RemainingTime
+from mptune.reporting.terminal.progress import RemainingTime, TerminalListener, describe_failure
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.listener import Both, Listener, count_down
 from tests.reporting.conftest import Bench

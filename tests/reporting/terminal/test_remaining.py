@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mptune.reporting.terminal.remaining import RemainingTime
+from mptune.reporting.terminal.progress import RemainingTime
 
 
 class Clock:

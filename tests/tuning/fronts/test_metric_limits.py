@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mptune.errors import SettingsError
-from mptune.tuning.fronts.metric_limits import MetricLimit
+from mptune.tuning.fronts.limits import MetricLimit
 
 SCRIPT = "my metrics.py:f1:max"
 

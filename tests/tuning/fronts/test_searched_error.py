@@ -16,8 +16,8 @@ from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
+from mptune.tuning.fronts.limits import excess
 from mptune.tuning.fronts.searched_error import SearchedError
-from mptune.tuning.fronts.tolerances import excess
 from mptune.tuning.steps.prior import make_prior
 from mptune.tuning.steps.sensitivity import Sensitivity
 from tests.graph.models import constant, model, node, value

@@ -12,9 +12,9 @@ from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import choose, knee
+from mptune.tuning.fronts.limits import check_tolerances, excess, feasible, rest_error
 from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared
-from mptune.tuning.fronts.tolerances import check_tolerances, excess, feasible, rest_error
 from tests.tuning.factory import make_evaluation
 
 SCALES = np.array([300.0, 300.0, 80.0, 80.0, 0.2])

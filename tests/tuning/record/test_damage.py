@@ -18,7 +18,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.reasons.grounds import Grounds
-from mptune.tuning.record.damage import damaged_lines, set_damage_aside
+from mptune.tuning.record.backends.journal import damaged_lines, set_damage_aside
 from mptune.tuning.record.study import copy_to_memory
 from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, Law

@@ -11,7 +11,7 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.fronts.dominance import faster_beyond_noise

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from mptune.errors import RunError
-from mptune.tuning.record.storage import check_opens
-from mptune.tuning.record.storage_urls import check_storage, scheme_of, storage_url, without_secrets, without_secrets_of
+from mptune.tuning.record.storage import (
+    check_opens,
+    check_storage,
+    scheme_of,
+    storage_url,
+    without_secrets,
+    without_secrets_of,
+)
 
 URLS = [
     "postgresql+psycopg://me:SECRET@localhost:1/none",

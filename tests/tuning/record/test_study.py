@@ -22,9 +22,9 @@ from mptune.tuning.listener import Silent
 from mptune.tuning.record.attributes import OWNER
 from mptune.tuning.record.backends.journal import repair_journal
 from mptune.tuning.record.backends.patience import PatientStorage
-from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
+from mptune.tuning.record.study_trials import Proposal
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.tuner import Stop, Tuner

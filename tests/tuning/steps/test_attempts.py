@@ -11,7 +11,7 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import BaselineError, RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings

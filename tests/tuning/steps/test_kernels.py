@@ -11,7 +11,7 @@ import pytest
 
 import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

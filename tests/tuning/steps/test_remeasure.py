@@ -11,8 +11,7 @@ import pytest
 
 from mptune.choice import Choice
 from mptune.engines.base import Failure, Measurement, SampleSet
-from mptune.engines.timing.latency import Latency, summarise
-from mptune.engines.timing.pooled import pool_latencies
+from mptune.engines.timing.latency import Latency, pool_latencies, summarise
 from mptune.errors import PlanError, RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, WorkerSettings

@@ -1,8 +1,9 @@
-"""The options of ``mptune search``, made from the settings that declare them; other commands share some of them."""
+"""The options of ``mptune search``, made from the settings that declare them, their panels, and how values are read."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
-from mptune.commands.option_values import parse_duration, parse_gpus, parse_size
+from mptune.data.metrics.table import METRICS
+from mptune.errors import SettingsError
 from mptune.settings import (
     ERROR,
     RUN,
@@ -22,6 +25,87 @@ from mptune.settings import (
     Tolerance,
     options_of,
 )
+
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i?)B?|B)?", re.IGNORECASE)
+
+_DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
+
+
+def parse_duration(text: str, option: str = "--timeout") -> float:
+    """Read ``8h``, ``90m``, ``1h30m``, ``30s`` or plain seconds.
+
+    Returns:
+        Seconds.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not any(match.groups()):
+        raise SettingsError(f"{option} {text} is not a duration", "write 8h, 90m, 1h30m, 30s or plain seconds")
+    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """Read GPU numbers such as ``0,1``."""
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise SettingsError(f"--gpus {text} is not understood", "write numbers with commas between them, such as 0,1")
+    return tuple(int(number) for number in numbers)
+
+
+def parse_size(text: str, option: str = "--max-disk") -> int:
+    """Read ``20GiB``, ``500MB`` or plain bytes.
+
+    Returns:
+        Bytes.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SettingsError(f"{option} {text} is not a size", "write 20GiB, 500MB or plain bytes")
+    power = 0 if match["unit"] is None else 1 + "KMGT".index(match["unit"].upper())
+    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
+
+
+MetricOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME|script.py:function[:max]",
+        help=f"The error to minimise: {', '.join(METRICS)}; or a function of your own."
+        " Repeatable: the first is optimised, the others are reported."
+        "  [default: worst_part]",
+    ),
+]
+
+OTHER = "Options"
+
+"""The panel of the options that no panel lists."""
+
+
+def with_panels(panels: Mapping[str, tuple[str, ...]]) -> type[TyperCommand]:
+    """A command whose help shows its options in these panels."""
+
+    class PanelCommand(TyperCommand):
+        """Typer draws panels with rich alone; this is their plain form."""
+
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            records = {}
+            arguments = []
+            for param in self.get_params(ctx):
+                record = param.get_help_record(ctx)
+                if record is not None and param.param_type_name == "argument":
+                    arguments.append(record)
+                elif record is not None:
+                    records[next(name for name in param.opts if name.startswith("--"))] = record
+            if arguments:
+                with formatter.section("Arguments"):
+                    formatter.write_dl(arguments)
+            placed = {name for names in panels.values() for name in names}
+            rest = tuple(name for name in records if name not in placed)
+            for heading, names in (*panels.items(), (OTHER, rest)):
+                with formatter.section(heading):
+                    formatter.write_dl([records[name] for name in names if name in records])
+
+    return PanelCommand
+
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -36,6 +120,7 @@ class Engine(str, Enum):
 
 
 _DEFAULTS = SearchSettings()
+
 _OPTIONS = options_of(_DEFAULTS)
 
 _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
@@ -53,6 +138,7 @@ _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "max_memory_bytes": (str | None, None, lambda text: parse_size(text, "--max-memory")),
     "workspace_mb": (str | None, None, lambda text: parse_size(text, "--workspace") // 2**20),
 }
+
 """Setting -> its type and default at the command line, and what makes the setting of it, where these differ."""
 
 
@@ -101,14 +187,25 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OpsetOption = Annotated[int | None, option_of("opset")]
+
 BatchOption = Annotated[int, option_of("batch")]
+
 EngineOption = Annotated[Engine, option_of("engine")]
+
 ToleranceOption = Annotated[list[str] | None, option_of("tolerance")]
+
 IgnoreOption = Annotated[list[str] | None, option_of("ignore")]
+
 LimitOption = Annotated[list[str] | None, option_of("limits")]
+
 MaxErrorOption = Annotated[float | None, option_of("max_error")]
+
 MaxLatencyOption = Annotated[float | None, option_of("max_latency_ms")]
+
 MaxMemoryOption = Annotated[str | None, option_of("max_memory_bytes")]
+
 TimeoutOption = Annotated[str | None, option_of("timeout_s")]
+
 MaxDiskOption = Annotated[str | None, option_of("max_disk_bytes")]
+
 AllowMixedOption = Annotated[bool, option_of("allow_mixed")]

@@ -1,1 +1,0 @@
-"""Metrics over a whole set of samples, with labels."""

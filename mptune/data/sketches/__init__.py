@@ -1,1 +1,0 @@
-"""Sketches of outputs: what they look like beside the reference, in kilobytes."""

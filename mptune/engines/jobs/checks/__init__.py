@@ -1,1 +1,0 @@
-"""Jobs and comparisons that check the untouched model in FP32."""

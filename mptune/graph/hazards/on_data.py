@@ -1,0 +1,486 @@
+"""Hazards that running the model on data shows: lost steps, cancellation, changed decisions, long sums, poles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
+from mptune.graph.grouping.patterns import Pattern
+from mptune.graph.hazards.constants import comes_to_softmax
+from mptune.graph.hazards.hazard import EXACT_INTEGERS, KEPT, MAX, Hazard, group_of, kept_out, largest, spacing
+from mptune.graph.hazards.interface import state_pairs
+from mptune.graph.hazards.probes import ProbeRecord, Seen
+from mptune.graph.loading.model import Node
+from mptune.graph.loading.value_dependent import SHAPE_INPUTS
+from mptune.graph.plan import Precision
+
+_AT_POLE: Mapping[str, tuple[str, str]] = {
+    "Log": ("zero or negative", "Log is -Inf or NaN"),
+    "Sqrt": ("negative", "Sqrt is NaN"),
+    "Pow": ("zero or negative", "Pow is Inf or NaN"),
+    "Div": ("zero", "the division gives Inf or NaN"),
+    "Reciprocal": ("zero", "Reciprocal is Inf"),
+}
+
+
+def pole_hazards(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
+    """Operands that FP16 or BF16 brings to zero or below it, where FP32 does not, and what then gives Inf or NaN."""
+    values, lost, vanished = (sum(record.scalars[name]) for name in ("values", "lost", "vanished"))
+    if not lost or not math.isfinite(lost):
+        return []
+    smallest, name = min(record.scalars["smallest"]), record.precision.name
+    operand = node.inputs[1] if node.op_type == "Div" else node.inputs[0]
+    there, result = _AT_POLE[node.op_type]
+    count = f"{lost:.0f} of {values:.0f} values of {operand!r} (down to {smallest:.2g})"
+    if 2 * vanished >= lost:
+        why, code = f"{count} are too small for {name} and become zero, and there {result}", "vanishing-epsilon"
+        cure = f"{kept_out(record.precision)}, or keep the values from zero in the model, as by a limit of 1e-4"
+    else:
+        why = f"rounding to {name} before a difference makes {count} {there}, and there {result}"
+        code, cure = "cancellation", f"{kept_out(record.precision)}, with what computes its operand"
+    evidence: dict[str, int | float | str] = {"lost": int(lost), "values": int(values), "smallest": smallest}
+    samples = (seen.sample(largest(record.scalars["lost"])),)
+    return [
+        Hazard(
+            "warning",
+            "pole",
+            group,
+            node.name,
+            operand,
+            lost,
+            why,
+            cure,
+            code,
+            evidence,
+            samples,
+            record.precision,
+        )
+    ]
+
+
+_LOST_SHARE = 0.5
+
+_CANCELLATION_FACTOR = 32.0
+
+_CANCELLATION_ERROR: Mapping[Precision, float] = {Precision.FP16: 0.01, Precision.BF16: 0.03}
+
+"""Relative error of a difference that rounding its operands makes: FP16's own rounding is 2.8e-4 in the mean, BF16's
+2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
+
+_MOVED_WEIGHTS: Mapping[Precision, float] = {Precision.FP16: 0.01, Precision.BF16: 0.02}
+
+"""Share of a softmax's weight that rounding its logits moves, in the mean over the rows. Of 64 normal logits of a
+standard deviation of 3 to 10 BF16 moves 0.3 to 0.4 %."""
+
+_MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 0.1}
+
+"""Share of the rows that rounding decides otherwise. Of normal scores of 10 classes BF16 decides 0.2 % otherwise, of
+1,000 classes 1.2 %."""
+
+_FEWEST_MOVED = 2.0
+
+_ELEMENTWISE = frozenset(
+    (
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Neg",
+        "Abs",
+        "Sqrt",
+        "Exp",
+        "Log",
+        "Tanh",
+        "Sigmoid",
+        "Erf",
+        "Relu",
+        "Clip",
+        "Min",
+        "Max",
+        "Identity",
+        "Cast",
+        "Softplus",
+    )
+)
+
+_MAX_STEPS = 64
+
+
+def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
+    """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16."""
+    nodes = {node.name: node for node in types.model.nodes}
+    inside = {index for pattern in patterns if pattern.kind in ("activation", "norm") for index in pattern.nodes}
+    hazards: list[Hazard] = []
+    for record in seen.records:
+        node = nodes[record.node]
+        group = group_of(types, node)
+        if group is None or _overflows(seen, node, record.precision):
+            continue
+        if types.group_of[node.index] in types.lacking(record.precision):
+            continue
+        if record.kind == "sum":
+            lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
+            hazards += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
+        elif record.kind == "pole":
+            hazards += pole_hazards(seen, record, node, group.id)
+        elif record.kind in ("softmax", "largest", "comparison"):
+            hazards += _spacing(seen, record, node, group.id)
+    in_fp16 = {(hazard.code, hazard.node) for hazard in hazards if hazard.precision is Precision.FP16}
+    hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
+    return hazards + [
+        other for hazard in hazards for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)
+    ]
+
+
+def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) -> Iterator[Hazard]:
+    """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
+    if hazard.code not in ("cancellation", "spacing") or hazard.kind == "pole":
+        return
+    done = {hazard.group}
+    for name in look.varying(node):
+        source = look.producer(name)
+        for _ in range(_MAX_STEPS):
+            if source is None or source.op_type not in DATA_MOVEMENT or not source.inputs:
+                break
+            source = look.producer(source.inputs[0])
+        group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
+        if source is None or group is None or types.group_of[source.index] in types.lacking(hazard.precision):
+            continue
+        if group.id not in done:
+            done.add(group.id)
+            yield replace(hazard, group=group.id, node=None)
+
+
+def _overflows(seen: Seen, node: Node, precision: Precision) -> bool:
+    """Whether an operand lies beyond the precision: that is an overflow, and rounded figures say nothing more."""
+    values = (seen.values[name] for name in (*node.inputs, *node.outputs) if name in seen.values)
+    return any(max(abs(value.lowest), abs(value.highest)) > MAX[precision] for value in values)
+
+
+def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
+    sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
+    for step, base, moved, kept in sides:
+        if not _is_counted_up(look, node, kept) and (
+            look.is_static(moved) or look.is_vector(kept) or look.is_single(kept) or comes_to_softmax(look, node)
+        ):
+            continue
+        if node.op_type == "Sub" and step == "first":
+            continue  # what is left is the negated base: a difference, not a step
+        steps, lost = (record.scalars[f"{step}_{what}"] for what in ("steps", "lost"))
+        if not sum(steps) or sum(lost) < _LOST_SHARE * sum(steps) or _follows(look, moved, kept):
+            continue
+        worst = max(range(len(lost)), key=lambda k: lost[k])
+        size, at = (_root_mean(record.scalars[side]) for side in (step, base))
+        share, name, apart = sum(lost) / sum(steps), record.precision.name, spacing(at, record.precision)
+        kept_so = KEPT if record.precision is Precision.FP16 else "the group is kept out of BF16"
+        return Hazard(
+            "error",
+            "stagnation",
+            group,
+            node.name,
+            node.outputs[0],
+            at,
+            f"{node.op_type} of {moved!r} (root mean square {size:.3g}) to {kept!r} ({at:.4g}): {name}'s spacing is"
+            f" {apart:.3g} there, and on {share:.0%} of the elements {name} gives back {kept!r} unchanged",
+            f"{kept_so}: the error of one step does not show what many lose",
+            "stagnation",
+            {
+                "share": share,
+                "elements": int(sum(steps)),
+                "step": size,
+                "base": at,
+                "spacing": apart,
+            },
+            (seen.sample(worst),),
+            record.precision,
+        )
+    return None
+
+
+def _is_counted_up(look: Lookup, node: Node, kept: str) -> bool:
+    """Whether what a node adds to comes back as its input in the next step: a counter, a clock, a running sum."""
+    outputs = {given: output for output, given in state_pairs(look.model)}
+    return look.root(outputs.get(look.root(kept), "")) == look.root(node.outputs[0])
+
+
+def _follows(look: Lookup, moved: str, kept: str) -> bool:
+    """Whether the step is made of the other side element by element, as x + 0.04 x**3 is: nothing is added up."""
+    wanted, stack, done = look.root(kept), [moved], set[str]()
+    while stack and len(done) < _MAX_STEPS:
+        at = look.root(stack.pop())
+        if at == wanted:
+            return True
+        node = look.producer(at)
+        if at not in done and node is not None and node.op_type in _ELEMENTWISE and len(look.varying(node)) > 0:
+            done.add(at)
+            stack += look.varying(node)
+    return False
+
+
+def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
+    first, second, result, error = (sum(record.scalars[name]) for name in ("first", "second", "result", "error"))
+    if not all(map(math.isfinite, (first, second, result, error))) or result <= 0:
+        return None
+    factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
+    relative = math.sqrt(error / result)
+    if factor < _CANCELLATION_FACTOR or relative < _CANCELLATION_ERROR[record.precision]:
+        return None
+    worst = largest(record.scalars["error"])
+    return Hazard(
+        "warning",
+        "cancellation",
+        group,
+        node.name,
+        node.outputs[0],
+        factor,
+        f"{node.op_type} of values {factor:.0f} times as large as its result: relative errors grow by that factor, and"
+        f" rounding the operands to {record.precision.name} changes the result by {relative:.1%}",
+        f"{kept_out(record.precision)}, with what computes its operands",
+        "cancellation",
+        {"factor": factor, "relative_error": relative},
+        (seen.sample(worst),),
+        record.precision,
+    )
+
+
+_ANSWERS = {"Equal": "what Equal finds equal"}
+
+_DECIDED: Mapping[str, Callable[[str, float], str]] = {
+    "softmax": lambda op, share: f"{share:.1%} of the weight of its rows moves to other elements",
+    "largest": lambda op, share: f"{op} chooses another element in {share:.1%} of the rows",
+    "comparison": lambda op, share: f"{share:.1%} of {_ANSWERS.get(op, f'the answers of {op}')} change",
+}
+
+
+def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
+    moved, rows = sum(record.scalars["moved"]), sum(record.scalars["rows"])
+    if not rows or not math.isfinite(moved):
+        return []
+    share = moved / rows
+    is_softmax = record.kind == "softmax"
+    if share < (_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS)[record.precision] or (
+        not is_softmax and moved < _FEWEST_MOVED
+    ):
+        return []
+    worst = largest(record.scalars["moved"])
+    magnitude = record.scalars["magnitude"][worst]
+    gap = record.scalars["gap"][worst]
+    name, apart = record.precision.name, spacing(magnitude, record.precision)
+    away = "" if not math.isfinite(gap) else f", and the next value is {gap:.3g} away on average"
+    return [
+        Hazard(
+            "warning",
+            "spacing",
+            group,
+            node.name,
+            node.inputs[0],
+            magnitude,
+            f"values reach {magnitude:.4g}, where {name}'s spacing is {apart:.3g}{away}: once they are rounded,"
+            f" {_DECIDED[record.kind](node.op_type, share)}",
+            f"{kept_out(record.precision)}, with what computes its operands",
+            "spacing",
+            {"magnitude": magnitude, "spacing": apart, **({"gap": gap} if math.isfinite(gap) else {}), "share": share},
+            (seen.sample(worst),),
+            record.precision,
+        )
+    ]
+
+
+def _root_mean(squares: tuple[float, ...]) -> float:
+    return math.sqrt(sum(squares) / max(1, len(squares)))
+
+
+_FAR = 5.0
+
+"""Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
+
+_SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "GlobalAveragePool", "CumSum"})
+
+_ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
+
+"""Sums of magnitudes or squares, whatever the signs of what is summed."""
+
+_GATHERS = ("Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND")
+
+_INDEX_SLOTS = {**SHAPE_INPUTS, "OneHot": frozenset({0, 1}), **dict.fromkeys(_GATHERS, frozenset({1}))}
+
+_KEEPS_INDEX = DATA_MOVEMENT | {"Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Clip", "Where", "Neg", "Concat"}
+
+_CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
+
+"""Through these the value that becomes an index is computed: what they read and what they give is as large."""
+
+_MAX_INDEX_STEPS = 256
+
+
+def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[Hazard]:
+    """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
+    hazards = []
+    name, exact = _narrowest(has_bf16)
+    for node in types.model.nodes:
+        group = group_of(types, node)
+        if group is None or node.op_type not in _SUMS or not node.is_standard:
+            continue
+        terms = _terms(types, node, seen)
+        value = seen.values.get(node.inputs[0])
+        if terms < exact or value is None or value.lowest == value.highest == 0:
+            continue
+        if node.op_type not in _ONE_SIGNED and value.lowest < 0 < value.highest:
+            continue
+        hazards.append(
+            Hazard(
+                "info",
+                "sum",
+                group.id,
+                node.name,
+                node.inputs[0],
+                float(terms),
+                f"{node.op_type} sums {terms} values of one sign: accumulated in {name}, such a sum stops growing where"
+                f" a term is below half of the spacing, for equal terms after {exact:.0f} of them",
+                "none where the engine accumulates in FP32, as ONNX Runtime's reductions on the CPU and with CUDA do;"
+                f" of another engine, compare its outputs before the group goes to {name}",
+                "long-sum",
+                {"terms": terms, "lowest": value.lowest, "highest": value.highest},
+                (seen.sample(value.sample),),
+            )
+        )
+    return hazards
+
+
+def _narrowest(has_bf16: bool) -> tuple[str, float]:
+    """What is called the precision of the fewest digits, and up to where it holds every whole number."""
+    precision = Precision.BF16 if has_bf16 else Precision.FP16
+    return str(precision).upper(), EXACT_INTEGERS[precision]
+
+
+def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
+    """How many values one sum has; 0 where it is not known."""
+    shape = seen.shapes.get(node.inputs[0])
+    if shape is None or not node.outputs or not math.prod(shape):
+        return 0
+    if node.op_type == "CumSum":
+        axis = types.model.initializers.get(node.inputs[1])
+        return 0 if axis is None else int(shape[int(axis.numpy().reshape(-1)[0])])
+    out = seen.shapes.get(node.outputs[0])
+    return 0 if out is None else math.prod(shape) // max(1, math.prod(out))
+
+
+def index_hazards(
+    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool
+) -> list[Hazard]:
+    """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
+
+    The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
+    """
+    hazards = []
+    name, exact = _narrowest(has_bf16)
+    for node in types.model.nodes:
+        if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
+            continue
+        reached = ranges.get(node.inputs[0], 0.0)
+        reader = _indexes(look, node) if reached > exact else None
+        if reader is None:
+            continue
+        value = seen.values.get(node.inputs[0])
+        cure = KEPT if reached > EXACT_INTEGERS[Precision.FP16] else "the group is kept out of BF16"
+        for group, source in _carriers(types, look, node.inputs[0], ranges, exact).items():
+            hazards.append(
+                Hazard(
+                    "error",
+                    "index",
+                    group,
+                    source.name,
+                    node.inputs[0],
+                    reached,
+                    f"floating-point values up to {reached:.6g} become an index or a size at node {reader.name!r}:"
+                    f" {name} does not hold every whole number above {exact:.0f}",
+                    cure,
+                    "index-in-float",
+                    {"largest": reached, "exact_to": exact, "reader": reader.name},
+                    () if value is None else (seen.sample(value.sample),),
+                    Precision.FP16 if reached > EXACT_INTEGERS[Precision.FP16] else Precision.BF16,
+                )
+            )
+    return hazards
+
+
+def _carriers(
+    types: ValueTypes, look: Lookup, index: str, ranges: Mapping[str, float], exact: float
+) -> dict[str, Node]:
+    """The groups that hold a value which becomes an index, or what it is computed from, each with its last node."""
+    carriers: dict[str, Node] = {}
+    stack, done = [index], set[str]()
+    while stack and len(done) < _MAX_INDEX_STEPS:
+        at = stack.pop()
+        done.add(at)
+        source = look.producer(at)
+        if source is None or ranges.get(at, 0.0) <= exact:
+            continue
+        group = group_of(types, source)
+        if group is not None:
+            carriers.setdefault(group.id, source)
+        if source.is_standard and source.op_type in _CARRIES_INDEX:
+            stack += [name for name in source.inputs if name and name not in done]
+    return carriers
+
+
+def _indexes(look: Lookup, cast: Node) -> Node | None:
+    """The node that takes the result of a Cast as an index or a size, through arithmetic on integers; None if none."""
+    if "int" not in look.model.info(cast.outputs[0]).dtype:
+        return None
+    stack, done = list(cast.outputs), set[str]()
+    while stack and len(done) < _MAX_INDEX_STEPS:
+        at = stack.pop()
+        done.add(at)
+        for reader in look.readers(at):
+            slots = _INDEX_SLOTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
+            if any(slot < len(reader.inputs) and look.root(reader.inputs[slot]) == look.root(at) for slot in slots):
+                return reader
+            if reader.op_type in _KEEPS_INDEX:
+                stack += [
+                    out for out in reader.outputs if out and out not in done and "int" in look.model.info(out).dtype
+                ]
+    return None
+
+
+def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
+    """The first BatchNormalization whose input lies far off its running mean, in its own standard deviations.
+
+    The median over the channels is judged: one dead channel with a variance near zero says nothing.
+    """
+    nodes = {node.name: node for node in types.model.nodes}
+    far: list[tuple[Node, float]] = []
+    for record in seen.of("batch-norm"):
+        node = nodes[record.node]
+        mean, variance = (types.model.initializers[i].numpy().astype(np.float64) for i in node.inputs[3:5])
+        stated = attribute(node, "epsilon")
+        deviation = np.sqrt(np.abs(variance) + (stated if isinstance(stated, float) else 1e-5))
+        off = float(np.median(np.abs(np.asarray(record.vectors["mean"]) - mean) / deviation))
+        if off > _FAR:
+            far.append((node, off))
+    if not far:
+        return []
+    first, off = far[0]
+    more = f", and before {len(far) - 1} more" if len(far) > 1 else ""
+    return [
+        Hazard(
+            "warning",
+            "fit",
+            None,
+            first.name,
+            first.inputs[0],
+            off,
+            f"activations before this BatchNormalization lie {off:.3g} of its standard deviations off its running mean"
+            f" (median over the channels){more}: the data are not prepared as in training",
+            "scale, normalise and order the channels of the inputs as in training; data as in training stay below 0.1",
+            "data-do-not-fit",
+            {"standard_deviations": off, "limit": _FAR, "nodes": len(far)},
+        )
+    ]

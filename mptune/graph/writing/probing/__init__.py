@@ -1,1 +1,0 @@
-"""The questions of probes, written into the observing graph."""
