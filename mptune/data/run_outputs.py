@@ -35,47 +35,37 @@ Outputs = Mapping[str, np.ndarray]
 Floats = NDArray[np.float64]
 
 Sketch: TypeAlias = dict[str, Any]
-
 """JSON; see the module."""
 
 SKETCHES_FORMAT = 1
 
 HIGHEST_LEVEL = 255
-
 """An error map holds this many steps above 0."""
 
 BINS = 64
-
 """Of histograms; the differences' have one less, so that 0 lies in the middle of one."""
 
 WORST_SAMPLES = 3
 
 MOST_PARTS = 8
-
 """Of an output that are sketched."""
 
 MOST_OUTPUTS, MOST_MAPS = 12, 4
-
 """Of a plan that are sketched: those with the largest errors."""
 
 MOST_VALUES = 1 << 17
-
 """Of a part that a histogram counts."""
 
 GRID = 64
-
 """Rows and columns of an error map, at most."""
 
 SMALLEST_IMAGE = 8
-
 """Height and width from which an output is like an image."""
 
 _TAIL, _FAR = 1e-3, 8.0
-
 """Where the values beyond these tails stretch the range more than so many times, they are counted outside of it."""
 
 _LARGEST = 1e300
-
 """Ranges end here, so that their width is finite."""
 
 
@@ -331,11 +321,9 @@ Source = Literal["measured", "emulated"]
 FORMAT = 1
 
 HELD_OUT_NAMES_JSON = "held_out_names.json"
-
 """In the run's data directory: the file names of the held-out samples, where each was a file."""
 
 MOST_BYTES = 1_000_000
-
 """Of the file."""
 
 

@@ -113,7 +113,6 @@ _INPUT_COSTS: Mapping[str, float] = {
     "BiasSoftmax": 6.0,
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ArgMax", "ArgMin", "TopK", "CumSum"), 1.0),
 }
-
 """FLOPs per input element of operators whose output says little: passes over the row times operations per pass."""
 
 
@@ -288,25 +287,20 @@ _RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
     **dict.fromkeys(("AttnLSTM", "DynamicQuantizeLSTM"), _recurrent),
     **dict.fromkeys(("MoE", "QMoE"), _mixture),
 }
-
 """Of ONNX Runtime's own domains, by docs/ContribOperators.md of microsoft/onnxruntime."""
 
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
-
 """Operators that only give their first input another shape: no traffic, no kernel."""
 
 _METADATA = frozenset({"Shape", "Size", "Constant"})
-
 """Operators that read and write no element at run time."""
 
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-
 """Operators that read only those elements of their first input that they return."""
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
 
 _CONVOLUTIONAL_SHARE = 0.1
-
 """A model in which convolutions have more than this share of the FLOPs counts as convolutional."""
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 10.0
-
 """A driver that hangs is given up after this long."""
 
 
@@ -57,7 +56,6 @@ _JETPACKS = {
     "35.3.1": "5.1.1",
     "35.2.1": "5.1",
 }
-
 """JetPack by L4T release, where the package ``nvidia-jetpack`` is not installed (NVIDIA's JetPack archive)."""
 
 _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
@@ -65,17 +63,14 @@ _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 _RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
 
 _FAMILY_OF_RELEASE = {"36": "Orin"}
-
 """Modules that a release of Jetson Linux is for, where they are of one family (its release notes)."""
 
 _FAMILIES = {"*.ga10b": "Orin", "*.gv11b": "Xavier"}
-
 """Family by the name of the GPU's clock: GA10B is Orin's GPU, GV11B Xavier's."""
 
 _NVPMODEL = "usr/sbin/nvpmodel"
 
 _MEMORY_TOLERANCE = 0.15
-
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
 
 

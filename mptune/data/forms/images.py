@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 PREPROCESS_TOML = "preprocess.toml"
 
 PREPROCESS_JSON = "preprocess.json"
-
 """In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it."""
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -202,7 +201,6 @@ def _settled(declared: _Declared, info: TensorInfo, declaration: Path) -> dict[s
 READ_IMAGES = """    if Path(path).suffix.lower() not in (".npz", ".npy"):
         return read_images(path)
 """
-
 """Where the script has a path: it is that of an image, or of a folder of them."""
 
 _READER = '''

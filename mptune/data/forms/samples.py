@@ -70,7 +70,6 @@ class Loaded:
 
 
 SOURCE = "arrays"
-
 """What such data are called, where a file's name stands otherwise."""
 
 _HINT = "give a path, an array (for a model with one input), a dict of arrays, or an iterable with a dict per sample"

@@ -25,7 +25,6 @@ import numpy as np
 from mptune.errors import DataError
 
 METRIC_TIMEOUT_S = 300.0
-
 """One call of a metric may take this long by default, seconds."""
 
 _limit_s: ContextVar[float] = ContextVar("metric timeout", default=METRIC_TIMEOUT_S)

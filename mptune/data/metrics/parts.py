@@ -34,46 +34,36 @@ from mptune.files import write_json
 Floats = NDArray[np.float64]
 
 WORST_PART = "worst_part"
-
 """The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4."""
 
 ADD_IN_SQUARES = ("relative_l2", WORST_PART)
-
 """Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
 
 SCALES_DIFFER = 10.0
-
 """Largest over smallest standard deviation of the columns from which each column is a part."""
 
 _STEP = math.sqrt(SCALES_DIFFER)
-
 """Ratio of neighbouring columns' scales from which they are of two kinds. Along height, width or time scales glide."""
 
 MOST_PARTS = 256
-
 """Of an output: more columns share so many parts, consecutive ones together, each divided by its own scale."""
 
 MOST_COLUMNS = 1024
-
 """Of an output whose columns' errors are kept one by one."""
 
 _CONSTANT = 1e-6
-
 """A standard deviation below this share of the root mean square is what FP32 rounding makes of a constant."""
 
 _LEAST_SCALE = 2.0**-24
-
 """The smallest positive FP16 number, and what a column's scale is at least, beside a column a million times larger.
 
 What a softmax gives a class that no sample has, such as 1e-30, is 0 for all that counts.
 """
 
 LEAST_SHARE = 0.01
-
 """Of the scale of columns that share a unit: no column of them is divided by less."""
 
 _CHUNK = 1 << 20
-
 """Elements that are widened to float64 at a time, about."""
 
 _KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
@@ -378,11 +368,9 @@ def _short(value: float) -> float | str:
 
 
 PARTS_JSON = "parts.json"
-
 """Name of the file in the run's data directory, beside the reference that the parts were found from."""
 
 HELD_OUT_PARTS_JSON = "held_out_parts.json"
-
 """The same for the held-out samples: the search's parts, with scales that count these samples in."""
 
 Load = Callable[[Path], "dict[str, OutputParts] | None"]

@@ -27,25 +27,20 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 LEAST_IOU = 0.5
-
 """Intersection over union from which two boxes are the same: the threshold of PASCAL VOC and of COCO's AP50."""
 
 MOST_DISTANCE = 1.0
-
 """Rows further apart, root mean square over the columns in standard deviations of each, are different rows."""
 
 SAME_DISTANCE = 0.05
-
 """Rows nearer than this are the same, boxes without an area included. Where all rows are in their order, it holds."""
 
 _MOST_PAIRS = 4_000_000
-
 """Costs that are held at a time, 32 MiB; more rows are paired by a tree of nearest neighbours."""
 
 _TREE_ROUNDS = 20
 
 _OTHER_COLUMNS = 0.1
-
 """Weight of a row's other columns beside intersection over union, which is at most 1."""
 
 
@@ -163,7 +158,6 @@ def finite(values: Floats) -> Floats:
 
 
 _MOST_COLUMNS = 64
-
 """Rows are distinguished by the first columns of each output; masks and features have thousands."""
 
 

@@ -72,7 +72,6 @@ def same_shape(metric: str, name: str, output: np.ndarray, target: np.ndarray) -
 
 
 IGNORED = 255
-
 """A class label that segmentation data sets give to pixels of no class; so do negative ones."""
 
 
@@ -199,11 +198,9 @@ def mean_iou(
 
 
 MOST_DB = 120.0
-
 """PSNR of images that are equal: noise below 1e-12 of the squared peak counts as this much."""
 
 _SIGMA, _TRUNCATE, _K1, _K2 = 1.5, 3.5, 0.01, 0.03
-
 """SSIM's window (11 pixels wide) and constants, as in the paper."""
 
 
@@ -348,7 +345,6 @@ _RECALLS = np.linspace(0.0, 1.0, 101)
 _MOST = 100
 
 _SURE = 0.25
-
 """Detections of the reference below this score are no labels."""
 
 _NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
@@ -507,12 +503,10 @@ def _matched(overlaps: np.ndarray) -> np.ndarray:
 Arrays: TypeAlias = Mapping[str, np.ndarray]
 
 SetFunction: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], float]
-
 """``function(outputs, references, inputs, labels) -> float`` over all samples: each maps names to an array with the
 samples' rows concatenated along axis 0, or to a list with an array per sample where their shapes differ."""
 
 _GROUPS = 8
-
 """Parts of the samples that are left out in turn, at most."""
 
 

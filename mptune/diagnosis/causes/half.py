@@ -21,53 +21,42 @@ from mptune.graph.plan import LARGEST, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 
 _NAMED = 5
-
 """Groups that a text names."""
 
 _MARGIN = 0.8
-
 """Share of the limit that the plan is made for: one-group errors add in squares only nearly."""
 
 _TRIES = 8
 
 _LEAST_SIZE = 0.25
-
 """Of a difference, below which a rounding is no part of it."""
 
 _LEAST_CORRELATION = 0.3
-
 """A correlation with a rounding from which a difference may be another engine's: chance gives a third of it."""
 
 _FEWEST_VALUES = 100
 
 _MOST_ALONE = 3
-
 """Groups whose roundings alone are looked at."""
 
 _WORTH_TRYING = 0.1
-
 """Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
 
 _AS_LARGE = 0.5
-
 """Share of FP16's error from which a difference has its size."""
 
 _LEFT_OF_ROWS = 0.5
-
 """Share of the difference between two sets of rows, up to which another set explains one of them."""
 
 _SAME_PLACES = 0.9
 
 _OFF = 0.01
-
 """A value is off by more of its output's standard deviation than this."""
 
 _FEW_OFF = 0.5
-
 """Share of the values that changed decisions make wrong at most."""
 
 _FEW, _MOST = 0.02, 0.5
-
 """Values that have so much of the squared difference are decisions that fall otherwise, as they do in each engine."""
 
 

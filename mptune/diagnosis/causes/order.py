@@ -13,7 +13,6 @@ from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import Finding, OutputColumns
 
 _EXCHANGED = 0.1
-
 """Share of its difference that an output has at most from the reference of another to be that."""
 
 

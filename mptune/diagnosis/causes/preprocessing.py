@@ -28,7 +28,6 @@ _RANGES = (
     ("as (x + 1) / 2", 0.5, 0.5),
     ("as 127.5 (x + 1)", 127.5, 127.5),
 )
-
 """Words, factor and offset."""
 
 _NORMALISATIONS = (
@@ -36,13 +35,11 @@ _NORMALISATIONS = (
     ("CLIP's", (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     ("0.5 as", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 )
-
 """Mean and deviation of images in 0..1 (torchvision.models, openai/CLIP, transformers' ViT)."""
 
 _REVERSED = "with its channels in reverse order (RGB, BGR)"
 
 _MOST_INPUTS = 6
-
 """With more inputs than this, no two are exchanged."""
 
 _PREPARED = (
@@ -159,19 +156,15 @@ def _after(first: Change, then: Change) -> Change:
 
 
 _MOST_BYTES = 256 * 2**20
-
 """Of samples that are fed in one process."""
 
 _MOST_CHECKED = 64
-
 """Samples that differ, on which a way is tried that explains the one that differs most."""
 
 _MOST_EXPLAINED = 0.9
-
 """Share of these that a way has to explain which leaves more than rounding does."""
 
 _FP32_LEAVES = 1e-3
-
 """Share that other FP32 roundings may leave of a small difference."""
 
 

@@ -38,7 +38,6 @@ T = TypeVar("T")
 _SUFFIXES = frozenset({".engine", ".plan", ".trt"})
 
 _MAGIC = b"ftrt"
-
 """The first bytes of an engine file of TensorRT (``Magic tag does not match`` of its runtime is about them)."""
 
 _KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
@@ -182,7 +181,6 @@ class EngineRunner:
 
 
 MOST_BUILDS = 48
-
 """So many engines are built; bisecting 2,000 values takes about 11, and the rest tries what is left one by one."""
 
 _MOST_NAMES = 4

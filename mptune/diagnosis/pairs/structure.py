@@ -26,17 +26,14 @@ from mptune.graph.plan import LARGEST, REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
 _FEWEST = 8
-
 """Of fewer values that are zero, nothing is said."""
 
 _NAMED = 4
 
 _NEARLY_ZERO = 2.0**-23
-
 """Converters hold smaller values away from zero, at the smallest numbers of FP16."""
 
 CONVERTERS_LIMIT = 1e4
-
 """``max_finite_val`` of onnxconverter-common's ``convert_float_to_float16``, unless it is given (1.16)."""
 
 
@@ -160,11 +157,9 @@ _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
 
 _SHOWN = 60
-
 """Characters of a value in a text."""
 
 _REDUCED = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
-
 """Types of values -> the precisions that compute them."""
 
 
@@ -451,25 +446,20 @@ def _shown(value: Any) -> str:
 
 
 _NO_EFFECT = 1e-6
-
 """An error up to this shows no effect of a difference: it is what another order of FP32 additions makes."""
 
 _LEAST_SHARE = 0.1
-
 """Of the whole difference, that a cause makes alone."""
 
 _NOT_FINITE = 1.0
-
 """What stands for the whole where it is not finite: the standard deviation of the output."""
 
 _MOST_TRIALS = 64
-
 """Runs of the model with constants and attributes of the candidate."""
 
 _MOST_NAMED = 4
 
 _MOST_BYTES = 1 << 30
-
 """Of constants that are changed together: protobuf ends at 2 GiB."""
 
 _IN_FP32 = "keep this node in FP32 there (node_block_list)"

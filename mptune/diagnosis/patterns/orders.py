@@ -10,11 +10,9 @@ import numpy as np
 from mptune.diagnosis.patterns.roundings import CLEAR, Compared, column_axis, rms
 
 _MAX_ORDERED = 2048
-
 """Entries along an axis up to which another order of them is looked for."""
 
 _SAMPLED = 2048
-
 """Values of each entry that are compared first."""
 
 
@@ -131,25 +129,20 @@ def spread_positions(size: int, most: int) -> np.ndarray:
 
 
 _SAMPLED_OF_ROW = 4096
-
 """Values of a row that are compared first."""
 
 _MAX_ROWS = 3000
-
 """Above so many rows a row is compared only with those a few before and after it."""
 
 _LAGS = 64
 
 _MOST_OFF = 0.8
-
 """Share of the rows that differ that has to be explained."""
 
 _FEWEST_OF_ONE = 3
-
 """So many rows are equal to one row: a batch, or a buffer, that holds one row alone."""
 
 _FEW_VALUES = 16
-
 """Rows with fewer values equal others by chance: only near ones are looked at."""
 
 

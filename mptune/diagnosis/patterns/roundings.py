@@ -9,19 +9,15 @@ from typing import Literal
 import numpy as np
 
 FP32_ROUNDING = 1e-5
-
 """Relative to the root mean square: what another order of FP32 additions changes at most."""
 
 _UNKNOWN_ROUNDING = 1e-2
-
 """Where the emulation in FP16 is not finite."""
 
 _MOST_ROUNDING = 0.3
-
 """An FP16 error above this, in standard deviations, is too large to tell a rounding from anything else."""
 
 CLEAR = 0.1
-
 """A pattern explains a difference where it leaves at most this share of it."""
 
 
@@ -120,11 +116,9 @@ def _finite(values: np.ndarray) -> np.ndarray:
 Cause = Literal["tf32-reference", "tf32-candidate", "fp16", "bf16"]
 
 _LEFT = 0.6
-
 """Share of a difference that may be left by its cause: two engines add up in other orders."""
 
 _CLEARER = 0.7
-
 """TF32 and FP16 both keep 11 bits, so TF32 has to leave at most this much of what FP16 leaves."""
 
 

@@ -34,13 +34,11 @@ Sizes = dict[str, tuple[int, ...]]
 Origin = Literal["samples", "given", "declared", "possible"]
 
 _SAMPLES, _POSSIBLE_SAMPLES = 4, 2
-
 """So many are taken at each size that somebody named, and at each that nobody did."""
 
 _FACTORS = (0.5, 2.0)
 
 _MOST_VALUES = 1 << 22
-
 """Of all inputs of a sample, at a size that nobody named: a picture of 1182 x 1182. Beyond, memory may not be there."""
 
 
@@ -179,23 +177,18 @@ def _at(samples: Sequence[Feed], number: int, name: str, shape: tuple[int, ...],
 
 
 SWEEPS_JSON = "sweeps.json"
-
 """Name of the file in the run's data directory."""
 
 FAR_ABOVE = 3.0
-
 """How much larger the error at another size is, to depend on the size."""
 
 _FAR_SMALLER = 1e-6
-
 """Columns whose values are this share of the largest ones are rounding themselves."""
 
 _LEAST_ERROR = 1e-3
-
 """Relative errors below this are what FP16 gives anyway."""
 
 Swept = tuple[Sizes, str, float]
-
 """A size, where its samples are from (``SizedSamples.origin``), and the error there."""
 
 
