@@ -50,10 +50,7 @@ class CalibrationSet:
 
     Attributes:
         samples: one feed per sample: every graph input by name, in the model's types and shapes.
-        source: what to call it: the file's name, or ``random inputs``.
-        is_random: drawn, not given.
         warnings: that have no code, one line each; they stay with the run.
-        findings: about the samples; they stay with the run, too.
         indices: index in the data of each sample, 0-based, where these are a part of them; empty where they are all.
         preprocessing: how images became inputs (``mptune.data.forms.images``); None for other data.
         names: of the file of each sample; empty where they are no files.
@@ -130,10 +127,6 @@ def load_calibration(
     Args:
         source: a path of one of the forms of this module, or arrays in memory; None draws
             ``settings.random_samples`` samples of random inputs. A script is run, so the user must have named it.
-        inputs: the model's inputs (``mptune.graph.loading.model.TensorInfo``).
-        settings: batch, and how random inputs are drawn.
-        seed: of random inputs.
-        states: inputs that hold a recurrent state (``mptune.graph.hazards.interface.state_inputs``).
     """
     for info in inputs:
         if info.numpy_dtype.hasobject:

@@ -336,7 +336,6 @@ class RunOutputs:
         indices: which of the user's samples the held-out ones are, 0-based; of sequences where each begins. Empty
             where not known.
         names: their file names, where the user gave a folder that is still there; else empty.
-        unit: what a number of a sample counts.
     """
 
     metric: str

@@ -142,7 +142,6 @@ def default_limit(emulated: float, sound: Callable[[], float], last: float) -> f
     that of a broken FP16 model does not agree.
 
     Args:
-        emulated: error of all-FP16.
         sound: the same with those groups in FP32, too, whose constants FP16 does not hold; asked for only where
             ``emulated`` is large.
         last: error that rounding the output itself to FP16 gives, which no plan avoids.

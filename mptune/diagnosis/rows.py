@@ -83,7 +83,6 @@ class Recording:
     """What a deployment recorded, in the layout of the model's outputs.
 
     Attributes:
-        outputs: one dictionary per sample.
         moved: output -> axes: its axes are in this order in the file (those of the layout of rows).
         taken: output -> the recorded array whose values stand for it, where its own has the shape of another output.
     """

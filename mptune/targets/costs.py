@@ -27,7 +27,6 @@ class Recurrence:
     """The steps of one recurrent layer.
 
     Attributes:
-        steps: how many, one after another.
         matrix_flops: of one step; a multiply-add counts 2.
         matrix_elements: elements of the product of one step: every gate of every row and direction.
         weights: elements of the recurrent weights. Every step reads them, from a cache that holds them if there is one.
@@ -54,8 +53,6 @@ def recurrence_of(node: Node, shape: tuple[int, ...], weights: tuple[int, ...]) 
     """The steps of an LSTM, GRU or RNN node.
 
     Args:
-        node: the node.
-        shape: of its input.
         weights: shape of its recurrent weights: directions, gates times hidden size, hidden size.
     """
     steps, rows = steps_and_rows(node, shape)
@@ -138,12 +135,7 @@ def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
 
 
 def share_of(nodes: Iterable[Node], flops: Mapping[int, float]) -> float:
-    """The share of all FLOPs that these nodes have; 0 where there are none.
-
-    Args:
-        nodes: some of the model's.
-        flops: of each node, by its index; a node that is not in it counts as nothing.
-    """
+    """The share of all FLOPs that these nodes have; 0 where there are none."""
     total = sum(flops.values())
     return sum(flops.get(node.index, 0.0) for node in nodes) / total if total else 0.0
 
@@ -338,7 +330,6 @@ def group_costs(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> dict[str,
     """Count FLOPs and bytes of every group.
 
     Args:
-        grouped: the model and its layer groups.
         shapes: concrete shapes by tensor name, such as those observed on the first sample. What is missing is taken
             from the model, symbolic dimensions by their names.
 

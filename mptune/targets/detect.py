@@ -81,11 +81,7 @@ def hidden_gpu(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> Path | N
 
 
 def gpu_variables(index: int) -> dict[str, str]:
-    """The environment variables with which CUDA sees one GPU alone.
-
-    Args:
-        index: as CUDA counts the visible devices now, in the order of their PCI addresses.
-    """
+    """The environment variables with which CUDA sees one GPU alone."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
     if entries is not None and index >= len(entries):

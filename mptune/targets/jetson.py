@@ -79,13 +79,11 @@ class JetsonState:
     """A Jetson at one moment; None or empty where a value is unknown.
 
     Attributes:
-        model: of the device tree, such as ``NVIDIA Jetson Orin Nano Developer Kit``.
         part: number of the module, such as ``p3767-0005``; the carrier board may be anyone's.
         memory_gb: what CPU and GPU share, less what the firmware keeps, GB (10^9 bytes).
         l4t: release of Jetson Linux, such as ``36.4.3``.
         jetpack: such as ``6.2``, or ``6`` where only the series is known.
         gpu_min_mhz: lowest clock that the governor may choose; equal to the highest where ``jetson_clocks`` ran.
-        gpu_max_mhz: highest clock that the power mode allows.
     """
 
     model: str

@@ -48,11 +48,8 @@ class MemoryNeed:
     Attributes:
         fp32_weights: constants as the run reads them: what is computed from constants alone is folded, and its result
             counts instead of them.
-        fp16_weights: with every FP32 one in FP16.
         fp32_activations: the most that is alive at once of inputs, outputs and values between.
         fp16_activations: the same with every FP32 value in FP16 but for inputs and outputs, which keep their types.
-        fp32_peak: name of the node at which ``fp32_activations`` is reached.
-        fp16_peak: name of the node at which ``fp16_activations`` is reached.
     """
 
     fp32_weights: int
@@ -182,8 +179,6 @@ def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False)
     """A warning where a model will not fit on a device, or only just; all-FP32 counts, since it is the baseline.
 
     Args:
-        need: of the model.
-        target: the device.
         measured: engines run on it: the baseline and a candidate, which may be nearly all FP32, are timed in turn, so
             that two are loaded at a time.
     """

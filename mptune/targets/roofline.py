@@ -144,7 +144,6 @@ class LatencyTerms:
         base_ms: all-FP32, without TF32.
         gains_ms: group id -> what FP16 saves, and BF16, which has its rate; negative where FP16 is slower, 0 for pinned
             groups.
-        boundaries: every tensor that some plan needs a Cast for.
         tf32_gain_ms: what TF32 saves in all groups together, where the search allows it: in every plan but all-FP32.
     """
 
@@ -169,14 +168,7 @@ def roofline(
     shapes: Mapping[str, Shape],
     execution: Execution = FUSED,
 ) -> LatencyTerms:
-    """Predict the latency terms of a model on a target.
-
-    Args:
-        grouped: the model and its layer groups.
-        target: the device.
-        shapes: concrete shapes by tensor name (``group_costs``).
-        execution: of the engine that is to run it.
-    """
+    """Predict the latency terms of a model on a target."""
     units = GroupedModel(grouped.model, find_groups(grouped.model))
     rest = ungrouped_cost(grouped, shapes)
     table = ShapeTable(grouped.model, shapes)

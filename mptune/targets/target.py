@@ -50,13 +50,11 @@ class Target:
     """The device that engines are for.
 
     Attributes:
-        name: what ``--target`` takes.
         fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s.
         fp32_tflops: FP32 peak without TF32, TFLOP/s.
         bandwidth_gbps: memory bandwidth, GB/s (10^9 bytes).
         memory_gb: memory that engines can use, GB; None where it depends on the machine.
         sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
-        compute_capability: of an NVIDIA GPU.
         gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
         bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0).
         tf32_tflops: the same of TF32: what FP32 groups reach where TF32 is allowed; None as for BF16.

@@ -24,8 +24,6 @@ class Throttling:
     """A Jetson's state at one moment, as far as its files show it.
 
     Attributes:
-        gpu_min_mhz: lowest clock that the governor may choose.
-        gpu_max_mhz: highest clock that the power mode allows.
         events: event counter, such as ``oc3`` -> events since the device was started.
         too_hot: thermal zone -> degrees Celsius, of those where the kernel lowers clocks.
     """

@@ -84,10 +84,6 @@ def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arra
         content: an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
             arrays, for a model with one input), each of them one sample. An array is anything that NumPy converts
             without copying element by element, such as a CPU tensor of PyTorch.
-        inputs: the model's.
-
-    Returns:
-        One dictionary of concatenated arrays, or one dictionary per sample.
     """
     if isinstance(content, Mapping) or _is_array(content):
         return _feed(content, inputs, SOURCE)

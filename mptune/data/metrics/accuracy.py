@@ -244,8 +244,6 @@ def compare_outputs(
 
     Args:
         outputs: one dictionary per sample; outputs that the reference lacks are ignored.
-        reference: the same samples in the same order.
-        extra: metrics of single samples by name; their values stand under output ``"*"``.
         row_sets: outputs that are compared as sets of rows: ``UNMATCHED`` and ``MATCHED`` are taken of them, too.
         any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a metric of the
             user's may know what to do with them.

@@ -132,7 +132,6 @@ class CodeDefinition:
 
     Attributes:
         kind: of the code; hashes of two kinds cannot be compared.
-        sha256: of the code, and of the constants that it reads.
         unread: names of what it reads that the hash leaves out, since it may change while the metric stays the same.
     """
 

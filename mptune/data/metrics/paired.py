@@ -122,7 +122,6 @@ def significantly_smaller(values: Floats, pseudo: Sequence[Floats | None]) -> ND
     """Which of many errors are smaller than which others beyond doubt: (plans, plans), the row's than the column's.
 
     Args:
-        values: the errors, shape (plans,): none is significantly smaller that is not smaller by these.
         pseudo: of each plan, all of the same samples; None where unknown: such errors are compared as they are, and so
             are those that differ in their number of samples.
     """

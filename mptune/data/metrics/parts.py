@@ -74,10 +74,8 @@ class OutputParts:
     """The parts of one output.
 
     Attributes:
-        axis: of the columns; None where it has none.
         whole: scale of the whole output; 0 where all its values are 0.
         scales: of each column, shape (columns,); 0 where all its values are 0.
-        is_split: whether each column is a part.
         units: of each column, where any share one: those that do have the same number, 0 shares none.
     """
 
@@ -178,7 +176,6 @@ def find_parts(
     """The parts of every output, from the reference over all samples, one sample at a time.
 
     Args:
-        reference: outputs of each sample.
         batches: the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one of
             them. None takes axis 0 for the batch.
         units: output -> axis -> the unit of each column (``mptune.graph.loading.shapes``); None: none share one.

@@ -166,13 +166,10 @@ class RowOutput:
     """An output of a set of rows, and what its columns are.
 
     Attributes:
-        name: of the output.
-        axis: its axis of rows.
         is_indices: what NonZero returns: a column is a row, of all leading axes together.
         keys: columns of whole numbers, which must be equal in a pair.
         boxes: first of four columns that are corners; None where none are.
         score: column of scores from 0 to 1; None where none is.
-        floats: columns that are compared by distance.
         scale: standard deviation of each of these over all samples of the reference, shape (len(floats),).
         is_number: whether it holds floats; else its statistics count rows that are there.
     """
@@ -209,8 +206,6 @@ class AlignedRows:
     Attributes:
         output: pairs first, then rows that only the reference has (zeros here), then rows that only the output has.
         reference: the same rows of the reference, zeros in the last part.
-        pairs: how many pairs there are.
-        unmatched: how many rows have no partner.
     """
 
     output: Floats

@@ -192,11 +192,9 @@ class Fault:
 
     Attributes:
         outputs: output -> relative L2 against the reference on the worst sample; those beyond ``FP32_LIMIT``.
-        sample: index of that sample.
         region: names of the nodes among which the fault lies, in the order of the model.
         cure: the value whose marking as an output brings all outputs within ``FP32_LIMIT``; "" where none was found.
         cured: largest error of the outputs with it.
-        builds: how many engines were built.
     """
 
     outputs: Mapping[str, float]

@@ -42,7 +42,6 @@ class ConstantDifference:
     """Two constants that differ.
 
     Attributes:
-        text: what differs, from left to right.
         values: the left constant with the right one's values where the two differ; None where shapes or types do.
         limit: magnitude that every large value which differs is held at in one of the two; None where there is none.
         largest: largest magnitude of what is held at it, in the other.
@@ -169,13 +168,8 @@ class Difference:
 
     Attributes:
         kind: ``attribute``, ``constant`` or ``structure``.
-        node: name of the node of the left model.
-        text: what differs, from left to right.
         what: the attribute, the constant's slot, or what of the structure.
-        left: value on the left, as text.
-        right: value on the right.
         root: the constant that ``what`` is, before Casts; "" where it is none.
-        constant: what differs between constants; None where something else does.
         attributes: the attribute -> its value on the right; None where it is not there.
     """
 

@@ -41,11 +41,9 @@ class Divergence:
     Attributes:
         value: of the left model.
         other: of the right model.
-        node: of the left model, that computes it.
         group: id of its layer group, or of the group that reads it first; "" where there is none.
         error: root mean square difference by the root mean square of the value, the worst sample.
         before: the largest error of the values before it.
-        compared: how many values were compared.
         is_rounding: no value differs by more than the candidate's FP16 or BF16 makes.
     """
 

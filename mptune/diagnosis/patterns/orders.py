@@ -152,9 +152,7 @@ class Stale:
 
     Attributes:
         torn: rows that are part this and part another row; none where all are whole.
-        whole: rows that equal another row of the reference.
         source: row -> the row of the reference that it (or its other part) equals.
-        off: rows that differ from their reference.
         share: of the rows of the output, those torn or whole.
         lag: most frequent distance to the source; 1 is the row before.
     """

@@ -27,7 +27,6 @@ class Compared:
 
     Attributes:
         got: (rows, ...), float64; values that are not finite are 0.
-        wanted: the same of the reference.
         scale: what both were divided by; broadcasts.
         exact: largest root mean square per row that FP32 rounding makes.
         half: the same of FP16, as emulated, doubled.
@@ -127,7 +126,6 @@ class Explanation:
     """A cause of a difference.
 
     Attributes:
-        cause: what makes it.
         left: share of the difference (root mean square) that is left when the cause's is taken off.
         size: root mean square of what the cause makes, over that of the difference.
     """
@@ -153,11 +151,8 @@ def explain(
     """The cause that leaves least of a difference, where it leaves little.
 
     Args:
-        difference: output minus reference, in units of the columns' spread.
         tf32: what TF32 changes in the outputs of the model, one array for each way to round, in the same units.
-        fp16: what FP16 changes, likewise.
         is_half: every value of the output is an FP16 number, so its last operation was no TF32 one.
-        bf16: what plans with BF16 change, likewise.
     """
     size = _norm(difference)
     if size == 0 or not np.isfinite(size):

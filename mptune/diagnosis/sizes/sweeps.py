@@ -48,7 +48,6 @@ class SizedSamples:
 
     Attributes:
         sizes: input -> shape, of inputs that take several.
-        feeds: the samples.
         origin: ``samples`` of the search; ``given`` by the user for this size; resized to a size that ``--shapes``
             ``declared``, or to one that the model takes, as far as its inputs say (``possible``).
     """
