@@ -82,7 +82,7 @@ def sketch_outputs(
     for name in reference[0] if reference else ():
         statistics = _part_errors(error, name, metric)
         if statistics and all(name in got and name in wanted for got, wanted in zip(outputs, reference, strict=True)):
-            ranked.append((_badness(statistics[0][1]), name, statistics))
+            ranked.append((_badness(*statistics[0][1]), name, statistics))
     ranked.sort(key=lambda entry: -entry[0])
     found: dict[str, Sketch] = {}
     maps = 0
@@ -146,10 +146,11 @@ def _part_errors(error: OutputError, name: str, metric: str) -> list[tuple[str, 
     statistics = {} if name == ALL_OUTPUTS else error.per_output.get(name, {})
     wanted = metric if any(belongs_to(each, metric) for each in statistics) else WORST_PART
     found = [(each, values) for each, values in statistics.items() if belongs_to(each, wanted)]
-    return sorted(found, key=lambda entry: -_badness(entry[1]))
+    return sorted(found, key=lambda entry: -_badness(*entry[1]))
 
 
-def _badness(values: Sequence[float]) -> float:
+def _badness(*values: float) -> float:
+    """For sorting: NaN is worst."""
     total = float(sum(values))
     return math.inf if math.isnan(total) else total
 
@@ -165,7 +166,12 @@ def _part_sketch(
     columns = columns_of_part(statistic)
     views = [(_columns(got, columns, parts), _columns(wanted, columns, parts)) for got, wanted in pairs]
     got, wanted, every = _values(views)
-    worst = sorted(range(len(errors)), key=lambda k: -_badness(errors[k : k + 1]))[:WORST_SAMPLES]
+    worst = sorted(range(len(errors)), key=lambda k: -_badness(errors[k]))[:WORST_SAMPLES]
+    largest = _largest(views)
+    if largest is not None and as_rows:
+        largest["index"] = None
+    elif largest is not None and columns and parts and parts.axis is not None and views[0][1] is not pairs[0][1]:
+        largest["index"][parts.axis] += columns[0]
     with np.errstate(all="ignore"):
         apart = np.subtract(got, wanted)[np.isfinite(wanted)]
     edges = _range_of(wanted, is_whole=all(array.dtype.kind in "iub" for array in pairs[0]))
@@ -178,7 +184,7 @@ def _part_sketch(
         "plan": _histogram(got, *edges),
         "difference": _histogram(apart, *_range_around_zero(apart)),
         "every": every,
-        "largest": _largest(pairs, columns, parts, as_rows),
+        "largest": largest,
     }
 
 
@@ -189,25 +195,16 @@ def _columns(array: np.ndarray, columns: Sequence[int] | None, parts: OutputPart
     return array[(slice(None),) * parts.axis + (slice(columns[0], columns[-1] + 1),)]
 
 
-def _largest(
-    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
-    columns: Sequence[int] | None,
-    parts: OutputParts | None,
-    as_rows: bool,
-) -> dict[str, Any] | None:
+def _largest(views: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any] | None:
     """The largest absolute difference on any sample, one of which is widened to float64 at a time."""
     largest, most = None, -1.0
-    for number, (got, wanted) in enumerate(pairs):
-        mine, its = _columns(got, columns, parts), _columns(wanted, columns, parts)
-        apart = _apart(mine, its)
-        if not apart.size or apart.max() <= most:
-            continue
-        place = np.unravel_index(int(apart.argmax()), apart.shape)
-        most, index = float(apart[place]), [int(k) for k in place]
-        if its is not wanted and columns is not None and parts is not None and parts.axis is not None:
-            index[parts.axis] += columns[0]
-        value, reference = encode_float(most), encode_float(float(its[place]))
-        largest = {"value": value, "reference": reference, "sample": number, "index": None if as_rows else index}
+    for number, (got, wanted) in enumerate(views):
+        apart = _apart(got, wanted)
+        if apart.size and apart.max() > most:
+            place = np.unravel_index(int(apart.argmax()), apart.shape)
+            most = float(apart[place])
+            value, reference = encode_float(most), encode_float(float(wanted[place]))
+            largest = {"value": value, "reference": reference, "sample": number, "index": [int(k) for k in place]}
     return largest
 
 
@@ -223,7 +220,7 @@ def _values(views: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[Floats, Flo
 
 
 def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[float]) -> dict[str, Any] | None:
-    sample = max(range(len(errors)), key=lambda k: _badness(errors[k : k + 1]))
+    sample = max(range(len(errors)), key=lambda k: _badness(errors[k]))
     apart = _image(_apart(*pairs[sample]))
     if apart is None:
         return None
@@ -303,10 +300,7 @@ def _ends(values: Floats) -> tuple[float, float]:
 
 def _histogram(values: Floats, low: float, high: float, bins: int) -> dict[str, Any]:
     finite = values[np.isfinite(values)]
-    inside = finite[(finite >= low) & (finite <= high)]
-    width = high - low
-    places = ((inside - low) / width * bins).astype(np.intp) if width > 0 else np.zeros(inside.size, np.intp)
-    counts = np.bincount(np.minimum(places, bins - 1), minlength=bins)
+    counts, _ = np.histogram(finite, bins, (low, high))
     return {
         "range": [low, high],
         "counts": counts.tolist(),

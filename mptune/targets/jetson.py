@@ -16,11 +16,7 @@ TIMEOUT_S = 10.0
 
 
 def ask_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """What nvidia-smi prints.
-
-    Returns:
-        Its standard output; None where there is no nvidia-smi, or it fails or does not answer in time.
-    """
+    """What nvidia-smi prints; None where there is none, or it fails or does not answer in time."""
     program = shutil.which("nvidia-smi")
     return None if program is None else output_of(Path(program), *arguments, timeout_s=timeout_s)
 
@@ -74,8 +70,19 @@ _MEMORY_TOLERANCE = 0.15
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """The clocks of a Jetson's GPU; None where one is unknown."""
+
+    gpu_mhz: float | None = None
+    gpu_min_mhz: float | None = None
+    """The lowest that the governor may choose; equal to the highest where ``jetson_clocks`` ran."""
+    gpu_max_mhz: float | None = None
+    """The highest that the power mode allows."""
+
+
 @dataclass(frozen=True)
-class JetsonState:
+class JetsonState(Clocks):
     """A Jetson at one moment; None or empty where a value is unknown.
 
     Attributes:
@@ -83,7 +90,6 @@ class JetsonState:
         memory_gb: what CPU and GPU share, less what the firmware keeps, GB (10^9 bytes).
         l4t: release of Jetson Linux, such as ``36.4.3``.
         jetpack: such as ``6.2``, or ``6`` where only the series is known.
-        gpu_min_mhz: lowest clock that the governor may choose; equal to the highest where ``jetson_clocks`` ran.
     """
 
     model: str
@@ -93,9 +99,6 @@ class JetsonState:
     jetpack: str = ""
     power_mode: str = ""
     power_modes: tuple[str, ...] = ()
-    gpu_mhz: float | None = None
-    gpu_min_mhz: float | None = None
-    gpu_max_mhz: float | None = None
     memory_mhz: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -133,7 +136,6 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
     release = _RELEASE.search(read_text(root / "etc/nv_tegra_release"))
     l4t = f"{release[1]}.{release[2]}" if release else ""
     modes = _power_modes(root)
-    clocks = gpu_clocks(root)
     memory = read_number(root / "sys/kernel/debug/bpmp/debug/clk/emc/rate")
     return JetsonState(
         model=model,
@@ -143,10 +145,8 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
         jetpack=_jetpack(root, l4t),
         power_mode=_power_mode(root, modes),
         power_modes=tuple(modes.values()),
-        gpu_mhz=clocks.get("cur_freq"),
-        gpu_min_mhz=clocks.get("min_freq"),
-        gpu_max_mhz=clocks.get("max_freq"),
         memory_mhz=None if memory is None else memory / 1e6,
+        **asdict(gpu_clocks(root)),
     )
 
 
@@ -219,19 +219,15 @@ def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
     return modes.get(int(kept[1]), "") if kept else ""
 
 
-def gpu_clocks(root: Path) -> dict[str, float]:
-    """MHz by devfreq's name; empty where there are none.
-
-    The GPU is ``17000000.gpu`` on JetPack 6, ``17000000.ga10b`` on JetPack 5, and ``gpu-gpc-0`` with the driver of
-    JetPack 7 on a Thor.
-    """
+def gpu_clocks(root: Path) -> Clocks:
+    """By devfreq: the GPU is ``17000000.gpu`` on JetPack 6, ``17000000.ga10b`` on 5, ``gpu-gpc-0`` on 7 on a Thor."""
     for pattern in ("*.gpu", "*.ga10b", "*.gv11b", "gpu-gpc-0"):
         for folder in _clock_folders(root, pattern):
-            read = {name: read_number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")}
-            clocks = {name: value / 1e6 for name, value in read.items() if value}
-            if clocks:
-                return clocks
-    return {}
+            hz = [read_number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")]
+            if any(hz):
+                now, lowest, highest = (value / 1e6 if value else None for value in hz)
+                return Clocks(gpu_mhz=now, gpu_min_mhz=lowest, gpu_max_mhz=highest)
+    return Clocks()
 
 
 def _clock_folders(root: Path, pattern: str) -> list[Path]:

@@ -33,11 +33,7 @@ Without a limit it is all of it, and which kernels are tried depends on what hap
 
 
 def default_workspace_mb(shared_gb: float | None) -> int | None:
-    """The limit of TensorRT's workspace where the user gives none, MiB; None for no limit.
-
-    Args:
-        shared_gb: memory that CPU and GPU share, GB; None where the GPU has its own.
-    """
+    """The limit of TensorRT's workspace where the user gives none, MiB; none where the GPU has its own memory."""
     return None if shared_gb is None else max(1, int(shared_gb * 1e9 * WORKSPACE_SHARE / 2**20))
 
 
@@ -178,9 +174,7 @@ def _ends(model: Model) -> Mapping[str, int]:
 def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False) -> tuple[str, ...]:
     """A warning where a model will not fit on a device, or only just; all-FP32 counts, since it is the baseline.
 
-    Args:
-        measured: engines run on it: the baseline and a candidate, which may be nearly all FP32, are timed in turn, so
-            that two are loaded at a time.
+    Where engines are ``measured``, the baseline and a candidate, which may be nearly all FP32, are loaded at a time.
     """
     if target.memory_gb is None:
         return ()

@@ -43,14 +43,14 @@ def beside_tf32(
     tf32: bool = False,
 ) -> tuple[Finding, ...]:
     """The findings of ``not_measured``, with the latency that all-FP32 would have with TF32, TensorRT's default."""
-    found = tuple(finding for finding in findings if finding.code == TARGET_CODE)
-    if not found or target is None or target.tf32_tflops is None:
-        return found
+    not_here = tuple(finding for finding in findings if finding.code == TARGET_CODE)
+    if not not_here or target is None or target.tf32_tflops is None:
+        return not_here
     terms = roofline(grouped, target, shapes, replace(FUSED, tf32=True))
     fp32_ms, tf32_ms = terms.base_ms, terms.base_ms - terms.tf32_gain_ms
     if tf32_ms >= (1 - _TF32_COUNTS) * fp32_ms:
-        return found
-    plain = not_measured(str(found[0].evidence["target"]))
+        return not_here
+    plain = not_measured(str(not_here[0].evidence["target"]))
     text = (
         f"{plain.text}; all-FP32 is true FP32, {fp32_ms:.3g} ms: in TF32, TensorRT's own default, the model would take"
         f" {tf32_ms:.3g} ms, so against that speedups are {fp32_ms / tf32_ms:.2f} times smaller"

@@ -8,11 +8,12 @@ management"; the Linux kernel's documentation of devfreq and of thermal zones.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptune.targets.jetson import gpu_clocks, read_number, read_text
+from mptune.targets.jetson import Clocks, gpu_clocks, read_number, read_text
 
 _CLOCK_TOLERANCE = 0.05
 _EVENTS = {"oc1": "under-voltage", "oc2": "average over-current", "oc3": "instantaneous over-current"}
@@ -21,37 +22,26 @@ _TRIPS = re.compile(r"trip_point_(\d+)_type")
 
 @dataclass(frozen=True)
 class Throttling:
-    """A Jetson's state at one moment, as far as its files show it.
+    """A Jetson's state at one moment, as far as its files show it."""
 
-    Attributes:
-        events: event counter, such as ``oc3`` -> events since the device was started.
-        too_hot: thermal zone -> degrees Celsius, of those where the kernel lowers clocks.
-    """
-
-    gpu_mhz: float | None
-    gpu_min_mhz: float | None
-    gpu_max_mhz: float | None
+    clocks: Clocks
     events: Mapping[str, int]
+    """Event counter, such as ``oc3`` -> events since the device was started."""
     too_hot: Mapping[str, float]
+    """Thermal zone -> degrees Celsius, of those where the kernel lowers clocks."""
 
 
 def read_throttling(root: Path = Path("/")) -> Throttling | None:
     """Read the files; None where this is no Jetson. Never raises."""
     clocks = gpu_clocks(root)
-    if not clocks:
-        return None
-    return Throttling(
-        clocks.get("cur_freq"), clocks.get("min_freq"), clocks.get("max_freq"), _events(root), _too_hot(root)
-    )
+    return None if clocks == Clocks() else Throttling(clocks, _events(root), _too_hot(root))
 
 
 def throttling_warnings(now: Throttling, before: Throttling, first: Throttling) -> tuple[str, ...]:
     """What lowered the clocks during a timing, one line each, ending with what to do.
 
-    Args:
-        now: read right after the timing, before the GPU is idle.
-        before: read before the timing.
-        first: read at the same point as ``now`` of the first timing.
+    ``before`` is read before the timing, ``now`` right after it, before the GPU is idle, ``first`` as ``now`` of the
+    first timing.
     """
     warnings = []
     for name, count in now.events.items():
@@ -64,29 +54,29 @@ def throttling_warnings(now: Throttling, before: Throttling, first: Throttling) 
             )
     for zone, degrees in now.too_hot.items():
         warnings.append(f"{zone} is at {degrees:.0f} degrees, where the kernel lowers the clocks: cool the Jetson")
-    is_locked = now.gpu_mhz is not None and now.gpu_min_mhz == now.gpu_max_mhz
-    wanted = now.gpu_max_mhz if is_locked else first.gpu_mhz
-    if wanted and now.gpu_mhz and now.gpu_mhz < (1 - _CLOCK_TOLERANCE) * wanted:
+    clocks = now.clocks
+    is_locked = clocks.gpu_mhz is not None and clocks.gpu_min_mhz == clocks.gpu_max_mhz
+    wanted = clocks.gpu_max_mhz if is_locked else first.clocks.gpu_mhz
+    if wanted and clocks.gpu_mhz and clocks.gpu_mhz < (1 - _CLOCK_TOLERANCE) * wanted:
         since = "although it is locked" if is_locked else "since the first timing"
         warnings.append(
-            f"the GPU's clock fell from {wanted:.0f} to {now.gpu_mhz:.0f} MHz {since}: cool the Jetson, or lock the"
+            f"the GPU's clock fell from {wanted:.0f} to {clocks.gpu_mhz:.0f} MHz {since}: cool the Jetson, or lock the"
             " clocks of the power mode that will be deployed (sudo jetson_clocks)"
         )
     return tuple(warnings)
 
 
 def _events(root: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
+    events: dict[str, int] = defaultdict(int)
     for path in sorted((root / "sys/class/hwmon").glob("hwmon*/oc*_event_cnt")):
         count = read_number(path)
         if count is not None:
-            name = path.name.removesuffix("_event_cnt")
-            found[name] = found.get(name, 0) + int(count)
-    return found
+            events[path.name.removesuffix("_event_cnt")] += int(count)
+    return events
 
 
 def _too_hot(root: Path) -> dict[str, float]:
-    found = {}
+    too_hot = {}
     for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
         now = read_number(zone / "temp")
         limits = [
@@ -94,7 +84,7 @@ def _too_hot(root: Path) -> dict[str, float]:
             for path in zone.glob("trip_point_*_type")
             if _TRIPS.fullmatch(path.name) and read_text(path).strip() == "passive"
         ]
-        known = [limit for limit in limits if limit is not None and limit > 0]
-        if now is not None and known and now >= min(known):
-            found[read_text(zone / "type").strip() or zone.name] = now / 1000
-    return found
+        lowest = min((limit for limit in limits if limit is not None and limit > 0), default=None)
+        if now is not None and lowest is not None and now >= lowest:
+            too_hot[read_text(zone / "type").strip() or zone.name] = now / 1000
+    return too_hot

@@ -122,8 +122,8 @@ class _Images(LazySamples):
     def read(self, index: int) -> Feed:
         import numpy as np
 
-        rows = [self._row(file) for file in self._of(index)]
-        where = self._of(index)[0].name
+        rows = [self._row(file) for file in self._files_of(index)]
+        where = self._files_of(index)[0].name
         array = check_values(self._info, np.concatenate(rows), where)
         check_sample_shape(self._info, array, self._batch, where)
         return {self._info.name: array}
@@ -135,18 +135,18 @@ class _Images(LazySamples):
             text = " ".join(str(error).split())
             raise DataError(f"{file} cannot be read as an image: {text}", "remove it, or declare its size") from None
 
-    def _of(self, index: int) -> Sequence[Path]:
+    def _files_of(self, index: int) -> Sequence[Path]:
         return self._files[index * self._rows : (index + 1) * self._rows]
 
     def digests(self) -> Sequence[bytes]:
         declared = repr(sorted(self._spec.items())).encode()
-        found = []
+        digests = []
         for index in range(len(self)):
             digest = hashlib.sha256(declared)
-            for file in self._of(index):
+            for file in self._files_of(index):
                 digest.update(hashlib.sha256(file.read_bytes()).digest())
-            found.append(digest.digest())
-        return found
+            digests.append(digest.digest())
+        return digests
 
 
 def _input(declared: _Declared, inputs: Sequence[TensorInfo], declaration: Path) -> TensorInfo:
@@ -183,17 +183,12 @@ def _settled(declared: _Declared, info: TensorInfo, declaration: Path) -> dict[s
     for name, values in (("mean", declared.mean), ("std", declared.std)):
         if len(values) not in (1, channels):
             raise DataError(f"{declaration}: {name} has {len(values)} numbers", f"give 1 or {channels}")
+    by_default = 1 / 255 if info.numpy_dtype.kind == "f" else 1.0
     return {
+        **declared.model_dump(mode="json", exclude={"input", "folder"}),
         "size": list(size),
-        "resize": declared.resize,
-        "shorter": declared.shorter,
-        "interpolation": declared.interpolation,
-        "pad": declared.pad,
         "layout": layout,
-        "colour": declared.colour,
-        "scale": declared.scale if declared.scale is not None else 1 / 255 if info.numpy_dtype.kind == "f" else 1.0,
-        "mean": list(declared.mean),
-        "std": list(declared.std),
+        "scale": declared.scale if declared.scale is not None else by_default,
         "dtype": info.numpy_dtype.name,
     }
 
@@ -236,7 +231,7 @@ def load_preprocessing(data_dir: Path) -> Mapping[str, Any] | None:
 def image_reader(preprocessing: Mapping[str, Any]) -> str:
     """Python source: the declaration, and functions that turn images into the model's input with it."""
     functions = "\n\n".join(
-        inspect.getsource(one).replace(": Any", "").replace(" -> Any", "") for one in (fit_image, image_input)
+        inspect.getsource(lines).replace(": Any", "").replace(" -> Any", "") for lines in (fit_image, image_input)
     )
     declared = pformat(dict(preprocessing), width=110, sort_dicts=False)
     return (

@@ -19,8 +19,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -124,29 +124,23 @@ class OutputParts:
 
 @dataclass(frozen=True)
 class ColumnErrors:
-    """The error of each column of one output under one plan, over all samples: one value per column in each.
-
-    Attributes:
-        worst_part: root mean square of the difference divided by the column's scale, the mean over the samples.
-        relative_l2: of the column alone, the mean over the samples.
-        max_abs: the largest absolute difference on any sample.
-    """
+    """The error of each column of one output under one plan, over all samples: one value per column in each."""
 
     worst_part: tuple[float, ...]
+    """Root mean square of the difference divided by the column's scale, the mean over the samples."""
     relative_l2: tuple[float, ...]
+    """Of the column alone, the mean over the samples."""
     max_abs: tuple[float, ...]
+    """The largest absolute difference on any sample."""
 
     def to_json(self) -> dict[str, list[float | str]]:
         """To four digits: non-finite numbers as strings."""
-        return {name: [_short(value) for value in getattr(self, name)] for name in _COLUMN_STATISTICS}
+        return {name: [encode_float(float(f"{v:.4g}")) for v in values] for name, values in asdict(self).items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Sequence[float | str]]) -> ColumnErrors:
         """Inverse of ``to_json``."""
-        return cls(*(tuple(map(decode_float, document[name])) for name in _COLUMN_STATISTICS))
-
-
-_COLUMN_STATISTICS = ("worst_part", "relative_l2", "max_abs")
+        return cls(**{field.name: tuple(map(decode_float, document[field.name])) for field in fields(cls)})
 
 
 def part_statistic(columns: range) -> str:
@@ -360,27 +354,16 @@ class ErrorsByPart:
         return ColumnErrors(*(tuple(map(float, values)) for values in (*means, self._largest)))
 
 
-def _short(value: float) -> float | str:
-    return encode_float(float(f"{value:.4g}"))
-
-
 PARTS_JSON = "parts.json"
 """Name of the file in the run's data directory, beside the reference that the parts were found from."""
 
 HELD_OUT_PARTS_JSON = "held_out_parts.json"
 """The same for the held-out samples: the search's parts, with scales that count these samples in."""
 
-Load = Callable[[Path], "dict[str, OutputParts] | None"]
-
 
 def parts_path(reference: Path) -> Path:
     """Where the parts of the outputs in a reference file are: beside it."""
     return reference.with_name(HELD_OUT_PARTS_JSON if reference.name.startswith("held_out") else PARTS_JSON)
-
-
-def parts_beside(reference: Path, load: Load | None = None) -> dict[str, OutputParts] | None:
-    """The parts that were kept with a reference file; None where none were."""
-    return (load or load_parts)(parts_path(reference))
 
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
