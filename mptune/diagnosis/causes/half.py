@@ -158,10 +158,10 @@ def _precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) 
         cure = f"no plan with {called} groups keeps the limit: allow more with --tolerance, or stay in FP32"
     else:
         evidence |= {"kept_groups": len(kept), "error_with_kept": left.judged}
-        patterns = " ".join(f"--keep-fp32 {_quoted(groups[g].id)}" for g in kept[:40])
+        patterns = " ".join(f"--keep-fp32 {glob.escape(groups[g].id)}" for g in kept[:40])
         base = "--bf16-all" if not blamed.fp16_groups else "--fp16-all"
         if blamed.fp16_groups:
-            patterns = " ".join([*(f"--keep-bf16 {_quoted(g)}" for g in plan.bf16_groups[:40]), patterns])
+            patterns = " ".join([*(f"--keep-bf16 {glob.escape(g)}" for g in plan.bf16_groups[:40]), patterns])
         count = f"{len(kept)} group{'s' * (len(kept) != 1)}"
         command = f"mptune apply {runner.model.path} {base} {patterns} -o OUT.onnx"
         cure = f"keep {count} in FP32 ({left.limit.sentence(left.judged).partition(' ')[2]}): {command}"
@@ -253,10 +253,6 @@ def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
     return f"; {first.code} at {first.node} ({first.group}): {first.reason}"
 
 
-def _quoted(text: str) -> str:
-    return glob.escape(text)
-
-
 def _blamed(sides: Sides, causes: set[Cause]) -> PrecisionPlan:
     """The plan whose groups make the difference: the candidate's, or the precision throughout where it is not known."""
     if "bf16" in causes:
@@ -316,7 +312,7 @@ def infinite_constants(outputs: Sequence[Side]) -> list[Finding]:
     blamed_sides = [(side, *blamed) for side in outputs if (blamed := _constants_of(side)) is not None]
     if not blamed_sides:
         return []
-    hazards = tuple(dict.fromkeys(hazard for _, _, of_one in blamed_sides for hazard in of_one))
+    hazards = tuple(dict.fromkeys(hazard for _, _, of_side in blamed_sides for hazard in of_side))
     return [_infinite_finding([side for side, _, _ in blamed_sides], blamed_sides[0][1], hazards)]
 
 

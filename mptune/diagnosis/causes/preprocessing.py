@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mptune.data.forms.samples import Feed
 from mptune.diagnosis.causes.half import fp16_explanation, is_doubtful
 from mptune.diagnosis.patterns.places import which_samples
 from mptune.diagnosis.patterns.roundings import CLEAR, column_scale, rms
 from mptune.diagnosis.sides import Side
 from mptune.errors import BaselineError
 from mptune.finding import Finding, Where
-
-Feed = Mapping[str, np.ndarray]
 
 Change = Callable[[np.ndarray], np.ndarray]
 

@@ -253,17 +253,13 @@ class _Aligner:
         if named is not None:
             candidates[named.index] = named
         for out in node.outputs:
-            if out in self.right.producer:
-                maker = self.right.nodes[self.right.producer[_root(self.right, out)]] if self._computed(out) else None
-                if maker is not None:
-                    candidates[maker.index] = maker
+            if out in self.right.producer and (root := _root(self.right, out)) in self.right.producer:
+                maker = self.right.nodes[self.right.producer[root]]
+                candidates[maker.index] = maker
         for reader in self._readers(node):
             candidates[reader.index] = reader
         fitting = [c for c in candidates.values() if c.index not in self.used and c.op_type == node.op_type]
         return max(fitting, key=lambda other: (self._likeness(node, other), -other.index), default=None)
-
-    def _computed(self, value: str) -> bool:
-        return _root(self.right, value) in self.right.producer
 
     def _readers(self, node: Node) -> list[Node]:
         """Nodes of the right model that read what the left node reads."""
@@ -310,9 +306,9 @@ class _Aligner:
                 yield Difference("attribute", node.name, text, name, _shown(a), _shown(b), attributes={name: b})
         count = max(len(node.inputs), len(other.inputs))
         for slot in range(count):
-            found = self._input_difference(node, other, slot)
-            if found is not None:
-                yield found
+            difference = self._input_difference(node, other, slot)
+            if difference is not None:
+                yield difference
 
     def _input_difference(self, node: Node, other: Node, slot: int) -> Difference | None:
         ours = node.inputs[slot] if slot < len(node.inputs) else ""
