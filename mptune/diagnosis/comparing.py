@@ -22,7 +22,7 @@ from mptune.diagnosis.causes.half import has_size_of_fp16, infinite_constants, p
 from mptune.diagnosis.causes.order import other_order, stale_rows
 from mptune.diagnosis.causes.preprocessing import other_feed
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.engine.running import EngineRunner
+from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.patterns.places import what_is_there, where_it_lies, which_differ
 from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording

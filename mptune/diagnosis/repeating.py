@@ -10,7 +10,7 @@ import numpy as np
 
 from mptune.diagnosis.causes.order import stale_finding
 from mptune.diagnosis.comparison import finding
-from mptune.diagnosis.engine.running import EngineRunner
+from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.patterns.orders import find_stale
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Sides

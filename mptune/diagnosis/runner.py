@@ -46,10 +46,9 @@ Outputs = tuple[Mapping[str, np.ndarray], ...]
 class InWorker:
     """What runs in a worker process of its own, which ends with the block."""
 
-    def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
-        """Take a folder for the worker's logs."""
-        self._limits = WorkerSettings()
-        self._worker = Worker(logs, self._limits, environment or {})
+    def __init__(self, worker: Worker) -> None:
+        """Take the worker, whose process starts at the first call."""
+        self._limits, self._worker = WorkerSettings(), worker
 
     def __enter__(self: R) -> R:
         return self
@@ -87,7 +86,7 @@ class Runner(InWorker):
         self.grouped = grouped or GroupedModel(model, find_groups(model))
         self.workload = Workload(self.grouped, self.workspace)
         self._settings = replace(SearchSettings(), data_settings=DataSettings(batch=batch))
-        super().__init__(self.workspace.logs_dir, NO_TF32)
+        super().__init__(Worker(self.workspace.logs_dir, environment=NO_TF32))
         self.samples_path = self.workspace.samples("search")
         self.samples = samples
         save_samples(self.samples_path, samples)

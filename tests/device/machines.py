@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from mptune.diagnosis.engine import running
+from mptune.diagnosis import engines as diagnosed_engines
 from mptune.engines import environment
 from mptune.engines.cuda import runtime
 from mptune.engines.toolchains import choose, reference, shared
@@ -148,7 +148,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
             patch.setattr(runtime, "runtime", cuda_runtime)
-            for module in (parent, shared, selftest, running):
+            for module in (parent, shared, selftest, diagnosed_engines):
                 patch.setattr(module, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()

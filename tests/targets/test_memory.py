@@ -16,8 +16,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.targets.engine_memory import EngineMemory
-from mptune.targets.memory import default_workspace_mb, memory_need, memory_warnings, plan_memory
+from mptune.targets.memory import EngineMemory, default_workspace_mb, memory_need, memory_warnings, plan_memory
 from mptune.targets.target import load_target
 
 KB = 1024

@@ -19,6 +19,7 @@ from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineOutputsJob, EngineRepeatJob, ModelNames
 from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
 from mptune.engines.toolchains.choose import why_not_on
+from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.finding import Finding, OutputColumns
 from mptune.graph.loading.model import Model
@@ -88,7 +89,7 @@ class EngineRunner(InWorker):
     ) -> None:
         """Take what may run the engine, the ONNX model's runner, and a folder that does not exist yet."""
         folder.mkdir()
-        super().__init__(folder / "logs")
+        super().__init__(Worker(folder / "logs"))
         self.name = name or str(path)
         self._path, self._kinds, self._model, self._folder = path, tuple(kinds), model, folder
         outputs = tuple(output.name for output in model.model.outputs)
