@@ -84,8 +84,8 @@ class CalibrationSet:
                 "one sample only: the held-out error is taken on the sample that the search saw",
                 "give 2 or more samples",
             )
-            both = replace(self, findings=(*self.findings, too_few))
-            return both, both
+            single = replace(self, findings=(*self.findings, too_few))
+            return single, single
         search, held_out = (
             replace(self, samples=tuple(self.samples[i] for i in part), indices=part, names=self._names_of(part))
             for part in split_indices(count, seed, held_out_fraction, max_search)

@@ -84,7 +84,7 @@ def sketch_outputs(
         if statistics and all(name in got and name in wanted for got, wanted in zip(outputs, reference, strict=True)):
             ranked.append((_badness(*statistics[0][1]), name, statistics))
     ranked.sort(key=lambda entry: -entry[0])
-    found: dict[str, Sketch] = {}
+    sketches: dict[str, Sketch] = {}
     maps = 0
     for _, name, statistics in ranked[:MOST_OUTPUTS]:
         rows = [each for each in row_sets if name in each.names]
@@ -94,21 +94,21 @@ def sketch_outputs(
         columns = None if rows else parts.get(name)
         error_map = None if rows or maps == MOST_MAPS else _error_map(pairs, statistics[0][1])
         maps += error_map is not None
-        found[name] = {
+        sketches[name] = {
             "shape": list(np.shape(reference[0][name])),
             "as_rows": bool(rows),
             "parts": [_part_sketch(pairs, columns, bool(rows), *each) for each in statistics[:MOST_PARTS]],
             "part_count": len(statistics),
             "error_map": error_map,
         }
-    return found
+    return sketches
 
 
 def _pairs(
     name: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], rows: Sequence[RowSet]
 ) -> list[tuple[np.ndarray, np.ndarray]] | None:
     """The plan's values and the reference's on each sample; None where they cannot be compared value by value."""
-    found = []
+    pairs = []
     for all_got, all_wanted in zip(outputs, reference, strict=True):
         got, wanted = np.asarray(all_got[name]), np.asarray(all_wanted[name])
         if got.dtype.kind not in "fiub" or wanted.dtype.kind not in "fiub":
@@ -120,8 +120,8 @@ def _pairs(
             got, wanted = aligned[name].output, aligned[name].reference
         if got.shape != wanted.shape:
             return None
-        found.append((got, wanted))
-    return found
+        pairs.append((got, wanted))
+    return pairs
 
 
 def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
@@ -145,8 +145,8 @@ def _part_errors(error: OutputError, name: str, metric: str) -> list[tuple[str, 
     """Statistic, and error on each sample, of the parts of an output, the worst first."""
     statistics = {} if name == ALL_OUTPUTS else error.per_output.get(name, {})
     wanted = metric if any(belongs_to(each, metric) for each in statistics) else WORST_PART
-    found = [(each, values) for each, values in statistics.items() if belongs_to(each, wanted)]
-    return sorted(found, key=lambda entry: -_badness(*entry[1]))
+    errors = [(each, values) for each, values in statistics.items() if belongs_to(each, wanted)]
+    return sorted(errors, key=lambda entry: -_badness(*entry[1]))
 
 
 def _badness(*values: float) -> float:
@@ -214,8 +214,8 @@ def _values(views: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[Floats, Flo
     while every > 1 and any(math.gcd(every, length) > 1 for length in views[0][1].shape if length > 1):
         every += 1  # a step that divides a dimension would see some columns only
     # ``flat`` copies no column of a large output whole.
-    taken = [[np.asarray(array.flat[::every]).astype(np.float64) for array in pair] for pair in views]
-    got, wanted = (np.concatenate([np.zeros(0), *arrays]) for arrays in zip(*taken, strict=True))
+    values = [[np.asarray(array.flat[::every]).astype(np.float64) for array in pair] for pair in views]
+    got, wanted = (np.concatenate([np.zeros(0), *arrays]) for arrays in zip(*values, strict=True))
     return got, wanted, every
 
 
@@ -353,14 +353,14 @@ class RunOutputs:
 
         What is not there, damaged or of another metric is passed over.
         """
-        found: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
+        by_plan: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
         count = 0
         for fingerprint, source in plans:
-            known = None if fingerprint in found else load_sketches(folder / f"{fingerprint}.json", metric)
-            if known is not None and known[1]:
-                count = known[0]
-                found[fingerprint] = source, known[1]
-        return cls(metric, count, found)
+            kept = None if fingerprint in by_plan else load_sketches(folder / f"{fingerprint}.json", metric)
+            if kept is not None and kept[1]:
+                count = kept[0]
+                by_plan[fingerprint] = source, kept[1]
+        return cls(metric, count, by_plan)
 
     def to_json(self) -> dict[str, Any]:
         """The document, as long as it may be: of plans that do not fit the maps are left out, then all."""

@@ -46,7 +46,7 @@ class Sides:
     """Of the candidate: recorded, another model, an engine file, or the model itself."""
     moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Output -> order of axes in the candidate's file."""
-    taken: Mapping[str, str] = field(default_factory=dict)
+    exchanged: Mapping[str, str] = field(default_factory=dict)
     """Output -> output whose recorded array has this one's shape."""
     tolerances: Mapping[str, Sequence[Tolerance]] = field(default_factory=dict)
     max_error: float | None = None
@@ -223,7 +223,7 @@ class Side:
             return None
         emulated = arrays_of(self.sides.emulated, self.name)
         same = all(a.shape == b.shape for a, b in zip(emulated, self.wanted, strict=True))
-        return Compared.of(layout.rows(got), layout.rows(self.wanted), layout.rows(emulated) if same else None)
+        return Compared.of_rows(layout.rows(got), layout.rows(self.wanted), layout.rows(emulated) if same else None)
 
     @property
     def difference(self) -> Compared | None:

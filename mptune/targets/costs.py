@@ -337,13 +337,13 @@ def kernel_costs(
             if not is_folded(node, folded):
                 units.setdefault((group.id, joined.get(node.index, node.index)), []).append(name)
     counter = _Counter(model, list(units.values()), ShapeTable(model, shapes))
-    found: dict[str, list[GroupCost]] = {group.id: [] for group in grouped.groups}
+    kernels: dict[str, list[GroupCost]] = {group.id: [] for group in grouped.groups}
     for k, ((group_id, _), names) in enumerate(units.items()):
         first = nodes[names[0]]
         cost = counter.cost([nodes[name] for name in names], k)
         beside = counter.beside_convolution(first, precision) if is_convolution(first) else ()
-        found[group_id] += [kernel for kernel in (cost, *beside) if kernel.kernels]
-    return {group: tuple(kernels) for group, kernels in found.items()}
+        kernels[group_id] += [kernel for kernel in (cost, *beside) if kernel.kernels]
+    return {group: tuple(each) for group, each in kernels.items()}
 
 
 def _joined(model: Model, look: Lookup) -> dict[int, int]:

@@ -76,8 +76,8 @@ def hidden_gpu(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> Path | N
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return None
     files = (path for pattern in _DEVICE_FILES for path in sorted(root.glob(pattern)))
-    found = next(files, None)
-    return found if found is not None and not detect_gpus(root, timeout_s) else None
+    file = next(files, None)
+    return file if file is not None and not detect_gpus(root, timeout_s) else None
 
 
 def gpu_variables(index: int) -> dict[str, str]:

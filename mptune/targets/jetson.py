@@ -204,10 +204,10 @@ def _jetpack(root: Path, l4t: str) -> str:
 
 def _power_modes(root: Path) -> dict[int, str]:
     """Id -> name of every mode in ``/etc/nvpmodel.conf``."""
-    found = re.findall(
+    modes = re.findall(
         r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", read_text(root / "etc/nvpmodel.conf"), re.MULTILINE
     )
-    return {int(number): name.removeprefix("MODE_") for number, name in found}
+    return {int(number): name.removeprefix("MODE_") for number, name in modes}
 
 
 def _power_mode(root: Path, modes: Mapping[int, str]) -> str:

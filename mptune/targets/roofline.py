@@ -311,7 +311,7 @@ def _edges(grouped: GroupedModel, units: GroupedModel) -> list[_Edge]:
     rules = node_rules(model)
     named = {output.name for output in model.outputs}
     integers = {group.id for group in grouped.groups if group.pinned == CASTS_INTEGERS}
-    found = []
+    edges = []
     for name, info in model.tensors.items():
         if not info.is_float32 or name in folded:
             continue
@@ -331,8 +331,8 @@ def _edges(grouped: GroupedModel, units: GroupedModel) -> list[_Edge]:
         others = tuple(group for group in consumers if group != producer)
         if others or (fixed and producer is not None):
             stays_inside = not fixed and readers == {unit}
-            found.append(_Edge(name, producer, others, fixed, 0 if producer in integers else 2 if stays_inside else 1))
-    return found
+            edges.append(_Edge(name, producer, others, fixed, 0 if producer in integers else 2 if stays_inside else 1))
+    return edges
 
 
 def _producer(model: Model, tensor: str, rules: Sequence[NodeRule], owners: Mapping[str, str]) -> str | None:

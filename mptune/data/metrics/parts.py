@@ -109,8 +109,8 @@ class OutputParts:
         if not arrays:
             return self
         if not all(self.fits(array.shape) for array in arrays):
-            return replace(self, whole=max(self.whole, _Columns.of(arrays, None).parts.whole))
-        other = _Columns.of(arrays, self.axis, self.units).parts
+            return replace(self, whole=max(self.whole, _Columns.along(arrays, None).parts.whole))
+        other = _Columns.along(arrays, self.axis, self.units).parts
         return replace(self, whole=max(self.whole, other.whole), scales=tuple(map(max, self.scales, other.scales)))
 
     def least_scale(self, columns: Sequence[int]) -> float:
@@ -174,19 +174,19 @@ def find_parts(
             them. None takes axis 0 for the batch.
         units: output -> axis -> the unit of each column (``mptune.graph.loading.shapes``); None: none share one.
     """
-    found = {}
+    parts = {}
     for name in dict.fromkeys(name for sample in reference for name in sample):
         arrays = [np.asarray(sample[name]) for sample in reference if name in sample]
         if any(array.dtype.kind not in "fiub" for array in arrays):
             continue
-        known = [None] * len(reference) if batches is None else list(batches)
-        first = [sizes for sizes, sample in zip(known, reference, strict=True) if name in sample]
+        sizes_of_samples = [None] * len(reference) if batches is None else list(batches)
+        first = [sizes for sizes, sample in zip(sizes_of_samples, reference, strict=True) if name in sample]
         has_batch = all(
             array.ndim > 0 and (sizes is None or array.shape[0] in sizes)
             for array, sizes in zip(arrays, first, strict=True)
         )
-        found[name] = _parts_of(arrays, (units or {}).get(name, {}), has_batch=has_batch)
-    return found
+        parts[name] = _parts_of(arrays, (units or {}).get(name, {}), has_batch=has_batch)
+    return parts
 
 
 def cover_held_out(
@@ -194,8 +194,8 @@ def cover_held_out(
 ) -> dict[str, OutputParts]:
     """The same parts for held-out samples: each scale is the larger one of the search samples' and theirs."""
     return {
-        name: one.covering([np.asarray(sample[name]) for sample in reference if name in sample])
-        for name, one in parts.items()
+        name: part.covering([np.asarray(sample[name]) for sample in reference if name in sample])
+        for name, part in parts.items()
     }
 
 
@@ -203,20 +203,20 @@ def _parts_of(arrays: Sequence[np.ndarray], units: Mapping[int, tuple[int, ...]]
     """The parts of one output, along the axis that its columns lie on."""
     rank = arrays[0].ndim
     if any(array.ndim != rank for array in arrays):
-        return _Columns.of(arrays, None).parts
+        return _Columns.along(arrays, None).parts
     same = [axis for axis in range(rank) if len({array.shape[axis] for array in arrays}) == 1]
     axes = [axis for axis in range(int(has_batch), rank) if axis in same and arrays[0].shape[axis] > 0]
     usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
     axis = min(usual, key=lambda axis: (arrays[0].shape[axis], -axis)) if usual else None
-    parts = _Columns.of(arrays, axis, units.get(axis, ()) if axis is not None else ()).parts
+    parts = _Columns.along(arrays, axis, units.get(axis, ()) if axis is not None else ()).parts
     last = rank - 1
     if parts.is_split or axis == last or last not in axes or arrays[0].shape[last] > MOST_COLUMNS:
         return parts
     # One sample says cheaply that an axis is height, width or time, as most are.
-    others = [other for other in axes if other != axis and _Columns.of(arrays[:1], other).has_step]
-    every = (_Columns.of(arrays, other, units.get(other, ())) for other in others)
-    found = [columns for columns in every if columns.has_step]
-    return found[0].parts if len(found) == 1 and found[0].parts.axis == last else parts
+    others = [other for other in axes if other != axis and _Columns.along(arrays[:1], other).has_step]
+    every = (_Columns.along(arrays, other, units.get(other, ())) for other in others)
+    stepped = [columns for columns in every if columns.has_step]
+    return stepped[0].parts if len(stepped) == 1 and stepped[0].parts.axis == last else parts
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class _Columns:
     has_step: bool
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()) -> _Columns:
+    def along(cls, arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()) -> _Columns:
         columns = 1 if axis is None else arrays[0].shape[axis]
         count, total, squares = (np.zeros(columns) for _ in range(3))
         deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
@@ -324,14 +324,14 @@ class ErrorsByPart:
                 wanted_squares += np.where(finite, values**2, 0.0).sum(axis=1)
                 count += finite.sum(axis=1)
                 largest = np.maximum(largest, apart.max(axis=1, initial=0.0))
-            found = self._of_parts(squares, count, has_columns=has_columns)
+            statistics = self._of_parts(squares, count, has_columns=has_columns)
             if has_columns:
                 self._samples += 1
                 self._normalised += np.sqrt(squares / np.maximum(count, 1)) / parts.divisors
                 relative = np.sqrt(squares) / np.sqrt(wanted_squares)
                 self._relative += np.where(squares == 0, 0.0, relative)
                 self._largest = np.maximum(self._largest, largest)
-        return found
+        return statistics
 
     def _of_parts(self, squares: Floats, count: Floats, *, has_columns: bool) -> dict[str, float]:
         parts = self._parts
@@ -370,13 +370,13 @@ def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
     """Write the JSON file that ``load_parts`` reads."""
     outputs = {
         name: {
-            "axis": one.axis,
-            "scale": encode_float(one.whole),
-            "column_scales": [encode_float(scale) for scale in one.scales],
-            "is_split": one.is_split,
-            "units": list(one.units),
+            "axis": part.axis,
+            "scale": encode_float(part.whole),
+            "column_scales": [encode_float(scale) for scale in part.scales],
+            "is_split": part.is_split,
+            "units": list(part.units),
         }
-        for name, one in parts.items()
+        for name, part in parts.items()
     }
     write_json(path, {"format": 1, "outputs": outputs})
 
@@ -387,13 +387,13 @@ def load_parts(path: Path) -> dict[str, OutputParts] | None:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         return {
             name: OutputParts(
-                one["axis"],
-                decode_float(one["scale"]),
-                tuple(map(decode_float, one["column_scales"])),
-                one["is_split"],
-                tuple(one["units"]),
+                part["axis"],
+                decode_float(part["scale"]),
+                tuple(map(decode_float, part["column_scales"])),
+                part["is_split"],
+                tuple(part["units"]),
             )
-            for name, one in document["outputs"].items()
+            for name, part in document["outputs"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -43,9 +43,9 @@ def find_order(compared: Compared) -> Order | None:
     for kind, pattern in (("sign", -wanted), ("complement", (1 - wanted * scale) / scale)):
         if compared.explains(pattern):
             return Order(kind, None, None, rms(got - pattern) / total)
-    found = _of_columns(compared)
-    if found is not None:
-        return found
+    order_of_columns = _of_columns(compared)
+    if order_of_columns is not None:
+        return order_of_columns
     for axis in range(1, got.ndim):
         order = permutation(got * scale, wanted * scale, axis)
         if order is not None:

@@ -41,7 +41,7 @@ class Compared:
     half_most: float
 
     @classmethod
-    def of(cls, got: np.ndarray, wanted: np.ndarray, emulated: np.ndarray | None) -> Compared:
+    def of_rows(cls, got: np.ndarray, wanted: np.ndarray, emulated: np.ndarray | None) -> Compared:
         """Take rows of an output, of its reference, and of the emulation in FP16 of the reference."""
         scale = column_scale(wanted)
         a, b = _finite(got) / scale, _finite(wanted) / scale
