@@ -8,9 +8,9 @@ from dataclasses import replace
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.targets.costs import Shape
-from mptune.targets.jetson import JetsonState, same_memory
+from mptune.targets.jetson import JetsonState
 from mptune.targets.roofline import FUSED, roofline
-from mptune.targets.target import Target
+from mptune.targets.target import Target, can_be
 
 TARGET_CODE = "target-not-here"
 
@@ -88,13 +88,6 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
 
 
 def _is_module(target: Target, jetson: JetsonState) -> bool:
-    """Whether the module is the profile's; a value that the device does not report rules nothing out."""
-    if target.kind != "jetson":
-        return False
     if jetson.part and target.part_numbers:
         return jetson.part in target.part_numbers
-    if target.gpu_names and not any(name.lower() in jetson.model.lower() for name in target.gpu_names):
-        return False
-    if jetson.memory_gb is None or target.memory_gb is None:
-        return True
-    return same_memory(jetson.memory_gb, target.memory_gb)
+    return target.kind == "jetson" and can_be(target, jetson.model, jetson.memory_gb)

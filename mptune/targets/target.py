@@ -224,14 +224,15 @@ def _clocked(target: Target, gpu: Gpu) -> tuple[float, float]:
     return -abs(math.log(gpu.max_mhz / mhz)), -mhz
 
 
+def can_be(target: Target, name: str, memory_gb: float | None) -> bool:
+    """Whether a device of this name and memory can be the profile's; what is not known of either rules nothing out."""
+    if target.gpu_names and not any(known_as.lower() in name.lower() for known_as in target.gpu_names):
+        return False
+    return memory_gb is None or target.memory_gb is None or same_memory(memory_gb, target.memory_gb)
+
+
 def _fits(target: Target, gpu: Gpu) -> bool:
-    if not any(name.lower() in gpu.name.lower() for name in target.gpu_names):
-        return False
-    if gpu.compute_capability is not None and gpu.compute_capability != target.compute_capability:
-        return False
-    if gpu.memory_gb is None or target.memory_gb is None:
-        return True
-    return same_memory(gpu.memory_gb, target.memory_gb)
+    return can_be(target, gpu.name, gpu.memory_gb) and gpu.compute_capability in (None, target.compute_capability)
 
 
 def _distance(target: Target, gpu: Gpu, kind: TargetKind) -> tuple[float, ...]:
