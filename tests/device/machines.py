@@ -28,7 +28,7 @@ from mptune.engines.toolchains import choose, reference, shared
 from mptune.engines.worker import child, parent
 from mptune.engines.worker.child import WorkerState
 from mptune.selftest import run as selftest
-from mptune.targets import detect, jetson, throttling
+from mptune.targets import detect, jetson
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
@@ -231,7 +231,7 @@ def _rooted() -> tuple[Any, ...]:
         detect.detect_gpus,
         detect.hidden_gpu,
         jetson.read_jetson,
-        throttling.read_throttling,
+        jetson.read_throttling,
     )
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from mptune.engines.jobs import measure
 from mptune.engines.worker.child import WorkerState
-from mptune.targets.jetson import Clocks
-from mptune.targets.throttling import Throttling, read_throttling, throttling_warnings
+from mptune.targets.jetson import Clocks, Throttling, read_throttling, throttling_warnings
 from tests.targets.jetson_files import put_files
 
 ORIN = {
