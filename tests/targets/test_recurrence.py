@@ -51,8 +51,8 @@ class _Graph:
 def recurrent(path: Path, op: str, steps: int, *, both: bool, built: bool, batch_first: bool = True) -> Model:
     """Linear, a recurrent layer and another Linear on (rows, steps, features), as torch's two exporters write it.
 
-    Weights that are ``built`` come from Slice, Concat, Unsqueeze and Transpose of torch's tensors, as the newer exporter
-    has them; else they are there as ONNX wants them, and the initial state is expanded from a shape. With
+    Weights that are ``built`` come from Slice, Concat, Unsqueeze and Transpose of torch's tensors, as the newer
+    exporter has them; else they are there as ONNX wants them, and the initial state is expanded from a shape. With
     ``batch_first`` the layer itself takes time first, and its input is transposed.
     """
     graph, gates = _Graph(), GATES[op]
