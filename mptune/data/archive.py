@@ -87,10 +87,6 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Non
             members.append((f"{number}_{names.setdefault(name, len(names))}", array))
     header = {"format": _FORMAT, "samples": len(samples), "names": list(names)}
     members.insert(0, ("header", np.frombuffer(json.dumps(header).encode(), np.uint8)))
-    _write(path, members)
-
-
-def _write(path: Path, members: Sequence[tuple[str, np.ndarray]]) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:

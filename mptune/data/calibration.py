@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mptune.data.archive import read_outputs, read_samples, save_outputs, save_samples
+from mptune.data.archive import save_samples
 from mptune.data.checks import shape_text
 from mptune.data.forms.files import checked, cut, load_file, load_folder, whole_feed
 from mptune.data.forms.samples import SOURCE, Loaded, arrays_of
@@ -38,8 +38,6 @@ from mptune.settings import DataSettings, InMemory
 
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
-
-__all__ = ["CalibrationSet", "load_calibration", "read_outputs", "read_samples", "save_outputs", "save_samples"]
 
 RANDOM_SOURCE = "random inputs"
 

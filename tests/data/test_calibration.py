@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.data.calibration import CalibrationSet, load_calibration, read_samples
+from mptune.data.archive import read_samples
+from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.errors import DataError
 from mptune.graph.loading.model import TensorInfo
 from mptune.settings import DataSettings

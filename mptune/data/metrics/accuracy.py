@@ -240,14 +240,12 @@ def compare_outputs(
     any_shape: bool = False,
     parts: Mapping[str, OutputParts] | None = None,
 ) -> OutputError:
-    """Take every statistic of every output on every sample.
+    """Take every statistic of every output on every sample; outputs that the reference lacks are ignored.
 
-    Args:
-        outputs: one dictionary per sample; outputs that the reference lacks are ignored.
-        row_sets: outputs that are compared as sets of rows: ``UNMATCHED`` and ``MATCHED`` are taken of them, too.
-        any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a metric of the
-            user's may know what to do with them.
-        parts: of the outputs; None finds them from the reference, as if its samples were all that there are.
+    Metrics of single samples (``extra``) stand under output ``"*"``. Of outputs that are compared as ``row_sets``,
+    ``UNMATCHED`` and ``MATCHED`` are taken, too. With ``any_shape`` outputs of another shape have no statistics but
+    ``non_finite``, instead of an error: a metric of the user's may know what to do with them. Without ``parts`` they
+    are found from the reference, as if its samples were all that there are.
     """
     if len(outputs) != len(reference) or not reference:
         raise DataError(

@@ -71,19 +71,17 @@ _KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The parts of one output.
-
-    Attributes:
-        whole: scale of the whole output; 0 where all its values are 0.
-        scales: of each column, shape (columns,); 0 where all its values are 0.
-        units: of each column, where any share one: those that do have the same number, 0 shares none.
-    """
+    """The parts of one output: the whole of it, or its columns."""
 
     axis: int | None
+    """Of the columns; None where it has none."""
     whole: float
+    """Scale of the whole output; 0 where all its values are 0."""
     scales: tuple[float, ...] = ()
+    """Of each column; 0 where all its values are 0."""
     is_split: bool = False
     units: tuple[int, ...] = ()
+    """Of each column, where any share one: those that do have the same number, 0 shares none."""
 
     @cached_property
     def divisors(self) -> Floats:
@@ -169,10 +167,9 @@ def find_parts(
 ) -> dict[str, OutputParts]:
     """The parts of every output, from the reference over all samples, one sample at a time.
 
-    Args:
-        batches: the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one of
-            them. None takes axis 0 for the batch.
-        units: output -> axis -> the unit of each column (``mptune.graph.loading.shapes``); None: none share one.
+    ``batches`` are the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one
+    of them; without it axis 0 is the batch. ``units``: output -> axis -> the unit of each column
+    (``mptune.graph.loading.shapes``).
     """
     parts = {}
     for name in dict.fromkeys(name for sample in reference for name in sample):
