@@ -140,34 +140,23 @@ class Explanation:
         return self.cause.startswith("tf32")
 
 
-def explain(
-    difference: np.ndarray,
-    tf32: Sequence[np.ndarray],
-    fp16: Sequence[np.ndarray],
-    *,
-    is_half: bool,
-    bf16: Sequence[np.ndarray] = (),
-) -> Explanation | None:
+def explain(difference: np.ndarray, made: Sequence[tuple[Cause, np.ndarray]], *, is_half: bool) -> Explanation | None:
     """The cause that leaves least of a difference, where it leaves little.
 
-    Args:
-        tf32: what TF32 changes in the outputs of the model, one array for each way to round, in the same units.
-        is_half: every value of the output is an FP16 number, so its last operation was no TF32 one.
+    ``difference`` is output minus reference, ``made`` what each cause changes there, both in units of the columns'
+    spread. ``is_half``: every value of the output is an FP16 number, so its last operation was no TF32 one.
     """
     size = _norm(difference)
     if size == 0 or not np.isfinite(size):
         return None
-    halves = [_explained("fp16", difference, each, size) for each in fp16]
-    halves += [_explained("bf16", difference, each, size) for each in bf16]
-    best_half = min(halves, key=lambda each: each.left, default=None)
-    products = [_explained("tf32-candidate", difference, each, size) for each in tf32]
-    products += [_explained("tf32-reference", difference, -each, size) for each in tf32]
-    if is_half:
-        products = [each for each in products if each.cause == "tf32-reference"]
+    causes = [_explained(cause, difference, changed, size) for cause, changed in made]
+    halves = [each for each in causes if not each.is_tf32]
+    products = [each for each in causes if each.is_tf32 and not (is_half and each.cause == "tf32-candidate")]
+    half = min(halves, key=lambda each: each.left, default=None)
     best = min(products, key=lambda each: each.left, default=None)
-    if best is not None and best.left <= _LEFT and (best_half is None or best.left <= _CLEARER * best_half.left):
+    if best is not None and best.left <= _LEFT and (half is None or best.left <= _CLEARER * half.left):
         return best
-    return best_half if best_half is not None and best_half.left <= _LEFT else None
+    return half if half is not None and half.left <= _LEFT else None
 
 
 def is_half_precise(values: np.ndarray) -> bool:
