@@ -130,10 +130,8 @@ class EngineRunner(InWorker):
             raise self.error(error)
         return error, read_outputs(worst) if error > 0 else None
 
-    def build_and_run(
-        self, model: Path, engine: Path, profile: Path, samples: Path, outputs: Path, marked: Sequence[str] = ()
-    ) -> int | Failure:
-        """Build an engine of the same kind and run it; the number of samples, or why there is no result."""
+    def built(self, model: Path, samples: Path, marked: Sequence[str] = ()) -> Outputs | Failure:
+        """All outputs and marked values of an engine of the same kind, built here of a model; or why there is none."""
         kind, _ = self._run
         gpu = detect_gpus()[0]
         capability = gpu.compute_capability
@@ -143,12 +141,15 @@ class EngineRunner(InWorker):
             settings=TensorRtSettings(workspace_mb=default_workspace_mb(gpu.memory_gb if gpu.is_jetson else None)),
             timing_cache=self._folder / "timing.cache",
         )
-        built = self.answer(BuildJob(model, engine, options, (profile,), self._limits.build_timeout_s, gpu.is_jetson))
+        engine, into = self._folder / "built.engine", self._folder / "built.npz"
+        profile, timeout_s = self._model.samples_path, self._limits.build_timeout_s
+        built = self.answer(BuildJob(model, engine, options, (profile,), timeout_s, gpu.is_jetson))
         if isinstance(built, Failure):
             return built
         every = (*self._names.outputs, *marked)
         names = replace(self._names, outputs=every, wanted=every)
-        return self.answer(EngineOutputsJob(engine, samples, outputs, kind, names))
+        count = self.answer(EngineOutputsJob(engine, samples, into, kind, names))
+        return count if isinstance(count, Failure) else read_outputs(into)
 
     def error(self, failure: Failure, what: str = "") -> BaselineError:
         """The error for an engine that gave no result; ``what`` names another engine than this one."""
@@ -329,19 +330,14 @@ class _Bench:
     """Builds and runs all-FP32 engines of a model with values marked as outputs."""
 
     def __init__(self, left: Runner, engine: EngineRunner, folder: Path) -> None:
-        self._left, self._engine, self._folder = left, engine, folder
+        self._left, self._engine = left, engine
         self.sample_path = folder / "sample.npz"
         self.builds = 0
 
-    def outputs(self, marked: Sequence[str], samples: Path) -> Sequence[Mapping[str, np.ndarray]] | Failure:
-        """Outputs and marked values of the engine with these marks; the samples are those that it is built for."""
-        path = self._write(marked)
+    def outputs(self, marked: Sequence[str], samples: Path) -> Outputs | Failure:
+        """Outputs and marked values of the engine with these marks."""
         self.builds += 1
-        into = self._folder / "outputs.npz"
-        count = self._engine.build_and_run(
-            path, self._folder / "marked.engine", self._left.samples_path, samples, into, marked
-        )
-        return count if isinstance(count, Failure) else read_outputs(into)
+        return self._engine.built(self._write(marked), samples, marked)
 
     def marked(self, value: str) -> tuple[float, float] | None:
         """Errors of a marked value, and of the worst output, on the worst sample; None where that engine has none."""

@@ -61,20 +61,19 @@ def parse_tolerances(
 
 
 def limits_of(
-    name: str, tolerances: Sequence[Tolerance], parts: OutputParts | None, rest: float | None
-) -> list[Limit | tuple[int, ...] | None]:
-    """The limit of each part of an output; columns, or None for all of it, where the limit is that of FP16.
-
-    ``rest`` is ``--max-error``, of what no tolerance is about.
-    """
+    name: str,
+    tolerances: Sequence[Tolerance],
+    parts: OutputParts | None,
+    rest: float | None,
+    default: Callable[[tuple[int, ...] | None], float],
+) -> list[Limit]:
+    """The limit of each part of an output: where no tolerance is, ``rest`` (``--max-error``), else ``default``."""
     count = 0 if parts is None or parts.axis is None else len(parts.scales)
     for tolerance in tolerances:
         if tolerance.columns is not None and max(tolerance.columns) >= count:
             columns_text = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
             raise SettingsError(f"--tolerance {tolerance}: output {name!r} has no such column", columns_text)
-    limits: list[Limit | tuple[int, ...] | None] = [
-        Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances
-    ]
+    limits = [Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances]
     if any(tolerance.columns is None for tolerance in tolerances):
         return limits
     named = {column for tolerance in tolerances for column in tolerance.columns or ()}
@@ -87,7 +86,7 @@ def limits_of(
         left = [columns] if columns else []
     else:
         left = [None]
-    return [*limits, *(columns if rest is None else Limit(rest, columns=columns) for columns in left)]
+    return [*limits, *(Limit(default(c) if rest is None else rest, columns=c) for c in left)]
 
 
 def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: tuple[int, ...] | None) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -71,9 +71,9 @@ class Sides:
         whole = arrays_of(candidate, name), arrays_of(reference, name)
         largest = largest_of(*self._paired(name, candidate, reference))
         sides = []
-        for given in limits_of(name, self.tolerances.get(name, ()), self._parts.get(name), self.max_error):
-            columns = given.columns if isinstance(given, Limit) else given
-            limit = given if isinstance(given, Limit) else Limit(self._default_limit(name, columns), columns=columns)
+        tolerances, default = self.tolerances.get(name, ()), partial(self._default_limit, name)
+        for limit in limits_of(name, tolerances, self._parts.get(name), self.max_error, default):
+            columns = limit.columns
             error = judged = self.error(name, columns, candidate, reference)
             of_fp16 = judged_fp16 = self.error(name, columns, self.emulated, exact)
             if limit.is_absolute:
