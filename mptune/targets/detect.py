@@ -59,7 +59,7 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
     return tuple(
         Gpu(
             name=rows[k]["name"],
-            compute_capability=_capability(rows[k]["compute_cap"]),
+            compute_capability=parse_capability(rows[k]["compute_cap"]),
             memory_gb=_memory_gb(rows[k]["memory.total"]),
             driver=rows[k]["driver_version"],
             index=index,
@@ -114,7 +114,8 @@ def _visible(indices: list[str], uuids: list[str]) -> list[int]:
     return chosen
 
 
-def _capability(text: str) -> tuple[int, int] | None:
+def parse_capability(text: str) -> tuple[int, int] | None:
+    """A compute capability such as ``8.7``; None for anything else."""
     match = re.fullmatch(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else None
 
