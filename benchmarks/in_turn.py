@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common import plan_of, save, workspace
 from benchmarks.measured_plans import random_plans
-from mptune.data.calibration import read_samples
+from mptune.data.archive import read_samples
 from mptune.engines.ort.cuda_session import NO_TF32, open_session
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn

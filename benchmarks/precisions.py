@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import save, workspace
-from mptune.data.calibration import read_samples
+from mptune.data.archive import read_samples
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import SessionOptions

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.calibration import read_outputs, read_samples
+from mptune.data.archive import read_outputs, read_samples
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
 from mptune.engines.base import Stage
 from mptune.engines.jobs.reference import relative_l2

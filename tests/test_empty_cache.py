@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import mptune
 from mptune.api.run import open_run
-from mptune.data.calibration import save_samples
+from mptune.data.archive import save_samples
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.worker.child import WorkerState

@@ -10,7 +10,7 @@ import pytest
 import mptune
 from mptune.api.comparing import compare
 from mptune.api.run import open_run
-from mptune.data.calibration import read_outputs, save_outputs, save_samples
+from mptune.data.archive import read_outputs, save_outputs, save_samples
 from mptune.engines.base import EngineError
 from mptune.engines.jobs.emulation import ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob

@@ -16,7 +16,7 @@ from mptune.api.arguments import ModelLike, data_arguments, loaded_model
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.engine.running import EngineRunner, engine_kinds, fault_finding, find_fault, is_engine
+from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, find_fault, is_engine
 from mptune.diagnosis.limits import parse_tolerances
 from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
 from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding

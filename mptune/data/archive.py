@@ -87,10 +87,6 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Non
             members.append((f"{number}_{names.setdefault(name, len(names))}", array))
     header = {"format": _FORMAT, "samples": len(samples), "names": list(names)}
     members.insert(0, ("header", np.frombuffer(json.dumps(header).encode(), np.uint8)))
-    _write(path, members)
-
-
-def _write(path: Path, members: Sequence[tuple[str, np.ndarray]]) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
@@ -125,16 +121,16 @@ def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.nda
 
 def read_sample_bytes(path: Path) -> tuple[int, ...]:
     """How many bytes each sample takes in a file that ``save_samples`` wrote; only the directory is read."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 number, _, index = entry.filename.partition("_")
                 if index:
-                    found[int(number)] = found.get(int(number), 0) + entry.file_size
+                    sizes[int(number)] = sizes.get(int(number), 0) + entry.file_size
     except Exception as error:  # as in ``_read``
         raise _unreadable(path, error, "archive of arrays") from None
-    return tuple(found.get(number, 0) for number in range(max(found, default=-1) + 1))
+    return tuple(sizes.get(number, 0) for number in range(max(sizes, default=-1) + 1))
 
 
 def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mptune.data.archive import read_outputs, read_samples, save_outputs, save_samples
+from mptune.data.archive import save_samples
 from mptune.data.checks import shape_text
 from mptune.data.forms.files import checked, cut, load_file, load_folder, whole_feed
 from mptune.data.forms.samples import SOURCE, Loaded, arrays_of
@@ -39,8 +39,6 @@ from mptune.settings import DataSettings, InMemory
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
 
-__all__ = ["CalibrationSet", "load_calibration", "read_outputs", "read_samples", "save_outputs", "save_samples"]
-
 RANDOM_SOURCE = "random inputs"
 
 
@@ -50,10 +48,7 @@ class CalibrationSet:
 
     Attributes:
         samples: one feed per sample: every graph input by name, in the model's types and shapes.
-        source: what to call it: the file's name, or ``random inputs``.
-        is_random: drawn, not given.
         warnings: that have no code, one line each; they stay with the run.
-        findings: about the samples; they stay with the run, too.
         indices: index in the data of each sample, 0-based, where these are a part of them; empty where they are all.
         preprocessing: how images became inputs (``mptune.data.forms.images``); None for other data.
         names: of the file of each sample; empty where they are no files.
@@ -87,8 +82,8 @@ class CalibrationSet:
                 "one sample only: the held-out error is taken on the sample that the search saw",
                 "give 2 or more samples",
             )
-            both = replace(self, findings=(*self.findings, too_few))
-            return both, both
+            single = replace(self, findings=(*self.findings, too_few))
+            return single, single
         search, held_out = (
             replace(self, samples=tuple(self.samples[i] for i in part), indices=part, names=self._names_of(part))
             for part in split_indices(count, seed, held_out_fraction, max_search)
@@ -130,10 +125,6 @@ def load_calibration(
     Args:
         source: a path of one of the forms of this module, or arrays in memory; None draws
             ``settings.random_samples`` samples of random inputs. A script is run, so the user must have named it.
-        inputs: the model's inputs (``mptune.graph.loading.model.TensorInfo``).
-        settings: batch, and how random inputs are drawn.
-        seed: of random inputs.
-        states: inputs that hold a recurrent state (``mptune.graph.hazards.interface.state_inputs``).
     """
     for info in inputs:
         if info.numpy_dtype.hasobject:

@@ -25,7 +25,7 @@ import numpy as np
 
 from mptune.data.archive import read_sample_bytes, read_samples
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, UNMATCHED, OutputError
-from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, parts_beside
+from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, load_parts, parts_path
 from mptune.data.numbers import encode_float
 from mptune.data.rollout import Rollout
 from mptune.errors import DataError
@@ -99,9 +99,9 @@ def collect_check(
     names = [name for name in every if _is_plain(name, error, references)]
     if not names:
         return None
-    known, first = parts_beside(reference) or {}, error.of_first(count)
+    parts, first = load_parts(parts_path(reference)) or {}, error.of_first(count)
     counted = OutputError({name: first.per_output[name] for name in names})
-    has_parts = all(name in known for name in names)
+    has_parts = all(name in parts for name in names)
     can_check = counted.has(metric) and (metric in _PLAIN or (metric == WORST_PART and has_parts))
     overall = error.without(ignored)
     header = {
@@ -121,7 +121,7 @@ def collect_check(
         "feedback": [] if rollout is None else [list(pair) for pair in rollout.pairs],
         "steps": steps,
         "checkpoints": [] if rollout is None else list(rollout.checkpoints),
-        "outputs": [_output(name, first, known.get(name)) for name in names],
+        "outputs": [_output(name, first, parts.get(name)) for name in names],
     }
     return CheckSet(header, inputs, references)
 
@@ -140,7 +140,7 @@ def _count(inputs: Sequence[int], references: Sequence[int], steps: int) -> int:
 def _is_plain(name: str, error: OutputError, references: Sequence[Arrays]) -> bool:
     """Whether an output is compared value by value."""
     statistics = error.per_output.get(name, {})
-    is_number = all(name in one and one[name].dtype.kind in "fiub" for one in references)
+    is_number = all(name in sample and sample[name].dtype.kind in "fiub" for sample in references)
     return name != ALL_OUTPUTS and is_number and UNMATCHED not in statistics and "relative_l2" in statistics
 
 

@@ -35,47 +35,37 @@ Outputs = Mapping[str, np.ndarray]
 Floats = NDArray[np.float64]
 
 Sketch: TypeAlias = dict[str, Any]
-
 """JSON; see the module."""
 
 SKETCHES_FORMAT = 1
 
 HIGHEST_LEVEL = 255
-
 """An error map holds this many steps above 0."""
 
 BINS = 64
-
 """Of histograms; the differences' have one less, so that 0 lies in the middle of one."""
 
 WORST_SAMPLES = 3
 
 MOST_PARTS = 8
-
 """Of an output that are sketched."""
 
 MOST_OUTPUTS, MOST_MAPS = 12, 4
-
 """Of a plan that are sketched: those with the largest errors."""
 
 MOST_VALUES = 1 << 17
-
 """Of a part that a histogram counts."""
 
 GRID = 64
-
 """Rows and columns of an error map, at most."""
 
 SMALLEST_IMAGE = 8
-
 """Height and width from which an output is like an image."""
 
 _TAIL, _FAR = 1e-3, 8.0
-
 """Where the values beyond these tails stretch the range more than so many times, they are counted outside of it."""
 
 _LARGEST = 1e300
-
 """Ranges end here, so that their width is finite."""
 
 
@@ -92,9 +82,9 @@ def sketch_outputs(
     for name in reference[0] if reference else ():
         statistics = _part_errors(error, name, metric)
         if statistics and all(name in got and name in wanted for got, wanted in zip(outputs, reference, strict=True)):
-            ranked.append((_badness(statistics[0][1]), name, statistics))
+            ranked.append((_badness(*statistics[0][1]), name, statistics))
     ranked.sort(key=lambda entry: -entry[0])
-    found: dict[str, Sketch] = {}
+    sketches: dict[str, Sketch] = {}
     maps = 0
     for _, name, statistics in ranked[:MOST_OUTPUTS]:
         rows = [each for each in row_sets if name in each.names]
@@ -104,21 +94,21 @@ def sketch_outputs(
         columns = None if rows else parts.get(name)
         error_map = None if rows or maps == MOST_MAPS else _error_map(pairs, statistics[0][1])
         maps += error_map is not None
-        found[name] = {
+        sketches[name] = {
             "shape": list(np.shape(reference[0][name])),
             "as_rows": bool(rows),
             "parts": [_part_sketch(pairs, columns, bool(rows), *each) for each in statistics[:MOST_PARTS]],
             "part_count": len(statistics),
             "error_map": error_map,
         }
-    return found
+    return sketches
 
 
 def _pairs(
     name: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], rows: Sequence[RowSet]
 ) -> list[tuple[np.ndarray, np.ndarray]] | None:
     """The plan's values and the reference's on each sample; None where they cannot be compared value by value."""
-    found = []
+    pairs = []
     for all_got, all_wanted in zip(outputs, reference, strict=True):
         got, wanted = np.asarray(all_got[name]), np.asarray(all_wanted[name])
         if got.dtype.kind not in "fiub" or wanted.dtype.kind not in "fiub":
@@ -130,8 +120,8 @@ def _pairs(
             got, wanted = aligned[name].output, aligned[name].reference
         if got.shape != wanted.shape:
             return None
-        found.append((got, wanted))
-    return found
+        pairs.append((got, wanted))
+    return pairs
 
 
 def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
@@ -155,11 +145,12 @@ def _part_errors(error: OutputError, name: str, metric: str) -> list[tuple[str, 
     """Statistic, and error on each sample, of the parts of an output, the worst first."""
     statistics = {} if name == ALL_OUTPUTS else error.per_output.get(name, {})
     wanted = metric if any(belongs_to(each, metric) for each in statistics) else WORST_PART
-    found = [(each, values) for each, values in statistics.items() if belongs_to(each, wanted)]
-    return sorted(found, key=lambda entry: -_badness(entry[1]))
+    errors = [(each, values) for each, values in statistics.items() if belongs_to(each, wanted)]
+    return sorted(errors, key=lambda entry: -_badness(*entry[1]))
 
 
-def _badness(values: Sequence[float]) -> float:
+def _badness(*values: float) -> float:
+    """For sorting: NaN is worst."""
     total = float(sum(values))
     return math.inf if math.isnan(total) else total
 
@@ -175,7 +166,12 @@ def _part_sketch(
     columns = columns_of_part(statistic)
     views = [(_columns(got, columns, parts), _columns(wanted, columns, parts)) for got, wanted in pairs]
     got, wanted, every = _values(views)
-    worst = sorted(range(len(errors)), key=lambda k: -_badness(errors[k : k + 1]))[:WORST_SAMPLES]
+    worst = sorted(range(len(errors)), key=lambda k: -_badness(errors[k]))[:WORST_SAMPLES]
+    largest = _largest(views)
+    if largest is not None and as_rows:
+        largest["index"] = None
+    elif largest is not None and columns and parts and parts.axis is not None and views[0][1] is not pairs[0][1]:
+        largest["index"][parts.axis] += columns[0]
     with np.errstate(all="ignore"):
         apart = np.subtract(got, wanted)[np.isfinite(wanted)]
     edges = _range_of(wanted, is_whole=all(array.dtype.kind in "iub" for array in pairs[0]))
@@ -188,7 +184,7 @@ def _part_sketch(
         "plan": _histogram(got, *edges),
         "difference": _histogram(apart, *_range_around_zero(apart)),
         "every": every,
-        "largest": _largest(pairs, columns, parts, as_rows),
+        "largest": largest,
     }
 
 
@@ -199,25 +195,16 @@ def _columns(array: np.ndarray, columns: Sequence[int] | None, parts: OutputPart
     return array[(slice(None),) * parts.axis + (slice(columns[0], columns[-1] + 1),)]
 
 
-def _largest(
-    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
-    columns: Sequence[int] | None,
-    parts: OutputParts | None,
-    as_rows: bool,
-) -> dict[str, Any] | None:
+def _largest(views: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any] | None:
     """The largest absolute difference on any sample, one of which is widened to float64 at a time."""
     largest, most = None, -1.0
-    for number, (got, wanted) in enumerate(pairs):
-        mine, its = _columns(got, columns, parts), _columns(wanted, columns, parts)
-        apart = _apart(mine, its)
-        if not apart.size or apart.max() <= most:
-            continue
-        place = np.unravel_index(int(apart.argmax()), apart.shape)
-        most, index = float(apart[place]), [int(k) for k in place]
-        if its is not wanted and columns is not None and parts is not None and parts.axis is not None:
-            index[parts.axis] += columns[0]
-        value, reference = encode_float(most), encode_float(float(its[place]))
-        largest = {"value": value, "reference": reference, "sample": number, "index": None if as_rows else index}
+    for number, (got, wanted) in enumerate(views):
+        apart = _apart(got, wanted)
+        if apart.size and apart.max() > most:
+            place = np.unravel_index(int(apart.argmax()), apart.shape)
+            most = float(apart[place])
+            value, reference = encode_float(most), encode_float(float(wanted[place]))
+            largest = {"value": value, "reference": reference, "sample": number, "index": [int(k) for k in place]}
     return largest
 
 
@@ -227,13 +214,13 @@ def _values(views: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[Floats, Flo
     while every > 1 and any(math.gcd(every, length) > 1 for length in views[0][1].shape if length > 1):
         every += 1  # a step that divides a dimension would see some columns only
     # ``flat`` copies no column of a large output whole.
-    taken = [[np.asarray(array.flat[::every]).astype(np.float64) for array in pair] for pair in views]
-    got, wanted = (np.concatenate([np.zeros(0), *arrays]) for arrays in zip(*taken, strict=True))
+    values = [[np.asarray(array.flat[::every]).astype(np.float64) for array in pair] for pair in views]
+    got, wanted = (np.concatenate([np.zeros(0), *arrays]) for arrays in zip(*values, strict=True))
     return got, wanted, every
 
 
 def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[float]) -> dict[str, Any] | None:
-    sample = max(range(len(errors)), key=lambda k: _badness(errors[k : k + 1]))
+    sample = max(range(len(errors)), key=lambda k: _badness(errors[k]))
     apart = _image(_apart(*pairs[sample]))
     if apart is None:
         return None
@@ -313,10 +300,7 @@ def _ends(values: Floats) -> tuple[float, float]:
 
 def _histogram(values: Floats, low: float, high: float, bins: int) -> dict[str, Any]:
     finite = values[np.isfinite(values)]
-    inside = finite[(finite >= low) & (finite <= high)]
-    width = high - low
-    places = ((inside - low) / width * bins).astype(np.intp) if width > 0 else np.zeros(inside.size, np.intp)
-    counts = np.bincount(np.minimum(places, bins - 1), minlength=bins)
+    counts, _ = np.histogram(finite, bins, (low, high))
     return {
         "range": [low, high],
         "counts": counts.tolist(),
@@ -331,11 +315,9 @@ Source = Literal["measured", "emulated"]
 FORMAT = 1
 
 HELD_OUT_NAMES_JSON = "held_out_names.json"
-
 """In the run's data directory: the file names of the held-out samples, where each was a file."""
 
 MOST_BYTES = 1_000_000
-
 """Of the file."""
 
 
@@ -348,7 +330,6 @@ class RunOutputs:
         indices: which of the user's samples the held-out ones are, 0-based; of sequences where each begins. Empty
             where not known.
         names: their file names, where the user gave a folder that is still there; else empty.
-        unit: what a number of a sample counts.
     """
 
     metric: str
@@ -372,14 +353,14 @@ class RunOutputs:
 
         What is not there, damaged or of another metric is passed over.
         """
-        found: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
+        by_plan: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
         count = 0
         for fingerprint, source in plans:
-            known = None if fingerprint in found else load_sketches(folder / f"{fingerprint}.json", metric)
-            if known is not None and known[1]:
-                count = known[0]
-                found[fingerprint] = source, known[1]
-        return cls(metric, count, found)
+            kept = None if fingerprint in by_plan else load_sketches(folder / f"{fingerprint}.json", metric)
+            if kept is not None and kept[1]:
+                count = kept[0]
+                by_plan[fingerprint] = source, kept[1]
+        return cls(metric, count, by_plan)
 
     def to_json(self) -> dict[str, Any]:
         """The document, as long as it may be: of plans that do not fit the maps are left out, then all."""

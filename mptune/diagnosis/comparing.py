@@ -22,7 +22,7 @@ from mptune.diagnosis.causes.half import has_size_of_fp16, infinite_constants, p
 from mptune.diagnosis.causes.order import other_order, stale_rows
 from mptune.diagnosis.causes.preprocessing import other_feed
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.engine.running import EngineRunner
+from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.patterns.places import what_is_there, where_it_lies, which_differ
 from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
@@ -48,11 +48,11 @@ def make_sides(
     """Run what has to run and read what was recorded."""
     exact = runner.exact
     names = [output.name for output in runner.model.outputs if output.name not in ignore]
-    layouts = {name: Layout.of([sample[name] for sample in exact], runner.samples) for name in names}
+    layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in names}
     reference, candidate = exact, exact
     reference_name = candidate_name = f"{runner.name} in FP32"
     moved: Mapping[str, tuple[int, ...]] = {}
-    taken: Mapping[str, str] = {}
+    exchanged: Mapping[str, str] = {}
     plan = runner.all_fp16
     inputs = [info.name for info in runner.model.inputs]
     if recorded_reference is not None:
@@ -60,7 +60,7 @@ def make_sides(
         reference_name = str(recorded_reference)
     if recorded is not None:
         recording = read_recording(recorded, layouts, "--outputs", inputs)
-        candidate, moved, taken = recording.outputs, recording.moved, recording.taken
+        candidate, moved, exchanged = recording.outputs, recording.moved, recording.exchanged
         candidate_name = str(recorded)
     elif other is not None:
         candidate = other.exact if isinstance(other, EngineRunner) else _renamed(_run(other, runner), runner, other)
@@ -77,7 +77,7 @@ def make_sides(
         plan,
         "recorded" if recorded is not None else _origin(other),
         moved,
-        taken,
+        exchanged,
         tolerances,
         max_error,
     )

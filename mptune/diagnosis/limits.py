@@ -61,20 +61,19 @@ def parse_tolerances(
 
 
 def limits_of(
-    name: str, tolerances: Sequence[Tolerance], parts: OutputParts | None, rest: float | None
-) -> list[Limit | tuple[int, ...] | None]:
-    """The limit of each part of an output; columns, or None for all of it, where the limit is that of FP16.
-
-    ``rest`` is ``--max-error``, of what no tolerance is about.
-    """
+    name: str,
+    tolerances: Sequence[Tolerance],
+    parts: OutputParts | None,
+    rest: float | None,
+    default: Callable[[tuple[int, ...] | None], float],
+) -> list[Limit]:
+    """The limit of each part of an output: where no tolerance is, ``rest`` (``--max-error``), else ``default``."""
     count = 0 if parts is None or parts.axis is None else len(parts.scales)
     for tolerance in tolerances:
         if tolerance.columns is not None and max(tolerance.columns) >= count:
             columns_text = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
             raise SettingsError(f"--tolerance {tolerance}: output {name!r} has no such column", columns_text)
-    limits: list[Limit | tuple[int, ...] | None] = [
-        Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances
-    ]
+    limits = [Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances]
     if any(tolerance.columns is None for tolerance in tolerances):
         return limits
     named = {column for tolerance in tolerances for column in tolerance.columns or ()}
@@ -87,7 +86,7 @@ def limits_of(
         left = [columns] if columns else []
     else:
         left = [None]
-    return [*limits, *(columns if rest is None else Limit(rest, columns=columns) for columns in left)]
+    return [*limits, *(Limit(default(c) if rest is None else rest, columns=c) for c in left)]
 
 
 def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: tuple[int, ...] | None) -> list[np.ndarray]:
@@ -97,16 +96,23 @@ def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: tuple[in
     return [np.take(a, columns, axis=axis) if a.ndim > axis and a.shape[axis] > max(columns) else a for a in arrays]
 
 
-def largest_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
-    """Largest absolute difference; inf where shapes or finite values differ."""
-    worst = 0.0
+def _differences(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """Of each sample where the reference is finite, flat; None where shapes or other finite values differ."""
+    differences = []
     for a, b in zip(got, wanted, strict=True):
         if a.shape != b.shape:
-            return math.inf
+            return None
         is_finite = np.isfinite(b)
-        gap = np.abs(np.asarray(a, np.float64)[is_finite] - np.asarray(b, np.float64)[is_finite])
-        worst = max(worst, float(gap.max(initial=0)) if np.isfinite(gap).all() else math.inf)
-    return worst
+        differences.append(np.asarray(a, np.float64)[is_finite] - np.asarray(b, np.float64)[is_finite])
+        if not np.isfinite(differences[-1]).all():
+            return None
+    return differences
+
+
+def largest_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """Largest absolute difference; inf where shapes or finite values differ."""
+    differences = _differences(got, wanted)
+    return math.inf if differences is None else max((float(np.abs(d).max(initial=0)) for d in differences), default=0.0)
 
 
 def error_of(
@@ -123,15 +129,10 @@ def error_of(
     size = float(np.sqrt(np.mean(values**2))) if values.size else 0.0
     spread = float(values.std()) if values.size else 0.0
     scale = max(spread if spread > 1e-6 * size and not about_zero else size, least) or 1.0
-    errors = []
-    for a, b in zip(got, wanted, strict=True):
-        if a.shape != b.shape:
-            return math.inf
-        is_finite = np.isfinite(b)
-        difference = np.asarray(a, np.float64)[is_finite] - np.asarray(b, np.float64)[is_finite]
-        if not np.isfinite(difference).all():
-            return math.inf
-        errors.append(math.sqrt(float(np.mean(difference**2))) / scale if difference.size else 0.0)
+    differences = _differences(got, wanted)
+    if differences is None:
+        return math.inf
+    errors = [math.sqrt(float(np.mean(d**2))) / scale if d.size else 0.0 for d in differences]
     return float(np.mean(errors)) if errors else 0.0
 
 
@@ -141,11 +142,8 @@ def default_limit(emulated: float, sound: Callable[[], float], last: float) -> f
     A value beyond FP16's range, or a decision that falls the other way, is no rounding: an error that is as large as
     that of a broken FP16 model does not agree.
 
-    Args:
-        emulated: error of all-FP16.
-        sound: the same with those groups in FP32, too, whose constants FP16 does not hold; asked for only where
-            ``emulated`` is large.
-        last: error that rounding the output itself to FP16 gives, which no plan avoids.
+    ``emulated`` is the error of all-FP16; ``sound`` the same with those groups in FP32, too, whose constants FP16 does
+    not hold, asked for only where it is large; ``last`` what rounding the output itself to FP16 gives in any plan.
     """
     if emulated <= FALLBACK_LIMIT:
         return max(HEADROOM * emulated, FP32_ROUNDING)

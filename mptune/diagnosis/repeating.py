@@ -10,7 +10,7 @@ import numpy as np
 
 from mptune.diagnosis.causes.order import stale_finding
 from mptune.diagnosis.comparison import finding
-from mptune.diagnosis.engine.running import EngineRunner
+from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.patterns.orders import find_stale
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Sides
@@ -74,4 +74,4 @@ def _differs(a: Outputs, b: Outputs, name: str) -> bool:
         x, y = np.asarray(sample[name]), np.asarray(other_sample[name])
         return x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=x.dtype.kind == "f"))
 
-    return not all(same(one, other) for one, other in zip(a, b, strict=True))
+    return not all(map(same, a, b))

@@ -27,7 +27,7 @@ class Layout:
     """Samples have no axis of rows: one is added."""
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], feeds: Sequence[Mapping[str, np.ndarray]]) -> Layout:
+    def of_arrays(cls, arrays: Sequence[np.ndarray], feeds: Sequence[Mapping[str, np.ndarray]]) -> Layout:
         """The layout of an output: rows along axis 0 where it has as many as the inputs of each sample."""
         shapes = tuple(array.shape for array in arrays)
         rows = [{value.shape[0] for value in feed.values() if value.ndim} for feed in feeds]
@@ -80,17 +80,13 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a deployment recorded, in the layout of the model's outputs.
-
-    Attributes:
-        outputs: one dictionary per sample.
-        moved: output -> axes: its axes are in this order in the file (those of the layout of rows).
-        taken: output -> the recorded array whose values stand for it, where its own has the shape of another output.
-    """
+    """What a deployment recorded, in the layout of the model's outputs."""
 
     outputs: tuple[Mapping[str, np.ndarray], ...]
     moved: Mapping[str, tuple[int, ...]]
-    taken: Mapping[str, str]
+    """Output -> axes: its axes are in this order in the file (those of the layout of rows)."""
+    exchanged: Mapping[str, str]
+    """Output -> the recorded array whose values stand for it, where its own has the shape of another output."""
 
 
 def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, inputs: Collection[str] = ()) -> Recording:
@@ -124,11 +120,11 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, input
             arrays[name] = np.where(np.isnan(arrays[name]), np.array(np.nan, arrays[name].dtype), arrays[name])
     fitted: dict[str, np.ndarray] = {}
     moved: dict[str, tuple[int, ...]] = {}
-    taken: dict[str, str] = {}
+    exchanged: dict[str, str] = {}
     for name, layout in layouts.items():
         fitting = layout.fit(arrays[name])
         if fitting is None and (other := _exchanged(name, arrays, layouts)) is not None:
-            fitting, taken[name] = layout.fit(arrays[other]), other
+            fitting, exchanged[name] = layout.fit(arrays[other]), other
         if fitting is None and (axes := _transposed(arrays[name].shape, layout.shape)) is not None:
             fitting, moved[name] = arrays[name].transpose(axes), axes
         if fitting is None:
@@ -136,7 +132,7 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, input
         fitted[name] = fitting
     cut = {name: layouts[name].cut(array) for name, array in fitted.items()}
     count = len(next(iter(layouts.values())).shapes)
-    return Recording(tuple({name: parts[k] for name, parts in cut.items()} for k in range(count)), moved, taken)
+    return Recording(tuple({name: parts[k] for name, parts in cut.items()} for k in range(count)), moved, exchanged)
 
 
 def _exchanged(name: str, arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout]) -> str | None:

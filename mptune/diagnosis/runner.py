@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from mptune.data.archive import read_outputs, save_samples
+from mptune.data.forms.samples import Feed
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
@@ -32,18 +32,36 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.widened import Rounding, uses_products, write_changed, write_tf32, write_widened
-from mptune.settings import DataSettings, SearchSettings
+from mptune.settings import DataSettings, SearchSettings, WorkerSettings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.space import load_space, make_space
 
 T = TypeVar("T")
+R = TypeVar("R", bound="InWorker")
 
-Feed = Mapping[str, np.ndarray]
 Outputs = tuple[Mapping[str, np.ndarray], ...]
 """One dictionary per sample, arrays by output name."""
 
 
-class Runner:
+class InWorker:
+    """What runs in a worker process of its own, which ends with the block."""
+
+    def __init__(self, worker: Worker) -> None:
+        """Take the worker, whose process starts at the first call."""
+        self._limits, self._worker = WorkerSettings(), worker
+
+    def __enter__(self: R) -> R:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._worker.close()
+
+    def answer(self, job: Job[T], /) -> T | Failure:
+        """Run a job; a failure is a value."""
+        return self._worker.call(job, self._limits.build_timeout_s + self._limits.measure_timeout_s)
+
+
+class Runner(InWorker):
     """One model on one set of samples. Nothing runs before it is asked for; results are kept.
 
     Methods raise BaselineError where ONNX Runtime does not run the model on the samples.
@@ -68,35 +86,23 @@ class Runner:
         self.grouped = grouped or GroupedModel(model, find_groups(model))
         self.workload = Workload(self.grouped, self.workspace)
         self._settings = replace(SearchSettings(), data_settings=DataSettings(batch=batch))
-        self._worker = Worker(self.workspace.logs_dir, self._settings.worker, NO_TF32)
+        super().__init__(Worker(self.workspace.logs_dir, environment=NO_TF32))
         self.samples_path = self.workspace.samples("search")
         self.samples = samples
         save_samples(self.samples_path, samples)
         self._kept: dict[str, Outputs] = {}
         self._emulators: dict[tuple[bool, bool], Emulator] = {}
 
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._worker.close()
-
     def call(self, job: Job[T]) -> T:
         """Run a job in the worker."""
-        result = self._answer(job)
+        result = self.answer(job)
         if isinstance(result, Failure):
             raise did_not_run(f"{self.name} does not run on these data", replace(result, log_path=None), self.model)
         return result
 
-    def _answer(self, job: Job[T], /) -> T | Failure:
-        limits = self._settings.worker
-        return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
-
     def check_loads(self) -> tuple[str, ...]:
         """Open the model's own bytes as a user would; returns and raises as ``loading.check_loads``."""
-        return check_loads(self.model.path, self.name, self._answer)
+        return check_loads(self.model.path, self.name, self.answer)
 
     @property
     def exact(self) -> Outputs:
@@ -182,16 +188,21 @@ class Runner:
 
     def on(self, name: str, feeds: Sequence[Feed], model: Path | None = None) -> Outputs:
         """Outputs in true FP32 on other samples, of another model where one is given; ``name`` is theirs alone."""
-        samples, into = (self.workspace.data_dir / f"{name}-{what}.npz" for what in ("samples", "outputs"))
+        samples = self.workspace.data_dir / f"{name}-samples.npz"
         save_samples(samples, feeds)
-        self.call(OutputsJob(model or self.widened, samples, into))
+        return self.run(f"{name}-outputs", model or self.widened, samples)
+
+    def run(self, name: str, model: Path, samples: Path | None = None) -> Outputs:
+        """Outputs of a model's file as it stands, on the samples of this run or others; ``name`` is of their file."""
+        into = self.workspace.data_dir / f"{name}.npz"
+        self.call(OutputsJob(model, samples or self.samples_path, into))
         return read_outputs(into)
 
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
         """Emulated errors of plans on the first samples, against ``exact``."""
         save_samples(self.workspace.reference("search"), self.exact)
         workload = self._workload_of(plans)
-        emulation = Emulation(workload, self.grouped, "cpu", self._settings, self._answer, lambda: self.shapes)
+        emulation = Emulation(workload, self.grouped, "cpu", self._settings, self.answer, lambda: self.shapes)
         errors = emulation.errors(plans, part=range(emulation.samples.count))
         if isinstance(errors, Failure):
             raise did_not_run(f"{self.name} cannot be emulated", replace(errors, log_path=None))
@@ -199,10 +210,8 @@ class Runner:
 
     def changed(self, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]) -> Outputs:
         """Outputs in true FP32 with other constants and attributes of the main graph (``write_changed``)."""
-        path, into = self.scratch("changed"), self.workspace.data_dir / "changed.npz"
-        write_changed(self.widened, path, constants, attributes)
-        self.call(OutputsJob(path, self.samples_path, into))
-        return read_outputs(into)
+        write_changed(self.widened, self.scratch("changed"), constants, attributes)
+        return self.run("changed", self.scratch("changed"))
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
@@ -232,7 +241,7 @@ class Runner:
     @cached_property
     def ranges(self) -> Mapping[str, TensorRange]:
         """Value -> what was seen of it on the samples; empty where the values cannot be observed."""
-        ranges = ReferenceModel(self.workload, "cpu", self._answer).observe()
+        ranges = ReferenceModel(self.workload, "cpu", self.answer).observe()
         return {} if isinstance(ranges, Failure) else ranges
 
     def scratch(self, name: str) -> Path:
@@ -241,7 +250,5 @@ class Runner:
 
     def _outputs(self, name: str, write: Callable[[], Path]) -> Outputs:
         if name not in self._kept:
-            into = self.workspace.data_dir / f"{name}.npz"
-            self.call(OutputsJob(write(), self.samples_path, into))
-            self._kept[name] = read_outputs(into)
+            self._kept[name] = self.run(name, write())
         return self._kept[name]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from mptune.data.metrics.parts import OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
 from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of, rounded_error
-from mptune.diagnosis.patterns.roundings import Compared, Explanation, explain, is_half_precise
+from mptune.diagnosis.patterns.roundings import Cause, Compared, Explanation, explain, is_half_precise
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.jobs.samples import batch_sizes
@@ -46,7 +46,7 @@ class Sides:
     """Of the candidate: recorded, another model, an engine file, or the model itself."""
     moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Output -> order of axes in the candidate's file."""
-    taken: Mapping[str, str] = field(default_factory=dict)
+    exchanged: Mapping[str, str] = field(default_factory=dict)
     """Output -> output whose recorded array has this one's shape."""
     tolerances: Mapping[str, Sequence[Tolerance]] = field(default_factory=dict)
     max_error: float | None = None
@@ -71,9 +71,9 @@ class Sides:
         whole = arrays_of(candidate, name), arrays_of(reference, name)
         largest = largest_of(*self._paired(name, candidate, reference))
         sides = []
-        for given in limits_of(name, self.tolerances.get(name, ()), self._parts.get(name), self.max_error):
-            columns = given.columns if isinstance(given, Limit) else given
-            limit = given if isinstance(given, Limit) else Limit(self._default_limit(name, columns), columns=columns)
+        tolerances, default = self.tolerances.get(name, ()), partial(self._default_limit, name)
+        for limit in limits_of(name, tolerances, self._parts.get(name), self.max_error, default):
+            columns = limit.columns
             error = judged = self.error(name, columns, candidate, reference)
             of_fp16 = judged_fp16 = self.error(name, columns, self.emulated, exact)
             if limit.is_absolute:
@@ -223,7 +223,7 @@ class Side:
             return None
         emulated = arrays_of(self.sides.emulated, self.name)
         same = all(a.shape == b.shape for a, b in zip(emulated, self.wanted, strict=True))
-        return Compared.of(layout.rows(got), layout.rows(self.wanted), layout.rows(emulated) if same else None)
+        return Compared.of_rows(layout.rows(got), layout.rows(self.wanted), layout.rows(emulated) if same else None)
 
     @property
     def difference(self) -> Compared | None:
@@ -240,20 +240,21 @@ class Side:
             return None
         exact = np.asarray(self.rows(runner.exact), np.float64)
 
-        def changes(runs: Iterable[Outputs | None]) -> list[np.ndarray]:
-            every = [np.asarray(self.rows(run), np.float64) for run in runs if run is not None]
+        def changes(cause: Cause, run: Outputs | None) -> list[tuple[Cause, np.ndarray]]:
+            rows = exact[:0] if run is None else np.asarray(self.rows(run), np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
-                return [(rows - exact) / compared.scale for rows in every if rows.shape == exact.shape]
+                return [(cause, (rows - exact) / compared.scale)] if rows.shape == exact.shape else []
 
+        ways = ROUNDINGS if sides.origin != "model" else ()
+        tf32 = [each for way in ways for each in changes("tf32-candidate", runner.tf32(way))]
+        tf32 += [("tf32-reference", -made) for _, made in tf32]
         plans = [plan for plan in dict.fromkeys((sides.plan, runner.all_fp16)) if plan.reduced_groups]
-        tf32 = changes(runner.tf32(way) for way in (ROUNDINGS if sides.origin != "model" else ()))
-        fp16 = changes(runner.emulated(plan) for plan in plans if not plan.bf16_groups)
-        bf16 = changes(runner.emulated(plan) for plan in plans if plan.bf16_groups)
+        half = [each for p in plans for each in changes("bf16" if p.bf16_groups else "fp16", runner.emulated(p))]
         is_half = is_half_precise(np.concatenate([array.ravel() for array in self.got]))
-        cause = explain(compared.got - compared.wanted, tf32, fp16, is_half=is_half, bf16=bf16)
+        difference = compared.got - compared.wanted
+        cause = explain(difference, [*tf32, *half], is_half=is_half)
         if cause is None and sides.origin != "model":  # an engine may be BF16 throughout, which nothing says
-            bf16 = changes([runner.emulated(runner.all_bf16)])
-            cause = explain(compared.got - compared.wanted, tf32, (), is_half=is_half, bf16=bf16)
+            cause = explain(difference, [*tf32, *changes("bf16", runner.emulated(runner.all_bf16))], is_half=is_half)
         return cause
 
 

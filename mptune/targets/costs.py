@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx
-
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.norms import find_activation
@@ -24,19 +22,15 @@ from mptune.graph.plan import Precision
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The steps of one recurrent layer.
-
-    Attributes:
-        steps: how many, one after another.
-        matrix_flops: of one step; a multiply-add counts 2.
-        matrix_elements: elements of the product of one step: every gate of every row and direction.
-        weights: elements of the recurrent weights. Every step reads them, from a cache that holds them if there is one.
-    """
+    """The steps of one recurrent layer, one after another."""
 
     steps: int
     matrix_flops: float
+    """Of one step; a multiply-add counts 2."""
     matrix_elements: int
+    """Of the product of one step: every gate of every row and direction."""
     weights: int
+    """Elements of the recurrent weights. Every step reads them, from a cache that holds them if there is one."""
 
     @property
     def flops(self) -> float:
@@ -53,10 +47,7 @@ def steps_and_rows(node: Node, shape: tuple[int, ...]) -> tuple[int, int]:
 def recurrence_of(node: Node, shape: tuple[int, ...], weights: tuple[int, ...]) -> Recurrence:
     """The steps of an LSTM, GRU or RNN node.
 
-    Args:
-        node: the node.
-        shape: of its input.
-        weights: shape of its recurrent weights: directions, gates times hidden size, hidden size.
+    ``shape`` is of its input, ``weights`` of its recurrent weights: directions, gates times hidden size, hidden size.
     """
     steps, rows = steps_and_rows(node, shape)
     directions, gates, hidden = (*weights, 1, 1, 1)[:3]
@@ -113,7 +104,6 @@ _INPUT_COSTS: Mapping[str, float] = {
     "BiasSoftmax": 6.0,
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ArgMax", "ArgMin", "TopK", "CumSum"), 1.0),
 }
-
 """FLOPs per input element of operators whose output says little: passes over the row times operations per pass."""
 
 
@@ -139,12 +129,7 @@ def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
 
 
 def share_of(nodes: Iterable[Node], flops: Mapping[int, float]) -> float:
-    """The share of all FLOPs that these nodes have; 0 where there are none.
-
-    Args:
-        nodes: some of the model's.
-        flops: of each node, by its index; a node that is not in it counts as nothing.
-    """
+    """The share of all FLOPs that these nodes have; 0 where there are none."""
     total = sum(flops.values())
     return sum(flops.get(node.index, 0.0) for node in nodes) / total if total else 0.0
 
@@ -154,12 +139,8 @@ def is_of_runtime(node: Node) -> bool:
     return node.domain.startswith("com.microsoft")
 
 
-def _attribute(node: Node, name: str) -> object:
-    return next((onnx.helper.get_attribute_value(a) for a in node.proto.attribute if a.name == name), None)
-
-
 def _ints(node: Node, name: str) -> tuple[int, ...]:
-    value = _attribute(node, name)
+    value = attribute(node, name)
     return tuple(int(v) for v in value) if isinstance(value, Sequence) else ()
 
 
@@ -168,12 +149,8 @@ def _last(shape: Shape, back: int = 1) -> int:
 
 
 def _conv(node: Node, shapes: ShapeTable) -> float:
-    weight = shapes[node.inputs[1]]  # (out channels, in channels / group, *kernel)
-    return 2.0 * shapes.elements(node.outputs[0]) * math.prod(weight[1:])
-
-
-def _quantised_conv(node: Node, shapes: ShapeTable) -> float:
-    weight = shapes[node.inputs[3]]  # behind the input, its scale and its zero point; as of Conv
+    slot = 3 if node.op_type == "QLinearConv" else 1  # behind the input, its scale and its zero point
+    weight = shapes[node.inputs[slot]]  # (out channels, in channels / group, *kernel)
     return 2.0 * shapes.elements(node.outputs[0]) * math.prod(weight[1:])
 
 
@@ -183,16 +160,17 @@ def _conv_transpose(node: Node, shapes: ShapeTable) -> float:
 
 
 def _matmul(node: Node, shapes: ShapeTable) -> float:
+    """By the rows of the first operand: weights may be packed."""
     return 2.0 * shapes.elements(node.outputs[0]) * _last(shapes[node.inputs[0]])
 
 
 def _gemm(node: Node, shapes: ShapeTable) -> float:
-    inner = _last(shapes[node.inputs[0]], 2 if _attribute(node, "transA") else 1)
+    inner = _last(shapes[node.inputs[0]], 2 if attribute(node, "transA") else 1)
     return 2.0 * shapes.elements(node.outputs[0]) * inner
 
 
 def _einsum(node: Node, shapes: ShapeTable) -> float:
-    equation = _attribute(node, "equation")
+    equation = attribute(node, "equation")
     text = equation.decode() if isinstance(equation, bytes) else ""
     sizes: dict[str, int] = {}
     for term, name in zip(text.split("->")[0].replace(" ", "").split(","), node.inputs, strict=False):
@@ -214,26 +192,14 @@ def _recurrent(node: Node, shapes: ShapeTable) -> float:
 
 
 _MATRIX_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
-    **dict.fromkeys(("Conv", "DeformConv", "ConvInteger"), _conv),
-    "QLinearConv": _quantised_conv,
-    **dict.fromkeys(("QLinearMatMul", "MatMulInteger"), _matmul),
+    **dict.fromkeys(("Conv", "DeformConv", "ConvInteger", "QLinearConv"), _conv),
+    **dict.fromkeys(("MatMul", "QLinearMatMul", "MatMulInteger"), _matmul),
     "ConvTranspose": _conv_transpose,
-    "MatMul": _matmul,
     "Gemm": _gemm,
     "Einsum": _einsum,
     "Attention": _attention,
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
 }
-
-
-def _fused_matmul(node: Node, shapes: ShapeTable) -> float:
-    inner = _last(shapes[node.inputs[0]], 2 if _attribute(node, "transA") else 1)
-    return 2.0 * shapes.elements(node.outputs[0]) * inner
-
-
-def _packed_matmul(node: Node, shapes: ShapeTable) -> float:
-    """Weights may be packed: the rows of the first operand say how long a sum is."""
-    return 2.0 * shapes.elements(node.outputs[0]) * _last(shapes[node.inputs[0]])
 
 
 def _projecting_attention(node: Node, shapes: ShapeTable) -> float:
@@ -267,19 +233,18 @@ def _mixture(node: Node, shapes: ShapeTable) -> float:
     """Every token goes through ``k`` of the experts, whose weights lie along their first axis."""
     weights = [_input(node, i) for i in (2, 4, 6)]
     experts = max(1, shapes[weights[0]][0]) if weights[0] and shapes[weights[0]] else 1
-    chosen = _attribute(node, "k")
+    chosen = attribute(node, "k")
     tokens = shapes.elements(node.inputs[0]) / max(1, _last(shapes[node.inputs[0]]))
     used = (chosen if isinstance(chosen, int) else 1) / experts
     return 2.0 * tokens * used * sum(shapes.elements(weight) for weight in weights if weight)
 
 
 _RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
-    **dict.fromkeys(("FusedConv", "NhwcConv", "NhwcFusedConv", "Conv"), _conv),
-    "QLinearConv": _quantised_conv,
-    **dict.fromkeys(("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation"), _fused_matmul),
+    **dict.fromkeys(("FusedConv", "NhwcConv", "NhwcFusedConv", "Conv", "QLinearConv"), _conv),
+    **dict.fromkeys(("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation"), _gemm),
     **dict.fromkeys(("FusedGemm", "GemmFastGelu", "GemmFloat8", "QGemm"), _gemm),
-    **dict.fromkeys(("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulIntegerToFloat"), _packed_matmul),
-    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulInteger16"), _packed_matmul),
+    **dict.fromkeys(("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulIntegerToFloat"), _matmul),
+    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulInteger16"), _matmul),
     **dict.fromkeys(
         ("Attention", "QAttention", "PackedAttention", "DecoderMaskedSelfAttention"), _projecting_attention
     ),
@@ -288,25 +253,20 @@ _RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
     **dict.fromkeys(("AttnLSTM", "DynamicQuantizeLSTM"), _recurrent),
     **dict.fromkeys(("MoE", "QMoE"), _mixture),
 }
-
 """Of ONNX Runtime's own domains, by docs/ContribOperators.md of microsoft/onnxruntime."""
 
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
-
 """Operators that only give their first input another shape: no traffic, no kernel."""
 
 _METADATA = frozenset({"Shape", "Size", "Constant"})
-
 """Operators that read and write no element at run time."""
 
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-
 """Operators that read only those elements of their first input that they return."""
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
 
 _CONVOLUTIONAL_SHARE = 0.1
-
 """A model in which convolutions have more than this share of the FLOPs counts as convolutional."""
 
 
@@ -343,14 +303,10 @@ class GroupCost:
 def group_costs(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> dict[str, GroupCost]:
     """Count FLOPs and bytes of every group.
 
-    Args:
-        grouped: the model and its layer groups.
-        shapes: concrete shapes by tensor name, such as those observed on the first sample. What is missing is taken
-            from the model, symbolic dimensions by their names.
-
-    Returns:
-        One cost per group id. Nodes in no group are left out (``ungrouped_cost``). What is computed from constants and
-        shapes alone is folded before the run and costs nothing; what reads the result reads a weight.
+    ``shapes`` are concrete ones by tensor name, such as those observed on the first sample; what is missing is taken
+    from the model, symbolic dimensions by their names. Nodes in no group are left out (``ungrouped_cost``). What is
+    computed from constants and shapes alone is folded before the run and costs nothing; what reads the result reads a
+    weight.
     """
     model, groups = grouped.model, grouped.groups
     counter = _Counter(model, [group.nodes for group in groups], ShapeTable(model, shapes))
@@ -367,11 +323,7 @@ def kernel_costs(
     Optimizations in ONNX Runtime": Layer Normalization Fusion, GELU Fusion). The bias of a convolution is a kernel of
     its own, as its rounding shows too (``mptune.graph.writing.rounding_steps``). Tensor cores want channels last, ONNX
     has them first: in FP16 a convolution's operands are converted before it and its result after it (the kernels are
-    listed in microsoft/onnxruntime pull request 17200).
-
-    Returns:
-        Kernels in topological order by group id. What is computed from constants and shapes alone is folded, and takes
-        none.
+    listed in microsoft/onnxruntime pull request 17200). Kernels are in topological order.
     """
     model = grouped.model
     look = Lookup(model)
@@ -385,13 +337,13 @@ def kernel_costs(
             if not is_folded(node, folded):
                 units.setdefault((group.id, joined.get(node.index, node.index)), []).append(name)
     counter = _Counter(model, list(units.values()), ShapeTable(model, shapes))
-    found: dict[str, list[GroupCost]] = {group.id: [] for group in grouped.groups}
+    kernels: dict[str, list[GroupCost]] = {group.id: [] for group in grouped.groups}
     for k, ((group_id, _), names) in enumerate(units.items()):
         first = nodes[names[0]]
         cost = counter.cost([nodes[name] for name in names], k)
         beside = counter.beside_convolution(first, precision) if is_convolution(first) else ()
-        found[group_id] += [kernel for kernel in (cost, *beside) if kernel.kernels]
-    return {group: tuple(kernels) for group, kernels in found.items()}
+        kernels[group_id] += [kernel for kernel in (cost, *beside) if kernel.kernels]
+    return {group: tuple(each) for group, each in kernels.items()}
 
 
 def _joined(model: Model, look: Lookup) -> dict[int, int]:

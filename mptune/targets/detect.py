@@ -59,7 +59,7 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
     return tuple(
         Gpu(
             name=rows[k]["name"],
-            compute_capability=_capability(rows[k]["compute_cap"]),
+            compute_capability=parse_capability(rows[k]["compute_cap"]),
             memory_gb=_memory_gb(rows[k]["memory.total"]),
             driver=rows[k]["driver_version"],
             index=index,
@@ -76,16 +76,12 @@ def hidden_gpu(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> Path | N
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return None
     files = (path for pattern in _DEVICE_FILES for path in sorted(root.glob(pattern)))
-    found = next(files, None)
-    return found if found is not None and not detect_gpus(root, timeout_s) else None
+    file = next(files, None)
+    return file if file is not None and not detect_gpus(root, timeout_s) else None
 
 
 def gpu_variables(index: int) -> dict[str, str]:
-    """The environment variables with which CUDA sees one GPU alone.
-
-    Args:
-        index: as CUDA counts the visible devices now, in the order of their PCI addresses.
-    """
+    """The environment variables with which CUDA sees one GPU alone."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
     if entries is not None and index >= len(entries):
@@ -118,7 +114,8 @@ def _visible(indices: list[str], uuids: list[str]) -> list[int]:
     return chosen
 
 
-def _capability(text: str) -> tuple[int, int] | None:
+def parse_capability(text: str) -> tuple[int, int] | None:
+    """A compute capability such as ``8.7``; None for anything else."""
     match = re.fullmatch(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else None
 

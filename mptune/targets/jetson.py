@@ -1,4 +1,10 @@
-"""A Jetson as its own files describe it: module, JetPack, power mode, clocks, memory; and NVIDIA's own programs."""
+"""A Jetson as its own files describe it: module, JetPack, power mode, clocks, memory; and NVIDIA's own programs.
+
+Also whether it throttled while it was timed: nvidia-smi answers N/A there. Sources: Jetson Linux Developer Guide,
+"Platform Power and Performance" (``oc*_event_cnt`` of the driver ``soctherm_oc``: OC1 is under-voltage, OC2 average and
+OC3 instantaneous over-current) and "Thermal management"; the Linux kernel's documentation of devfreq and of thermal
+zones.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +12,18 @@ import platform
 import re
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 10.0
-
 """A driver that hangs is given up after this long."""
 
 
 def ask_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """What nvidia-smi prints.
-
-    Returns:
-        Its standard output; None where there is no nvidia-smi, or it fails or does not answer in time.
-    """
+    """What nvidia-smi prints; None where there is none, or it fails or does not answer in time."""
     program = shutil.which("nvidia-smi")
     return None if program is None else output_of(Path(program), *arguments, timeout_s=timeout_s)
 
@@ -57,7 +59,6 @@ _JETPACKS = {
     "35.3.1": "5.1.1",
     "35.2.1": "5.1",
 }
-
 """JetPack by L4T release, where the package ``nvidia-jetpack`` is not installed (NVIDIA's JetPack archive)."""
 
 _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
@@ -65,32 +66,37 @@ _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 _RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
 
 _FAMILY_OF_RELEASE = {"36": "Orin"}
-
 """Modules that a release of Jetson Linux is for, where they are of one family (its release notes)."""
 
 _FAMILIES = {"*.ga10b": "Orin", "*.gv11b": "Xavier"}
-
 """Family by the name of the GPU's clock: GA10B is Orin's GPU, GV11B Xavier's."""
 
 _NVPMODEL = "usr/sbin/nvpmodel"
 
 _MEMORY_TOLERANCE = 0.15
-
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """The clocks of a Jetson's GPU; None where one is unknown."""
+
+    gpu_mhz: float | None = None
+    gpu_min_mhz: float | None = None
+    """The lowest that the governor may choose; equal to the highest where ``jetson_clocks`` ran."""
+    gpu_max_mhz: float | None = None
+    """The highest that the power mode allows."""
+
+
 @dataclass(frozen=True)
-class JetsonState:
+class JetsonState(Clocks):
     """A Jetson at one moment; None or empty where a value is unknown.
 
     Attributes:
-        model: of the device tree, such as ``NVIDIA Jetson Orin Nano Developer Kit``.
         part: number of the module, such as ``p3767-0005``; the carrier board may be anyone's.
         memory_gb: what CPU and GPU share, less what the firmware keeps, GB (10^9 bytes).
         l4t: release of Jetson Linux, such as ``36.4.3``.
         jetpack: such as ``6.2``, or ``6`` where only the series is known.
-        gpu_min_mhz: lowest clock that the governor may choose; equal to the highest where ``jetson_clocks`` ran.
-        gpu_max_mhz: highest clock that the power mode allows.
     """
 
     model: str
@@ -100,9 +106,6 @@ class JetsonState:
     jetpack: str = ""
     power_mode: str = ""
     power_modes: tuple[str, ...] = ()
-    gpu_mhz: float | None = None
-    gpu_min_mhz: float | None = None
-    gpu_max_mhz: float | None = None
     memory_mhz: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +143,6 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
     release = _RELEASE.search(read_text(root / "etc/nv_tegra_release"))
     l4t = f"{release[1]}.{release[2]}" if release else ""
     modes = _power_modes(root)
-    clocks = gpu_clocks(root)
     memory = read_number(root / "sys/kernel/debug/bpmp/debug/clk/emc/rate")
     return JetsonState(
         model=model,
@@ -150,10 +152,8 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
         jetpack=_jetpack(root, l4t),
         power_mode=_power_mode(root, modes),
         power_modes=tuple(modes.values()),
-        gpu_mhz=clocks.get("cur_freq"),
-        gpu_min_mhz=clocks.get("min_freq"),
-        gpu_max_mhz=clocks.get("max_freq"),
         memory_mhz=None if memory is None else memory / 1e6,
+        **asdict(gpu_clocks(root)),
     )
 
 
@@ -211,10 +211,10 @@ def _jetpack(root: Path, l4t: str) -> str:
 
 def _power_modes(root: Path) -> dict[int, str]:
     """Id -> name of every mode in ``/etc/nvpmodel.conf``."""
-    found = re.findall(
+    modes = re.findall(
         r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", read_text(root / "etc/nvpmodel.conf"), re.MULTILINE
     )
-    return {int(number): name.removeprefix("MODE_") for number, name in found}
+    return {int(number): name.removeprefix("MODE_") for number, name in modes}
 
 
 def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
@@ -226,19 +226,15 @@ def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
     return modes.get(int(kept[1]), "") if kept else ""
 
 
-def gpu_clocks(root: Path) -> dict[str, float]:
-    """MHz by devfreq's name; empty where there are none.
-
-    The GPU is ``17000000.gpu`` on JetPack 6, ``17000000.ga10b`` on JetPack 5, and ``gpu-gpc-0`` with the driver of
-    JetPack 7 on a Thor.
-    """
+def gpu_clocks(root: Path) -> Clocks:
+    """By devfreq: the GPU is ``17000000.gpu`` on JetPack 6, ``17000000.ga10b`` on 5, ``gpu-gpc-0`` on 7 on a Thor."""
     for pattern in ("*.gpu", "*.ga10b", "*.gv11b", "gpu-gpc-0"):
         for folder in _clock_folders(root, pattern):
-            read = {name: read_number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")}
-            clocks = {name: value / 1e6 for name, value in read.items() if value}
-            if clocks:
-                return clocks
-    return {}
+            hz = [read_number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")]
+            if any(hz):
+                now, lowest, highest = (value / 1e6 if value else None for value in hz)
+                return Clocks(gpu_mhz=now, gpu_min_mhz=lowest, gpu_max_mhz=highest)
+    return Clocks()
 
 
 def _clock_folders(root: Path, pattern: str) -> list[Path]:
@@ -259,3 +255,78 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+_CLOCK_TOLERANCE = 0.05
+_EVENTS = {"oc1": "under-voltage", "oc2": "average over-current", "oc3": "instantaneous over-current"}
+_TRIPS = re.compile(r"trip_point_(\d+)_type")
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """A Jetson's state at one moment, as far as its files show it."""
+
+    clocks: Clocks
+    events: Mapping[str, int]
+    """Event counter, such as ``oc3`` -> events since the device was started."""
+    too_hot: Mapping[str, float]
+    """Thermal zone -> degrees Celsius, of those where the kernel lowers clocks."""
+
+
+def read_throttling(root: Path = Path("/")) -> Throttling | None:
+    """Read the files; None where this is no Jetson. Never raises."""
+    clocks = gpu_clocks(root)
+    return None if clocks == Clocks() else Throttling(clocks, _events(root), _too_hot(root))
+
+
+def throttling_warnings(now: Throttling, before: Throttling, first: Throttling) -> tuple[str, ...]:
+    """What lowered the clocks during a timing, one line each, ending with what to do.
+
+    ``before`` is read before the timing, ``now`` right after it, before the GPU is idle, ``first`` as ``now`` of the
+    first timing.
+    """
+    warnings = []
+    for name, count in now.events.items():
+        more = count - before.events.get(name, count)
+        if more > 0:
+            what = _EVENTS.get(name, "hardware")
+            warnings.append(
+                f"the Jetson throttled while it was timed ({what}, {name}: {more} times): use a stronger supply or a"
+                " lower power mode, and measure again"
+            )
+    for zone, degrees in now.too_hot.items():
+        warnings.append(f"{zone} is at {degrees:.0f} degrees, where the kernel lowers the clocks: cool the Jetson")
+    clocks = now.clocks
+    is_locked = clocks.gpu_mhz is not None and clocks.gpu_min_mhz == clocks.gpu_max_mhz
+    wanted = clocks.gpu_max_mhz if is_locked else first.clocks.gpu_mhz
+    if wanted and clocks.gpu_mhz and clocks.gpu_mhz < (1 - _CLOCK_TOLERANCE) * wanted:
+        since = "although it is locked" if is_locked else "since the first timing"
+        warnings.append(
+            f"the GPU's clock fell from {wanted:.0f} to {clocks.gpu_mhz:.0f} MHz {since}: cool the Jetson, or lock the"
+            " clocks of the power mode that will be deployed (sudo jetson_clocks)"
+        )
+    return tuple(warnings)
+
+
+def _events(root: Path) -> dict[str, int]:
+    events: dict[str, int] = defaultdict(int)
+    for path in sorted((root / "sys/class/hwmon").glob("hwmon*/oc*_event_cnt")):
+        count = read_number(path)
+        if count is not None:
+            events[path.name.removesuffix("_event_cnt")] += int(count)
+    return events
+
+
+def _too_hot(root: Path) -> dict[str, float]:
+    too_hot = {}
+    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        now = read_number(zone / "temp")
+        limits = [
+            read_number(zone / path.name.replace("_type", "_temp"))
+            for path in zone.glob("trip_point_*_type")
+            if _TRIPS.fullmatch(path.name) and read_text(path).strip() == "passive"
+        ]
+        lowest = min((limit for limit in limits if limit is not None and limit > 0), default=None)
+        if now is not None and lowest is not None and now >= lowest:
+            too_hot[read_text(zone / "type").strip() or zone.name] = now / 1000
+    return too_hot

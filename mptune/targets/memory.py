@@ -8,15 +8,14 @@ fits on a device at all. What the subgraphs of If, Loop and Scan hold inside is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
-from mptune.targets.engine_memory import EngineMemory
 
 if TYPE_CHECKING:
     from mptune.targets.target import Target, TargetKind
@@ -33,12 +32,37 @@ Without a limit it is all of it, and which kernels are tried depends on what hap
 
 
 def default_workspace_mb(shared_gb: float | None) -> int | None:
-    """The limit of TensorRT's workspace where the user gives none, MiB; None for no limit.
-
-    Args:
-        shared_gb: memory that CPU and GPU share, GB; None where the GPU has its own.
-    """
+    """The limit of TensorRT's workspace where the user gives none, MiB; none where the GPU has its own memory."""
     return None if shared_gb is None else max(1, int(shared_gb * 1e9 * WORKSPACE_SHARE / 2**20))
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """What one plan's engine takes, in bytes; None where it is not known."""
+
+    engine_bytes: int | None
+    """Of the engine's file, which holds its weights."""
+    context_bytes: int | None
+    """Of the device, what an execution context takes for values and scratch: TensorRT's own figure, else the most that
+    is alive at once."""
+    weight_bytes: int | None
+    """Of the constants as the plan stores them, computed from the model."""
+    source: Literal["measured", "predicted"]
+    """Whether ``context_bytes`` is the built engine's own figure."""
+
+    @property
+    def total_bytes(self) -> int:
+        """What the engine takes when it is loaded: its file or its weights, and the context."""
+        return max(self.engine_bytes or 0, self.weight_bytes or 0) + (self.context_bytes or 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> EngineMemory:
+        """Inverse of ``to_json``."""
+        return cls(*(document[field.name] for field in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -48,11 +72,8 @@ class MemoryNeed:
     Attributes:
         fp32_weights: constants as the run reads them: what is computed from constants alone is folded, and its result
             counts instead of them.
-        fp16_weights: with every FP32 one in FP16.
         fp32_activations: the most that is alive at once of inputs, outputs and values between.
         fp16_activations: the same with every FP32 value in FP16 but for inputs and outputs, which keep their types.
-        fp32_peak: name of the node at which ``fp32_activations`` is reached.
-        fp16_peak: name of the node at which ``fp16_activations`` is reached.
     """
 
     fp32_weights: int
@@ -181,11 +202,7 @@ def _ends(model: Model) -> Mapping[str, int]:
 def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False) -> tuple[str, ...]:
     """A warning where a model will not fit on a device, or only just; all-FP32 counts, since it is the baseline.
 
-    Args:
-        need: of the model.
-        target: the device.
-        measured: engines run on it: the baseline and a candidate, which may be nearly all FP32, are timed in turn, so
-            that two are loaded at a time.
+    Where engines are ``measured``, the baseline and a candidate, which may be nearly all FP32, are loaded at a time.
     """
     if target.memory_gb is None:
         return ()

@@ -8,9 +8,9 @@ from dataclasses import replace
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.targets.costs import Shape
-from mptune.targets.jetson import JetsonState, same_memory
+from mptune.targets.jetson import JetsonState
 from mptune.targets.roofline import FUSED, roofline
-from mptune.targets.target import Target
+from mptune.targets.target import Target, can_be
 
 TARGET_CODE = "target-not-here"
 
@@ -43,14 +43,14 @@ def beside_tf32(
     tf32: bool = False,
 ) -> tuple[Finding, ...]:
     """The findings of ``not_measured``, with the latency that all-FP32 would have with TF32, TensorRT's default."""
-    found = tuple(finding for finding in findings if finding.code == TARGET_CODE)
-    if not found or target is None or target.tf32_tflops is None:
-        return found
+    not_here = tuple(finding for finding in findings if finding.code == TARGET_CODE)
+    if not not_here or target is None or target.tf32_tflops is None:
+        return not_here
     terms = roofline(grouped, target, shapes, replace(FUSED, tf32=True))
     fp32_ms, tf32_ms = terms.base_ms, terms.base_ms - terms.tf32_gain_ms
     if tf32_ms >= (1 - _TF32_COUNTS) * fp32_ms:
-        return found
-    plain = not_measured(str(found[0].evidence["target"]))
+        return not_here
+    plain = not_measured(str(not_here[0].evidence["target"]))
     text = (
         f"{plain.text}; all-FP32 is true FP32, {fp32_ms:.3g} ms: in TF32, TensorRT's own default, the model would take"
         f" {tf32_ms:.3g} ms, so against that speedups are {fp32_ms / tf32_ms:.2f} times smaller"
@@ -88,13 +88,6 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
 
 
 def _is_module(target: Target, jetson: JetsonState) -> bool:
-    """Whether the module is the profile's; a value that the device does not report rules nothing out."""
-    if target.kind != "jetson":
-        return False
     if jetson.part and target.part_numbers:
         return jetson.part in target.part_numbers
-    if target.gpu_names and not any(name.lower() in jetson.model.lower() for name in target.gpu_names):
-        return False
-    if jetson.memory_gb is None or target.memory_gb is None:
-        return True
-    return same_memory(jetson.memory_gb, target.memory_gb)
+    return target.kind == "jetson" and can_be(target, jetson.model, jetson.memory_gb)

@@ -144,7 +144,6 @@ class LatencyTerms:
         base_ms: all-FP32, without TF32.
         gains_ms: group id -> what FP16 saves, and BF16, which has its rate; negative where FP16 is slower, 0 for pinned
             groups.
-        boundaries: every tensor that some plan needs a Cast for.
         tf32_gain_ms: what TF32 saves in all groups together, where the search allows it: in every plan but all-FP32.
     """
 
@@ -169,14 +168,7 @@ def roofline(
     shapes: Mapping[str, Shape],
     execution: Execution = FUSED,
 ) -> LatencyTerms:
-    """Predict the latency terms of a model on a target.
-
-    Args:
-        grouped: the model and its layer groups.
-        target: the device.
-        shapes: concrete shapes by tensor name (``group_costs``).
-        execution: of the engine that is to run it.
-    """
+    """Predict the latency terms of a model on a target."""
     units = GroupedModel(grouped.model, find_groups(grouped.model))
     rest = ungrouped_cost(grouped, shapes)
     table = ShapeTable(grouped.model, shapes)
@@ -192,15 +184,10 @@ def roofline(
     return LatencyTerms(
         base_ms=base_ms + rest.fp32_bytes / _bytes_per_ms(target, execution),
         gains_ms=_shared_gains(grouped, units, gains),
-        boundaries=tuple(
-            BoundaryCost(
-                edge.tensor,
-                edge.producer,
-                edge.consumers,
-                edge.casts * cast_ms(table.elements(edge.tensor), target, execution),
-                edge.fixed,
-            )
-            for edge in _edges(grouped, units if execution.is_fused else grouped)
+        boundaries=_boundaries(
+            grouped,
+            units if execution.is_fused else grouped,
+            lambda tensor: cast_ms(table.elements(tensor), target, execution),
         ),
         tf32_gain_ms=base_ms - sum(ms(units, Precision.FP32).values()),
     )
@@ -293,33 +280,22 @@ def _bytes_per_ms(target: Target, execution: Execution) -> float:
     return target.bandwidth_gbps * 1e6 * execution.bandwidth
 
 
-@dataclass(frozen=True)
-class _Edge:
-    """A float tensor between groups: its producer, its readers, whether a reader is always FP32.
-
-    ``casts`` says what a Cast costs, in Casts: none where integers are cast, as every reader gets them in its own type,
-    and two where the tensor would stay inside a kernel otherwise, as it is then written and read, too.
-    """
-
-    tensor: str
-    producer: str | None
-    consumers: tuple[str, ...]
-    fixed: bool
-    casts: int
-
-
-def _edges(grouped: GroupedModel, units: GroupedModel) -> list[_Edge]:
+def _boundaries(
+    grouped: GroupedModel, units: GroupedModel, cast_ms_of: Callable[[str], float]
+) -> tuple[BoundaryCost, ...]:
     """Every FP32 tensor between two groups or between a group and what is always FP32.
 
     Follows ``mptune.graph.casting.value_types``, which decides where Casts stand. Constants and what is folded before
-    the run are left out: so are their Casts. ``units`` are the kernels, as groups.
+    the run are left out: so are their Casts. ``units`` are the kernels, as groups. No Cast is paid for where integers
+    are cast, as every reader gets them in its own type, and two where the tensor would stay inside a kernel otherwise,
+    as it is then written and read, too.
     """
     model, owners = grouped.model, grouped.owners
     folded = shape_facts(model).folded
     rules = node_rules(model)
     named = {output.name for output in model.outputs}
     integers = {group.id for group in grouped.groups if group.pinned == CASTS_INTEGERS}
-    found = []
+    boundaries = []
     for name, info in model.tensors.items():
         if not info.is_float32 or name in folded:
             continue
@@ -339,8 +315,9 @@ def _edges(grouped: GroupedModel, units: GroupedModel) -> list[_Edge]:
         others = tuple(group for group in consumers if group != producer)
         if others or (fixed and producer is not None):
             stays_inside = not fixed and readers == {unit}
-            found.append(_Edge(name, producer, others, fixed, 0 if producer in integers else 2 if stays_inside else 1))
-    return found
+            casts = 0 if producer in integers else 2 if stays_inside else 1
+            boundaries.append(BoundaryCost(name, producer, others, casts * cast_ms_of(name), fixed))
+    return tuple(boundaries)
 
 
 def _producer(model: Model, tensor: str, rules: Sequence[NodeRule], owners: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ import pydantic
 
 from mptune import resources
 from mptune.errors import TargetError
-from mptune.targets.detect import Gpu, detect_gpus
+from mptune.targets.detect import Gpu, detect_gpus, parse_capability
 from mptune.targets.jetson import same_memory
 
 __all__ = ["FIGURES", "Gpu", "Target", "detect_gpus", "list_targets", "load_target", "match_target"]
@@ -47,20 +47,16 @@ TensorRT-RTX, Turing (7.5) has neither, nor has Xavier (7.2)."""
 
 @dataclass(frozen=True)
 class Target:
-    """The device that engines are for.
+    """The device that engines are for; units are in the names, GB/s and GB of 10^9 bytes.
 
     Attributes:
-        name: what ``--target`` takes.
         fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s.
-        fp32_tflops: FP32 peak without TF32, TFLOP/s.
-        bandwidth_gbps: memory bandwidth, GB/s (10^9 bytes).
+        fp32_tflops: FP32 peak without TF32.
         memory_gb: memory that engines can use, GB; None where it depends on the machine.
         sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
-        compute_capability: of an NVIDIA GPU.
         gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
         bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0).
         tf32_tflops: the same of TF32: what FP32 groups reach where TF32 is allowed; None as for BF16.
-        l2_mb: second level cache, MB.
         launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
         gpu_names: what drivers and device trees call it; parts of the name, in any case.
         part_numbers: of the Jetson modules that the profile is for, such as ``p3767-0005``.
@@ -134,16 +130,11 @@ class _TargetFile(pydantic.BaseModel):
         """The frozen record; a figure that is given without a source says so, and TF32 may be inferred."""
         values = self.model_dump(exclude={"format", "sources", "compute_capability"})
         given = [figure for figure in FIGURES if getattr(self, figure)]
-        capability = None if self.compute_capability is None else _capability(self.compute_capability)
+        capability = parse_capability(self.compute_capability or "")
         sources = {figure: self.sources.get(figure, "not stated") for figure in given}
         if self.tf32_tflops is None and capability is not None and capability >= BF16_SINCE:
             values["tf32_tflops"], sources["tf32_tflops"] = self.fp16_tflops / 2, "‡ inferred: half of dense FP16"
         return Target(name=name, compute_capability=capability, sources=sources, **values)
-
-
-def _capability(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return int(major), int(minor)
 
 
 def load_target(name_or_path: str) -> Target:
@@ -226,14 +217,15 @@ def _clocked(target: Target, gpu: Gpu) -> tuple[float, float]:
     return -abs(math.log(gpu.max_mhz / mhz)), -mhz
 
 
+def can_be(target: Target, name: str, memory_gb: float | None) -> bool:
+    """Whether a device of this name and memory can be the profile's; what is not known of either rules nothing out."""
+    if target.gpu_names and not any(known_as.lower() in name.lower() for known_as in target.gpu_names):
+        return False
+    return memory_gb is None or target.memory_gb is None or same_memory(memory_gb, target.memory_gb)
+
+
 def _fits(target: Target, gpu: Gpu) -> bool:
-    if not any(name.lower() in gpu.name.lower() for name in target.gpu_names):
-        return False
-    if gpu.compute_capability is not None and gpu.compute_capability != target.compute_capability:
-        return False
-    if gpu.memory_gb is None or target.memory_gb is None:
-        return True
-    return same_memory(gpu.memory_gb, target.memory_gb)
+    return can_be(target, gpu.name, gpu.memory_gb) and gpu.compute_capability in (None, target.compute_capability)
 
 
 def _distance(target: Target, gpu: Gpu, kind: TargetKind) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from mptune.data.archive import load_labels, save_labels
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.rollout import Rollout
-from mptune.diagnosis.sizes.sweeps import size_text, sizes_of
+from mptune.diagnosis.sizes import size_text, sizes_of
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.errors import DataError, SettingsError
 from mptune.graph.grouping.grouped import GroupedModel

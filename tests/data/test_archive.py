@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.data.archive import read_archive, read_array, read_outputs, read_samples, save_outputs, save_samples
+from mptune.data.archive import read_archive, read_array, read_samples, save_samples
 from mptune.errors import DataError, RunError
 
 
@@ -30,12 +30,6 @@ def test_names_types_and_shapes_survive(tmp_path: Path) -> None:
     path = tmp_path / "data" / "search.npz"
     save_samples(path, samples)
     assert_same(samples, read_samples(path))
-
-
-def test_outputs_are_kept_alike(tmp_path: Path) -> None:
-    outputs = [{"y": np.arange(k + 1, dtype=np.float32)} for k in range(12)]
-    save_outputs(tmp_path / "o.npz", outputs)
-    assert_same(outputs, read_outputs(tmp_path / "o.npz"))
 
 
 def test_no_samples_and_empty_samples(tmp_path: Path) -> None:
@@ -96,11 +90,12 @@ class TestUnreadable:
         path.write_bytes(content)
         self.refused(read, path, "is not a NumPy")
 
-    def test_truncated_archive(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.npz"
-        np.savez(path, x=np.arange(1000.0))
+    @pytest.mark.parametrize(("save", "read"), [(np.savez, read_archive), (np.save, read_array)])
+    def test_truncated(self, tmp_path: Path, save, read) -> None:
+        path = tmp_path / ("x.npz" if save is np.savez else "x.npy")
+        save(path, np.arange(1000.0))
         path.write_bytes(path.read_bytes()[:4000])
-        self.refused(read_archive, path, "truncated")
+        self.refused(read, path, "truncated")
 
     def test_damaged_member(self, tmp_path: Path) -> None:
         path = tmp_path / "x.npz"
@@ -110,26 +105,15 @@ class TestUnreadable:
         path.write_bytes(content)
         self.refused(read_archive, path, "is not a NumPy")
 
-    def test_truncated_array(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.npy"
-        np.save(path, np.arange(1000.0))
-        path.write_bytes(path.read_bytes()[:4000])
-        self.refused(read_array, path, "truncated")
-
-    def test_pickled_member(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.npz"
-        np.savez(path, x=np.array([None, "a"], dtype=object))
-        self.refused(read_archive, path, "pickled objects")
-
-    def test_pickled_array(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.npy"
-        np.save(path, np.array([None], dtype=object))
-        self.refused(read_array, path, "pickled objects")
+    @pytest.mark.parametrize("read", [read_array, read_archive])
+    def test_pickled(self, tmp_path: Path, read) -> None:
+        path = tmp_path / ("x.npz" if read is read_archive else "x.npy")
+        (np.savez if read is read_archive else np.save)(path, np.array([None, "a"], dtype=object))
+        self.refused(read, path, "pickled objects")
 
     def test_plain_pickle(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.npy"
-        np.array([1.0]).dump(path)
-        self.refused(read_array, path, "pickled objects")
+        np.array([1.0]).dump(tmp_path / "x.npy")
+        self.refused(read_array, tmp_path / "x.npy", "pickled objects")
 
     def test_member_that_is_no_array(self, tmp_path: Path) -> None:
         path = tmp_path / "x.npz"

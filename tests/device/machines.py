@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 
-from mptune.diagnosis.engine import running
+from mptune.diagnosis import engines as diagnosed_engines
 from mptune.engines import environment
 from mptune.engines.cuda import runtime
 from mptune.engines.toolchains import choose, reference, shared
 from mptune.engines.worker import child, parent
 from mptune.engines.worker.child import WorkerState
 from mptune.selftest import run as selftest
-from mptune.targets import detect, jetson, throttling
+from mptune.targets import detect, jetson
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
@@ -148,7 +148,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
             patch.setattr(runtime, "runtime", cuda_runtime)
-            for module in (parent, shared, selftest, running):
+            for module in (parent, shared, selftest, diagnosed_engines):
                 patch.setattr(module, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()
@@ -231,7 +231,7 @@ def _rooted() -> tuple[Any, ...]:
         detect.detect_gpus,
         detect.hidden_gpu,
         jetson.read_jetson,
-        throttling.read_throttling,
+        jetson.read_throttling,
     )
 
 

@@ -81,24 +81,51 @@ def test_of_several_differences_the_first_that_changes_an_output_is_named(tmp_pa
     assert finding.evidence["differences"] == 1
 
 
-def test_one_number_of_another_size_is_not_called_limited() -> None:
-    changed = constant_difference(np.array([3.0], np.float32), np.array([2.0], np.float32))
-    assert changed is not None
-    assert changed.limit is None
-    known = constant_difference(np.array([3e4], np.float32), np.array([1e4], np.float16))
-    assert known is not None
-    assert known.limit == 1e4
-    every = constant_difference(np.array([3.0, -4.0, 1.0], np.float32), np.array([2.0, -2.0, 1.0], np.float32))
-    assert every is not None
-    assert every.limit == 2.0
-    assert every.values is not None
-    assert every.values.tolist() == [2.0, -2.0, 1.0]
-    weights = np.array([0.1, 22000.0, -18000.0, 1e-9], np.float32)
-    few = constant_difference(weights, np.array([0.1, 1e4, -1e4, 0.0], np.float16))
-    assert few is not None
-    assert (few.limit, few.text.split(",")[0]) == (1e4, "2 of 4 values differ")
-    for rounded in (np.float16, np.float32):
-        assert (
-            constant_difference(np.array([0.1, 7e4], np.float32), np.array([0.1, 65504], np.float16).astype(rounded))
-            is None
-        )
+WEIGHT = np.random.default_rng(2).standard_normal((16, 16))
+KERNEL = np.random.default_rng(2).standard_normal((32, 4, 3, 3))
+
+
+def replaced(array: np.ndarray, place: object, value: float) -> np.ndarray:
+    copy = array.copy()
+    copy[place] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "dtype", "limit", "text"),
+    [
+        ([3.0], [2.0], np.float32, None, "1 of 1 values differ"),
+        ([3e4], [1e4], np.float16, 1e4, "1 of 1 values differ"),
+        ([3.0, -4.0, 1.0], [2.0, -2.0, 1.0], np.float32, 2.0, "2 of 3 values differ"),
+        ([0.1, 22000.0, -18000.0, 1e-9], [0.1, 1e4, -1e4, 0.0], np.float16, 1e4, "2 of 4 values differ"),
+        (WEIGHT, replaced(WEIGHT, (3, slice(4)), np.nan), np.float32, None, "4 of 256 values are NaN or Inf"),
+        (
+            WEIGHT,
+            replaced(WEIGHT, (3, slice(4)), np.nan),
+            np.float32,
+            None,
+            "in the candidate, all in entry 3 of axis 0",
+        ),
+        (
+            KERNEL,
+            replaced(KERNEL, 5, 0.0),
+            np.float32,
+            None,
+            ": these are zero in the candidate, all in entry 5 of axis 0",
+        ),
+    ],
+)
+def test_how_a_constant_differs(left: object, right: object, dtype: type, limit: float | None, text: str) -> None:
+    difference = constant_difference(np.array(left, np.float32), np.array(right, np.float32).astype(dtype))
+    assert difference is not None
+    assert difference.limit == limit
+    assert text in difference.text
+    assert difference.values is not None
+    if dtype is np.float32:
+        np.testing.assert_array_equal(difference.values, np.array(right, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_rounded_constant_is_the_same(dtype: type) -> None:
+    rounded = np.array([0.1, 65504], np.float16).astype(dtype)
+    assert constant_difference(np.array([0.1, 7e4], np.float32), rounded) is None

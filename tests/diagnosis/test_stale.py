@@ -18,37 +18,37 @@ def test_random_rows_of_two_runs_are_no_torn_ones() -> None:
     for _ in range(300):
         computed = 2 * rng.normal(size=(4, 8))
         isolated, again, emulated = (computed + rng.normal(size=(4, 8)) for _ in range(3))
-        assert find_stale(Compared.of(again, isolated, emulated).of_one_precision(), 1) is None
+        assert find_stale(Compared.of_rows(again, isolated, emulated).of_one_precision(), 1) is None
 
 
 def test_rows_of_an_earlier_run_are_stale() -> None:
     rng = np.random.default_rng(0)
     isolated, emulated = (rng.normal(size=(4, 8)) for _ in range(2))
     late = np.vstack([isolated[:1], isolated[:-1]])
-    stale = find_stale(Compared.of(late, isolated, emulated).of_one_precision(), 1)
+    stale = find_stale(Compared.of_rows(late, isolated, emulated).of_one_precision(), 1)
     assert stale is not None
     assert stale.whole == (1, 2, 3)
     assert not stale.torn
 
 
 def test_rows_of_later_samples_are_not_stale() -> None:
-    found = find_stale(Compared.of(np.concatenate([BOXES[:2], BOXES[3:], BOXES[-1:]]), BOXES, BOXES), 1)
+    found = find_stale(Compared.of_rows(np.concatenate([BOXES[:2], BOXES[3:], BOXES[-1:]]), BOXES, BOXES), 1)
     assert found is not None
     assert (found.is_ahead, found.rows) == (True, (2, 3, 4))
-    before = find_stale(Compared.of(np.concatenate([BOXES[:3], BOXES[2:-1]]), BOXES, BOXES), 1)
+    before = find_stale(Compared.of_rows(np.concatenate([BOXES[:3], BOXES[2:-1]]), BOXES, BOXES), 1)
     assert before is not None
     assert not before.is_ahead
-    stuck = find_stale(Compared.of(np.concatenate([BOXES[:3], BOXES[[2, 2, 2]]]), BOXES, BOXES), 1)
+    stuck = find_stale(Compared.of_rows(np.concatenate([BOXES[:3], BOXES[[2, 2, 2]]]), BOXES, BOXES), 1)
     assert stuck is not None
     assert not stuck.is_ahead
 
 
 def test_a_batch_that_holds_its_first_row_alone() -> None:
-    found = find_stale(Compared.of(np.repeat(SCORES[:1], 12, 0), SCORES, SCORES), 1)
+    found = find_stale(Compared.of_rows(np.repeat(SCORES[:1], 12, 0), SCORES, SCORES), 1)
     assert found is not None
     assert found.is_one_row
-    before = find_stale(Compared.of(np.roll(BOXES, 1, 0), BOXES, BOXES), 1)
+    before = find_stale(Compared.of_rows(np.roll(BOXES, 1, 0), BOXES, BOXES), 1)
     assert before is not None
     assert not before.is_one_row
     labels = np.array([0, 3, 2, 0, 3, 2, 1, 0, 2, 3, 0, 1])[:, None]
-    assert find_stale(Compared.of(np.where(labels == 2, 1, labels), labels, labels), 1) is None
+    assert find_stale(Compared.of_rows(np.where(labels == 2, 1, labels), labels, labels), 1) is None

@@ -12,7 +12,7 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.data.archive import save_samples
-from mptune.diagnosis.sizes.sweeps import declared_sizes, kept_sweep, resized, sized_samples
+from mptune.diagnosis.sizes import declared_sizes, kept_sweep, resized, sized_samples
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

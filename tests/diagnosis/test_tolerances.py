@@ -125,33 +125,38 @@ SPLIT = OutputParts(1, 100.0, (200.0, 200.0, 200.0, 200.0, 1.0), is_split=True)
 WHOLE = OutputParts(1, 1.0, (1.0, 1.0, 1.0), is_split=False)
 
 
+def twice(*columns: int) -> Limit:
+    """The limit of columns that nothing is said of."""
+    return Limit(2.0, columns=columns)
+
+
 @pytest.mark.parametrize(
     ("parts", "texts", "rest", "wanted"),
     [
-        (SPLIT, [], None, [(0,), (1,), (2,), (3,), (4,)]),
-        (SPLIT, ["y[4]=abs:0.5"], None, [Limit(0.5, True, (4,)), (0,), (1,), (2,), (3,)]),
+        (SPLIT, [], None, [twice(0), twice(1), twice(2), twice(3), twice(4)]),
+        (SPLIT, ["y[4]=abs:0.5"], None, [Limit(0.5, True, (4,)), twice(0), twice(1), twice(2), twice(3)]),
         (SPLIT, ["y[0:4]=0.5"], 0.1, [Limit(0.5, columns=(0, 1, 2, 3)), Limit(0.1, columns=(4,))]),
         (SPLIT, ["y=0.5"], 0.1, [Limit(0.5)]),
         (SPLIT, ["y=0.5", "y[4]=0.1"], None, [Limit(0.5), Limit(0.1, columns=(4,))]),
-        (WHOLE, [], None, [None]),
+        (WHOLE, [], None, [Limit(2.0)]),
         (WHOLE, [], 0.1, [Limit(0.1)]),
-        (WHOLE, ["y[1]=0.5"], None, [Limit(0.5, columns=(1,)), (0, 2)]),
+        (WHOLE, ["y[1]=0.5"], None, [Limit(0.5, columns=(1,)), twice(0, 2)]),
         (WHOLE, ["y[0:3]=0.5"], 0.1, [Limit(0.5, columns=(0, 1, 2))]),
-        (None, [], None, [None]),
+        (None, [], None, [Limit(2.0)]),
     ],
 )
 def test_which_limit_each_part_has(
-    parts: OutputParts | None, texts: list[str], rest: float | None, wanted: list[object]
+    parts: OutputParts | None, texts: list[str], rest: float | None, wanted: list[Limit]
 ) -> None:
-    assert limits_of("y", [Tolerance.parse(text) for text in texts], parts, rest) == wanted
+    assert limits_of("y", [Tolerance.parse(text) for text in texts], parts, rest, lambda columns: 2.0) == wanted
 
 
 def test_what_names_no_column(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match="output 'y' has no such column") as caught:
-        limits_of("y", [Tolerance.parse("y[5]=1")], SPLIT, None)
+        limits_of("y", [Tolerance.parse("y[5]=1")], SPLIT, None, len)
     assert "from 0 to 4" in caught.value.hint
     with pytest.raises(SettingsError, match="no such column"):
-        limits_of("y", [Tolerance.parse("y[0]=1")], None, None)
+        limits_of("y", [Tolerance.parse("y[0]=1")], None, None, len)
     command = ["compare", str(place / "model.onnx"), "--data", str(place / "data.npz")]
     for text in ("z[0]=1", "y[a]=1", "y[0]=-1", "y"):
         assert main([*command, "--outputs", str(place / "right.npz"), "--tolerance", text]) in (1, 2)

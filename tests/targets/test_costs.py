@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
@@ -23,33 +22,9 @@ from mptune.targets.costs import (
     node_flops,
     ungrouped_cost,
 )
+from tests.targets.conftest import Build
 
-Build = Callable[..., Model]
 DIGITS = Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx"
-
-
-@pytest.fixture
-def build(tmp_path: Path) -> Build:
-    """A model from nodes, shapes of its inputs and outputs, and shapes of its weights."""
-
-    def make(nodes, inputs, outputs, weights=None, opset=17, types=None) -> Model:
-        types = types or {}
-        values = [
-            [helper.make_tensor_value_info(n, types.get(n, TensorProto.FLOAT), s) for n, s in side.items()]
-            for side in (inputs, outputs)
-        ]
-        initializers = [
-            numpy_helper.from_array(w if isinstance(w, np.ndarray) else np.ones(w, np.float32), n)
-            for n, w in (weights or {}).items()
-        ]
-        graph = helper.make_graph(nodes, "g", *values, initializers)
-        domains = {node.domain for node in nodes} - {""}
-        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
-        path = tmp_path / "m.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), path)
-        return load_model(path)
-
-    return make
 
 
 def flops(model: Model, op: str, shapes=None) -> tuple[float, bool]:
@@ -63,47 +38,45 @@ def together(model: Model, *nodes: str) -> GroupCost:
 
 
 class TestFlops:
-    def test_conv(self, build: Build) -> None:
-        node = helper.make_node("Conv", ["x", "w", "b"], ["y"], strides=[2, 2], pads=[1, 1, 1, 1])
-        model = build([node], {"x": [2, 3, 8, 8]}, {"y": [2, 16, 4, 4]}, {"w": [16, 3, 3, 3], "b": [16]})
-        assert flops(model, "Conv") == (2 * (2 * 16 * 4 * 4) * (3 * 3 * 3), True)
-
-    def test_depthwise_conv(self, build: Build) -> None:
-        node = helper.make_node("Conv", ["x", "w"], ["y"], group=4)
-        model = build([node], {"x": [1, 4, 8, 8]}, {"y": [1, 4, 6, 6]}, {"w": [4, 1, 3, 3]})
-        assert flops(model, "Conv") == (2 * (4 * 6 * 6) * 9, True)
-
-    def test_conv_transpose(self, build: Build) -> None:
-        node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2])
-        model = build([node], {"x": [1, 4, 5, 5]}, {"y": [1, 6, 10, 10]}, {"w": [4, 6, 2, 2]})
-        assert flops(model, "ConvTranspose") == (2 * (4 * 5 * 5) * (6 * 2 * 2), True)
-
-    def test_matmul_with_batch(self, build: Build) -> None:
-        node = helper.make_node("MatMul", ["a", "b"], ["y"])
-        model = build([node], {"a": [2, 3, 5, 7], "b": [7, 11]}, {"y": [2, 3, 5, 11]})
-        assert flops(model, "MatMul") == (2 * 2 * 3 * 5 * 11 * 7, True)
-
-    @pytest.mark.parametrize("transposed", [0, 1])
-    def test_gemm(self, build: Build, transposed: int) -> None:
-        node = helper.make_node("Gemm", ["a", "b"], ["y"], transA=transposed)
-        model = build([node], {"a": [7, 5] if transposed else [5, 7], "b": [7, 11]}, {"y": [5, 11]})
-        assert flops(model, "Gemm") == (2 * 5 * 11 * 7, True)
-
-    def test_einsum(self, build: Build) -> None:
-        node = helper.make_node("Einsum", ["a", "b"], ["y"], equation="bij, bkj -> bik")
-        model = build([node], {"a": [2, 3, 5], "b": [2, 7, 5]}, {"y": [2, 3, 7]})
-        assert flops(model, "Einsum") == (2 * 2 * 3 * 5 * 7, True)
-
-    def test_attention(self, build: Build) -> None:
-        node = helper.make_node("Attention", ["q", "k", "v"], ["y"])
-        shapes = {"q": [1, 4, 10, 8], "k": [1, 4, 20, 8], "v": [1, 4, 20, 8]}
-        model = build([node], shapes, {"y": [1, 4, 10, 8]}, opset=23)
-        assert flops(model, "Attention") == (2 * 2 * 4 * 10 * 20 * 8, True)
-
-    def test_lstm(self, build: Build) -> None:
-        node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=6)
-        model = build([node], {"x": [9, 2, 5]}, {"y": [9, 1, 2, 6]}, {"w": [1, 24, 5], "r": [1, 24, 6]})
-        assert flops(model, "LSTM") == (2 * 9 * 2 * (24 * 5 + 24 * 6), True)
+    @pytest.mark.parametrize(
+        ("op", "inputs", "out", "weights", "attributes", "expected"),
+        [
+            (
+                "Conv",
+                [[2, 3, 8, 8]],
+                [2, 16, 4, 4],
+                [[16, 3, 3, 3], [16]],
+                {"strides": [2, 2], "pads": [1] * 4},
+                512 * 27,
+            ),
+            ("Conv", [[1, 4, 8, 8]], [1, 4, 6, 6], [[4, 1, 3, 3]], {"group": 4}, (4 * 6 * 6) * 9),
+            ("ConvTranspose", [[1, 4, 5, 5]], [1, 6, 10, 10], [[4, 6, 2, 2]], {"strides": [2, 2]}, (4 * 5 * 5) * 24),
+            ("MatMul", [[2, 3, 5, 7], [7, 11]], [2, 3, 5, 11], [], {}, 2 * 3 * 5 * 11 * 7),
+            ("Gemm", [[5, 7], [7, 11]], [5, 11], [], {"transA": 0}, 5 * 11 * 7),
+            ("Gemm", [[7, 5], [7, 11]], [5, 11], [], {"transA": 1}, 5 * 11 * 7),
+            ("Einsum", [[2, 3, 5], [2, 7, 5]], [2, 3, 7], [], {"equation": "bij, bkj -> bik"}, 2 * 3 * 5 * 7),
+            ("Attention", [[1, 4, 10, 8], *[[1, 4, 20, 8]] * 2], [1, 4, 10, 8], [], {}, 2 * 4 * 10 * 20 * 8),
+            (
+                "LSTM",
+                [[9, 2, 5]],
+                [9, 1, 2, 6],
+                [[1, 24, 5], [1, 24, 6]],
+                {"hidden_size": 6},
+                9 * 2 * (24 * 5 + 24 * 6),
+            ),
+        ],
+    )
+    def test_products_count_two_for_each_multiply_add(
+        self, build: Build, op: str, inputs, out, weights, attributes, expected: int
+    ) -> None:
+        names = [f"i{k}" for k in range(len(inputs) + len(weights))]
+        node = helper.make_node(op, names, ["y"], **attributes)
+        shapes, constants = (
+            dict(zip(names, inputs, strict=False)),
+            dict(zip(names[len(inputs) :], weights, strict=True)),
+        )
+        model = build([node], shapes, {"y": out}, constants, opset=23 if op == "Attention" else 17)
+        assert flops(model, op) == (2 * expected, True)
 
     @pytest.mark.parametrize(
         ("node", "out", "expected"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
+from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
 H200 = "0, GPU-aaaa, NVIDIA H200, 9.0, 143771, 570.124.06"
 L4 = "1, GPU-bbbb, NVIDIA L4, 8.9, 23034, 570.124.06"
@@ -105,38 +106,23 @@ def test_cuda_visible_devices(smi, tmp_path: Path, monkeypatch, visible: str, na
     assert [gpu.index for gpu in found] == list(range(len(names)))
 
 
-def put(root: Path, **files: str) -> None:
-    where = {"model": "proc/device-tree/model", "meminfo": "proc/meminfo", "release": "etc/nv_tegra_release"}
-    for name, text in files.items():
-        path = root / where[name]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 def test_a_jetson_is_known_by_its_device_tree(smi, tmp_path: Path) -> None:
     smi(prints("0, [N/A], Orin (nvgpu), [N/A], [N/A], 540.4.0"))
-    put(
-        tmp_path,
-        model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super\0",
-        meminfo="MemTotal:        7802072 kB\nMemFree: 1 kB\n",
-        release="# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n",
-    )
+    put_files(tmp_path, ORIN_NANO_SUPER)
     name = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
-    assert detect_gpus(tmp_path) == (Gpu(name, (8, 7), 8.0, "L4T 36.4.3", is_jetson=True),)
+    gpu = Gpu(name, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005", max_mhz=1020.0)
+    assert detect_gpus(tmp_path) == (gpu,)
 
 
-def test_a_jetson_that_tells_little(tmp_path: Path) -> None:
-    put(tmp_path, model="NVIDIA Jetson Next")
-    assert detect_gpus(tmp_path) == (Gpu("NVIDIA Jetson Next", None, None, "", is_jetson=True),)
-
-
-def test_another_board(tmp_path: Path) -> None:
-    put(tmp_path, model="Raspberry Pi 5 Model B")
-    assert detect_gpus(tmp_path) == ()
-
-
-def test_the_machine_that_runs_the_tests() -> None:
-    assert isinstance(detect_gpus(), tuple)
+@pytest.mark.parametrize(
+    ("model", "gpus"),
+    [
+        ("NVIDIA Jetson Next", (Gpu("NVIDIA Jetson Next", None, None, "", is_jetson=True),)),
+        ("Raspberry Pi 5 Model B", ()),
+    ],
+)
+def test_a_board_that_tells_only_its_name(tmp_path: Path, model: str, gpus: tuple[Gpu, ...]) -> None:
+    assert detect_gpus(put_files(tmp_path, {"proc/device-tree/model": model})) == gpus
 
 
 @pytest.mark.parametrize("name", ["dev/nvidia0", "dev/nvhost-gpu", "dev/nvgpu/igpu0/ctrl"])

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
-from mptune.targets.engine_memory import EngineMemory
-from mptune.targets.memory import default_workspace_mb, memory_need, memory_warnings, plan_memory
+from mptune.targets.memory import EngineMemory, default_workspace_mb, memory_need, memory_warnings, plan_memory
 from mptune.targets.target import load_target
+from tests.targets.conftest import Build
 
 KB = 1024
-Build = Callable[..., Model]
-
-
-@pytest.fixture
-def build(tmp_path: Path) -> Build:
-    """A model from nodes, shapes of its inputs and outputs, and its weights."""
-
-    def make(nodes, inputs, outputs, **weights: np.ndarray) -> Model:
-        values = [
-            [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in side.items()]
-            for side in (inputs, outputs)
-        ]
-        initializers = [numpy_helper.from_array(w, n) for n, w in weights.items()]
-        graph = helper.make_graph(nodes, "g", *values, initializers)
-        imports = [helper.make_opsetid("", 17)]
-        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), tmp_path / "m.onnx")
-        return load_model(tmp_path / "m.onnx")
-
-    return make
 
 
 def node(op: str, inputs: str, outputs: str, **attributes) -> onnx.NodeProto:
@@ -86,7 +66,7 @@ def test_a_view_has_no_memory_of_its_own_but_keeps_what_it_looks_at(build: Build
         ],
         {"x": [16, 16]},
         {"y": [256]},
-        flat=np.array([256], np.int64),
+        {"flat": np.array([256], np.int64)},
     )
     need = memory_need(model, {})
     assert need.fp32_activations == 4 * KB
@@ -118,8 +98,7 @@ def test_weights_and_other_types(build: Build) -> None:
         ],
         {"x": [1, 64]},
         {"y": [1, 32]},
-        w=np.ones((64, 256), np.float32),
-        k=np.array([32], np.int64),
+        {"w": [64, 256], "k": np.array([32], np.int64)},
     )
     need = memory_need(model, {})
     assert need.fp32_weights == 64 * 256 * 4 + 8

@@ -21,6 +21,7 @@ from mptune.targets.memory import memory_need
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
 from mptune.targets.target import load_target
 from mptune.tuning.space import load_space
+from tests.targets.conftest import Build
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 FEATURES, HIDDEN = 32, 64
@@ -50,14 +51,9 @@ class _Graph:
 def recurrent(path: Path, op: str, steps: int, *, both: bool, built: bool, batch_first: bool = True) -> Model:
     """Linear, a recurrent layer and another Linear on (rows, steps, features), as torch's two exporters write it.
 
-    Args:
-        path: where it is written.
-        op: LSTM, GRU or RNN.
-        steps: time steps.
-        both: bidirectional.
-        built: weights come from Slice, Concat, Unsqueeze and Transpose of torch's tensors, as the newer exporter has
-            them; else they are there as ONNX wants them, and the initial state is expanded from a shape.
-        batch_first: whether the layer itself takes time first and its input is transposed.
+    Weights that are ``built`` come from Slice, Concat, Unsqueeze and Transpose of torch's tensors, as the newer
+    exporter has them; else they are there as ONNX wants them, and the initial state is expanded from a shape. With
+    ``batch_first`` the layer itself takes time first, and its input is transposed.
     """
     graph, gates = _Graph(), GATES[op]
     directions = 2 if both else 1
@@ -148,16 +144,10 @@ def test_both_directions_share_their_steps_and_double_their_work(tmp_path: Path)
     assert two.matrix_flops == 2 * one.matrix_flops
 
 
-def test_steps_lie_where_the_layout_says(tmp_path: Path) -> None:
+def test_steps_lie_where_the_layout_says(build: Build) -> None:
     """Layout 1: (rows, steps, features)."""
-    path = tmp_path / "m.onnx"
     node = helper.make_node("GRU", ["x", "w", "r"], ["y"], "gru", hidden_size=4, layout=1)
-    weights = [numpy_helper.from_array(np.ones((1, 12, n), np.float32), k) for k, n in (("w", 3), ("r", 4))]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 70, 3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 70, 1, 4])
-    graph = helper.make_graph([node], "g", [x], [y], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    model = load_model(path)
+    model = build([node], {"x": [2, 70, 3]}, {"y": [2, 70, 1, 4]}, {"w": [1, 12, 3], "r": [1, 12, 4]})
     (cost,) = group_costs(GroupedModel(model, find_groups(model)), {}).values()
     assert cost.recurrences[0].steps == 70
     assert cost.flops == 2 * 70 * 2 * (12 * 3 + 12 * 4)
@@ -179,20 +169,13 @@ def test_folded_parts_cost_nothing_and_their_casts_neither(tmp_path: Path) -> No
     assert operators["Slice"] == 0
 
 
-def test_quantised_weights_are_not_folded(tmp_path: Path) -> None:
+def test_quantised_weights_are_not_folded(build: Build) -> None:
     """ONNX Runtime and TensorRT keep them in INT8: one byte an element."""
-    path = tmp_path / "m.onnx"
-    weights = [
-        numpy_helper.from_array(np.ones((64, 64), np.int8), "q"),
-        numpy_helper.from_array(np.array(0.1, np.float32), "scale"),
-    ]
     nodes = [
         helper.make_node("DequantizeLinear", ["q", "scale"], ["w"], "dq"),
         helper.make_node("MatMul", ["x", "w"], ["y"], "mm"),
     ]
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 64]) for n in "xy")
-    graph = helper.make_graph(nodes, "g", [x], [y], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    model = load_model(path)
+    weights = {"q": np.ones((64, 64), np.int8), "scale": np.array(0.1, np.float32)}
+    model = build(nodes, {"x": [1, 64]}, {"y": [1, 64]}, weights)
     assert "w" not in shape_facts(model).folded
     assert memory_need(model, {}).fp32_weights == 64 * 64 + 4

@@ -9,7 +9,7 @@ import pytest
 
 from mptune.engines.jobs import measure
 from mptune.engines.worker.child import WorkerState
-from mptune.targets.throttling import Throttling, read_throttling, throttling_warnings
+from mptune.targets.jetson import Clocks, Throttling, read_throttling, throttling_warnings
 from tests.targets.jetson_files import put_files
 
 ORIN = {
@@ -31,7 +31,7 @@ ORIN = {
     "sys/class/thermal/thermal_zone1/trip_point_2_type": "passive\n",
     "sys/class/thermal/thermal_zone1/trip_point_2_temp": "99000\n",
 }
-CALM = Throttling(1020.0, 306.0, 1020.0, {"oc1": 0, "oc2": 15, "oc3": 37}, {})
+CALM = Throttling(Clocks(gpu_mhz=1020.0, gpu_min_mhz=306.0, gpu_max_mhz=1020.0), {"oc1": 0, "oc2": 15, "oc3": 37}, {})
 
 
 def test_an_orin_is_read(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_an_orin_is_read(tmp_path: Path) -> None:
 
 def test_a_thor_has_its_clock_by_another_name(tmp_path: Path) -> None:
     state = read_throttling(put_files(tmp_path, {"sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000"}))
-    assert state == Throttling(1575.0, None, None, {}, {})
+    assert state == Throttling(Clocks(gpu_mhz=1575.0), {}, {})
 
 
 def test_a_workstation_is_no_jetson(tmp_path: Path) -> None:

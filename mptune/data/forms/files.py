@@ -136,9 +136,9 @@ def _read_feed(path: Path, inputs: Sequence[TensorInfo]) -> tuple[dict[str, np.n
     else:
         arrays = read_archive(path)
         if len(inputs) == 1 and len(arrays) == 1 and inputs[0].name not in arrays:
-            ((found, array),) = arrays.items()
+            ((name, array),) = arrays.items()
             arrays = {inputs[0].name: array}
-            warnings.append(f"{path.name}: array {found!r} is taken for the model's only input {inputs[0].name!r}")
+            warnings.append(f"{path.name}: array {name!r} is taken for the model's only input {inputs[0].name!r}")
     return checked(arrays, inputs, path.name), warnings
 
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from pprint import pformat
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pydantic
 
 from mptune.data.checks import check_sample_shape, check_values
-from mptune.data.forms.image_lines import fit_image, image_input
 from mptune.data.forms.samples import Feed, LazySamples, Loaded
 from mptune.errors import DataError
 from mptune.files import parse_json
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 PREPROCESS_TOML = "preprocess.toml"
 
 PREPROCESS_JSON = "preprocess.json"
-
 """In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it."""
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -121,10 +120,8 @@ class _Images(LazySamples):
         return len(self._files) // self._rows
 
     def read(self, index: int) -> Feed:
-        import numpy as np
-
-        rows = [self._row(file) for file in self._of(index)]
-        where = self._of(index)[0].name
+        rows = [self._row(file) for file in self._files_of(index)]
+        where = self._files_of(index)[0].name
         array = check_values(self._info, np.concatenate(rows), where)
         check_sample_shape(self._info, array, self._batch, where)
         return {self._info.name: array}
@@ -136,18 +133,18 @@ class _Images(LazySamples):
             text = " ".join(str(error).split())
             raise DataError(f"{file} cannot be read as an image: {text}", "remove it, or declare its size") from None
 
-    def _of(self, index: int) -> Sequence[Path]:
+    def _files_of(self, index: int) -> Sequence[Path]:
         return self._files[index * self._rows : (index + 1) * self._rows]
 
     def digests(self) -> Sequence[bytes]:
         declared = repr(sorted(self._spec.items())).encode()
-        found = []
+        digests = []
         for index in range(len(self)):
             digest = hashlib.sha256(declared)
-            for file in self._of(index):
+            for file in self._files_of(index):
                 digest.update(hashlib.sha256(file.read_bytes()).digest())
-            found.append(digest.digest())
-        return found
+            digests.append(digest.digest())
+        return digests
 
 
 def _input(declared: _Declared, inputs: Sequence[TensorInfo], declaration: Path) -> TensorInfo:
@@ -184,25 +181,64 @@ def _settled(declared: _Declared, info: TensorInfo, declaration: Path) -> dict[s
     for name, values in (("mean", declared.mean), ("std", declared.std)):
         if len(values) not in (1, channels):
             raise DataError(f"{declaration}: {name} has {len(values)} numbers", f"give 1 or {channels}")
+    by_default = 1 / 255 if info.numpy_dtype.kind == "f" else 1.0
     return {
+        **declared.model_dump(mode="json", exclude={"input", "folder"}),
         "size": list(size),
-        "resize": declared.resize,
-        "shorter": declared.shorter,
-        "interpolation": declared.interpolation,
-        "pad": declared.pad,
         "layout": layout,
-        "colour": declared.colour,
-        "scale": declared.scale if declared.scale is not None else 1 / 255 if info.numpy_dtype.kind == "f" else 1.0,
-        "mean": list(declared.mean),
-        "std": list(declared.std),
+        "scale": declared.scale if declared.scale is not None else by_default,
         "dtype": info.numpy_dtype.name,
     }
+
+
+# ``chosen/infer.py`` holds the lines of these two functions, too: they need NumPy and Pillow alone.
+
+
+def fit_image(image: Any, spec: Any) -> Any:
+    """A Pillow image of the declared colours and size."""
+    from PIL import Image
+
+    image = image.convert("L" if spec["colour"] == "GREY" else "RGB")
+    height, width = spec["size"]
+    resample = getattr(Image.Resampling, spec["interpolation"].upper())
+    if spec["resize"] == "stretch":
+        return image.resize((width, height), resample)
+    if spec["resize"] == "crop":
+        shorter = spec["shorter"] or min(height, width)
+        factor = max(shorter / min(image.size), height / image.height, width / image.width)
+        size = max(width, round(image.width * factor)), max(height, round(image.height * factor))
+        image = image.resize(size, resample)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+    if spec["resize"] == "letterbox":
+        factor = min(width / image.width, height / image.height)
+        small = image.resize((max(1, round(image.width * factor)), max(1, round(image.height * factor))), resample)
+        grey = spec["pad"] if spec["colour"] == "GREY" else (spec["pad"],) * 3
+        whole = Image.new(small.mode, (width, height), grey)
+        whole.paste(small, ((width - small.width) // 2, (height - small.height) // 2))
+        return whole
+    if (image.height, image.width) != (height, width):
+        raise ValueError(f"it is {image.height}x{image.width}, {height}x{width} is declared")
+    return image
+
+
+def image_input(path: Any, spec: Any) -> Any:
+    """One row of the model's input, shape (1, C, H, W) or (1, H, W, C)."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        values = np.asarray(fit_image(image, spec), np.float32)
+    values = values[..., None] if values.ndim == 2 else values
+    if spec["colour"] == "BGR":
+        values = values[..., ::-1]
+    values = (values * np.float32(spec["scale"]) - np.float32(spec["mean"])) / np.float32(spec["std"])
+    values = values.transpose(2, 0, 1) if spec["layout"] == "NCHW" else values
+    return np.ascontiguousarray(values[None]).astype(spec["dtype"])
 
 
 READ_IMAGES = """    if Path(path).suffix.lower() not in (".npz", ".npy"):
         return read_images(path)
 """
-
 """Where the script has a path: it is that of an image, or of a folder of them."""
 
 _READER = '''
@@ -238,7 +274,7 @@ def load_preprocessing(data_dir: Path) -> Mapping[str, Any] | None:
 def image_reader(preprocessing: Mapping[str, Any]) -> str:
     """Python source: the declaration, and functions that turn images into the model's input with it."""
     functions = "\n\n".join(
-        inspect.getsource(one).replace(": Any", "").replace(" -> Any", "") for one in (fit_image, image_input)
+        inspect.getsource(lines).replace(": Any", "").replace(" -> Any", "") for lines in (fit_image, image_input)
     )
     declared = pformat(dict(preprocessing), width=110, sort_dicts=False)
     return (

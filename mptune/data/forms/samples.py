@@ -70,7 +70,6 @@ class Loaded:
 
 
 SOURCE = "arrays"
-
 """What such data are called, where a file's name stands otherwise."""
 
 _HINT = "give a path, an array (for a model with one input), a dict of arrays, or an iterable with a dict per sample"
@@ -79,16 +78,11 @@ Arrays = dict[str, np.ndarray]
 
 
 def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arrays, ...]:
-    """Bring data in memory into one of two forms.
+    """Bring data in memory into one of two forms: one dictionary of concatenated arrays, or one per sample.
 
-    Args:
-        content: an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
-            arrays, for a model with one input), each of them one sample. An array is anything that NumPy converts
-            without copying element by element, such as a CPU tensor of PyTorch.
-        inputs: the model's.
-
-    Returns:
-        One dictionary of concatenated arrays, or one dictionary per sample.
+    ``content`` is an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
+    arrays, for a model with one input), each of them one sample. An array is anything that NumPy converts without
+    copying element by element, such as a CPU tensor of PyTorch.
     """
     if isinstance(content, Mapping) or _is_array(content):
         return _feed(content, inputs, SOURCE)

@@ -67,12 +67,12 @@ class OutputError:
 
     def values_without_one(self, metric: str) -> tuple[float, ...]:
         """``value`` over all samples but one, for each sample in turn; empty for a single sample."""
-        taken = self._of(metric)
-        totals = [float(sum(values)) for values in taken]
-        rest = len(taken[0]) - 1
+        values_of_each = self._of(metric)
+        totals = [float(sum(values)) for values in values_of_each]
+        rest = len(values_of_each[0]) - 1
         count = 1 if _is_summed(metric) else rest
         return tuple(
-            _worst([(total - values[k]) / count for total, values in zip(totals, taken, strict=True)], metric)
+            _worst([(total - values[k]) / count for total, values in zip(totals, values_of_each, strict=True)], metric)
             for k in range(rest + 1 if rest else 0)
         )
 
@@ -95,8 +95,8 @@ class OutputError:
         if other is None:
             return self
         outputs = dict.fromkeys((*self.per_output, *other.per_output))
-        both = {o: {**self.per_output.get(o, {}), **other.per_output.get(o, {})} for o in outputs}
-        return replace(self, per_output=both)
+        per_output = {o: {**self.per_output.get(o, {}), **other.per_output.get(o, {})} for o in outputs}
+        return replace(self, per_output=per_output)
 
     def of_first(self, count: int) -> OutputError:
         """The error on the first ``count`` samples, or on all where there are fewer."""
@@ -112,8 +112,8 @@ class OutputError:
     def _of(self, metric: str) -> list[tuple[float, ...]]:
         values = [values for _, _, values in self._named(metric)]
         if not values:
-            taken = sorted({name for statistics in self.per_output.values() for name in statistics})
-            raise unknown_metric(metric, taken)
+            names = sorted({name for statistics in self.per_output.values() for name in statistics})
+            raise unknown_metric(metric, names)
         return values
 
     def _named(self, metric: str) -> list[tuple[str, str, tuple[float, ...]]]:
@@ -153,8 +153,8 @@ class OutputError:
     @property
     def of_pairs(self) -> OutputError:
         """The same without rows that have no partner, where outputs are compared as sets of rows."""
-        taken = {o: {**s, "relative_l2": s[MATCHED]} if MATCHED in s else s for o, s in self.per_output.items()}
-        return OutputError(taken, self.columns)
+        per_output = {o: {**s, "relative_l2": s[MATCHED]} if MATCHED in s else s for o, s in self.per_output.items()}
+        return OutputError(per_output, self.columns)
 
     @property
     def unmatched_rows(self) -> int:
@@ -168,15 +168,15 @@ class OutputError:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Output -> statistic -> value over all samples, as in front.json."""
-        found = {
+        figures = {
             output: {name: _over_samples(name, values) for name, values in statistics.items()}
             for output, statistics in self.per_output.items()
         }
-        for statistics in found.values():
+        for statistics in figures.values():
             parts = [value for name, value in statistics.items() if belongs_to(name, WORST_PART)]
             if parts:
                 statistics.setdefault(WORST_PART, _worst(parts, WORST_PART))
-        return found
+        return figures
 
     def to_json(self) -> dict[str, Any]:
         """JSON types; non-finite numbers as strings (``mptune.data.numbers``)."""
@@ -208,10 +208,10 @@ def _decoded(values: Sequence[float | str]) -> tuple[float, ...]:
 
 def unknown_metric(metric: str, names: Sequence[str]) -> SettingsError:
     """The error for a metric that does not exist, with close matches."""
-    known = tuple(dict.fromkeys(names))
-    within = [name for name in known if len(metric) > 1 and metric.lower() in name]
-    close = within[:3] or difflib.get_close_matches(metric, known, 3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+    candidates = tuple(dict.fromkeys(names))
+    within = [name for name in candidates if len(metric) > 1 and metric.lower() in name]
+    close = within[:3] or difflib.get_close_matches(metric, candidates, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(candidates)}"
     return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")
 
 
@@ -240,16 +240,12 @@ def compare_outputs(
     any_shape: bool = False,
     parts: Mapping[str, OutputParts] | None = None,
 ) -> OutputError:
-    """Take every statistic of every output on every sample.
+    """Take every statistic of every output on every sample; outputs that the reference lacks are ignored.
 
-    Args:
-        outputs: one dictionary per sample; outputs that the reference lacks are ignored.
-        reference: the same samples in the same order.
-        extra: metrics of single samples by name; their values stand under output ``"*"``.
-        row_sets: outputs that are compared as sets of rows: ``UNMATCHED`` and ``MATCHED`` are taken of them, too.
-        any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a metric of the
-            user's may know what to do with them.
-        parts: of the outputs; None finds them from the reference, as if its samples were all that there are.
+    Metrics of single samples (``extra``) stand under output ``"*"``. Of outputs that are compared as ``row_sets``,
+    ``UNMATCHED`` and ``MATCHED`` are taken, too. With ``any_shape`` outputs of another shape have no statistics but
+    ``non_finite``, instead of an error: a metric of the user's may know what to do with them. Without ``parts`` they
+    are found from the reference, as if its samples were all that there are.
     """
     if len(outputs) != len(reference) or not reference:
         raise DataError(
@@ -258,7 +254,7 @@ def compare_outputs(
         )
     parts = find_parts(reference) if parts is None else parts
     by_part = {name: ErrorsByPart(parts[name]) for name in reference[0] if name in parts}
-    found: dict[str, dict[str, list[float]]] = {}
+    values_of: dict[str, dict[str, list[float]]] = {}
     for number, (got, wanted) in enumerate(zip(outputs, reference, strict=True)):
         missing = next((name for name in wanted if name not in got), None)
         if missing is not None:
@@ -281,12 +277,12 @@ def compare_outputs(
                 else:
                     statistics[WORST_PART] = statistics["relative_l2"]
             for statistic, value in statistics.items():
-                found.setdefault(name, {}).setdefault(statistic, []).append(value)
+                values_of.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
             value = call_metric(metric, function, got, wanted, f" on sample {number}")
-            found.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
-    per_output = {o: {s: tuple(values) for s, values in _of_every_sample(by).items()} for o, by in found.items()}
-    columns = {name: errors for name, one in by_part.items() if (errors := one.columns) is not None}
+            values_of.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
+    per_output = {o: {s: tuple(values) for s, values in _of_every_sample(by).items()} for o, by in values_of.items()}
+    columns = {name: errors for name, taker in by_part.items() if (errors := taker.columns) is not None}
     return OutputError(per_output, columns)
 
 
@@ -301,9 +297,9 @@ def _of_every_sample(statistics: Mapping[str, list[float]]) -> dict[str, list[fl
 
 def _row_statistics(name: str, rows: AlignedRows, number: int) -> dict[str, float]:
     """The statistics of an output whose rows were paired; rows where the reference has none: 1 in ``relative_l2``."""
-    found = statistics_of(name, rows.output, rows.reference, number)
+    whole = statistics_of(name, rows.output, rows.reference, number)
     pairs = statistics_of(name, rows.output[: rows.pairs], rows.reference[: rows.pairs], number)
-    if not rows.reference.any() and rows.unmatched and math.isinf(found["relative_l2"]) and not found["non_finite"]:
-        found["relative_l2"] = 1.0
+    if not rows.reference.any() and rows.unmatched and math.isinf(whole["relative_l2"]) and not whole["non_finite"]:
+        whole["relative_l2"] = 1.0
     matched = {UNMATCHED: float(rows.unmatched), MATCHED: pairs["relative_l2"]}
-    return {**found, WORST_PART: found["relative_l2"], **matched}
+    return {**whole, WORST_PART: whole["relative_l2"], **matched}

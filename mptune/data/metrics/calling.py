@@ -25,7 +25,6 @@ import numpy as np
 from mptune.errors import DataError
 
 METRIC_TIMEOUT_S = 300.0
-
 """One call of a metric may take this long by default, seconds."""
 
 _limit_s: ContextVar[float] = ContextVar("metric timeout", default=METRIC_TIMEOUT_S)
@@ -133,7 +132,6 @@ class CodeDefinition:
 
     Attributes:
         kind: of the code; hashes of two kinds cannot be compared.
-        sha256: of the code, and of the constants that it reads.
         unread: names of what it reads that the hash leaves out, since it may change while the metric stays the same.
     """
 

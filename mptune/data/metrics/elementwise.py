@@ -7,7 +7,6 @@ the other statistics, which become NaN or Inf.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,18 +19,6 @@ _CHUNK = 1 << 20
 """Elements that are widened to float64 at a time."""
 
 
-@dataclass
-class _Sums:
-    """Running sums over the elements at which the reference is finite."""
-
-    reference_squared: float = 0.0
-    output_squared: float = 0.0
-    difference_squared: float = 0.0
-    absolute: float = 0.0
-    max_rel: float = 0.0
-    non_finite: int = 0
-
-
 def statistics_of(name: str, output: np.ndarray, reference: np.ndarray, number: int) -> dict[str, float]:
     """All statistics of one output of one sample. Peak memory: 8 bytes per element beside the two arrays."""
     if output.shape != reference.shape:
@@ -42,56 +29,51 @@ def statistics_of(name: str, output: np.ndarray, reference: np.ndarray, number: 
     for array in (output, reference):
         if array.dtype.kind in "OSUcMm":
             raise DataError(f"output {name!r} has type {array.dtype}, not a real number", "leave it out of the model")
-    sums = _Sums()
-    with np.errstate(all="ignore"):  # NaN and Inf are results here
-        differences = _accumulate(output.reshape(-1), reference.reshape(-1), sums)
-        return _finish(differences, sums)
-
-
-def _accumulate(output: np.ndarray, reference: np.ndarray, sums: _Sums) -> np.ndarray:
-    """Add everything up chunk by chunk; returns the absolute differences."""
+    wanted_squares = got_squares = squares = absolute_sum = max_rel = 0.0
+    non_finite = filled = 0
     differences = np.empty(reference.size, np.float64)
-    filled = 0
-    for start in range(0, reference.size, _CHUNK):
-        wanted = reference[start : start + _CHUNK].astype(np.float64)
-        got = output[start : start + _CHUNK].astype(np.float64)
-        finite = np.isfinite(wanted)
-        if not finite.all():
-            wanted, got = wanted[finite], got[finite]
-        absolute = differences[filled : filled + wanted.size]
-        np.abs(got - wanted, out=absolute)
-        filled += wanted.size
-        sums.non_finite += int(np.count_nonzero(~np.isfinite(got)))
-        sums.reference_squared += float(wanted @ wanted)
-        sums.output_squared += float(got @ got)
-        sums.difference_squared += float(absolute @ absolute)
-        sums.absolute += float(absolute.sum())
-        relative = (absolute / np.maximum(np.abs(wanted), RELATIVE_FLOOR)).max(initial=0.0)
-        sums.max_rel = float(np.maximum(sums.max_rel, relative))  # np.maximum keeps NaN, max() may not
-    return differences[:filled]
-
-
-def _finish(differences: np.ndarray, sums: _Sums) -> dict[str, float]:
-    count = differences.size
-    median = p99 = 0.0
-    max_abs = float(differences.max(initial=0.0))
-    if count:
-        low, high, top = (count - 1) // 2, count // 2, count - 1 - int((1 - 99 / 100) * count)
-        differences.partition(sorted({low, high, top}))
-        median = float((differences[low] + differences[high]) / 2)
-        p99 = float(differences[top])
-    reference, output, error = sums.reference_squared, sums.output_squared, sums.difference_squared
+    flat_output, flat_reference = output.reshape(-1), reference.reshape(-1)
+    with np.errstate(all="ignore"):  # NaN and Inf are results here
+        for start in range(0, reference.size, _CHUNK):
+            wanted = flat_reference[start : start + _CHUNK].astype(np.float64)
+            got = flat_output[start : start + _CHUNK].astype(np.float64)
+            finite = np.isfinite(wanted)
+            if not finite.all():
+                wanted, got = wanted[finite], got[finite]
+            absolute = differences[filled : filled + wanted.size]
+            np.abs(got - wanted, out=absolute)
+            filled += wanted.size
+            non_finite += int(np.count_nonzero(~np.isfinite(got)))
+            wanted_squares += float(wanted @ wanted)
+            got_squares += float(got @ got)
+            squares += float(absolute @ absolute)
+            absolute_sum += float(absolute.sum())
+            relative = (absolute / np.maximum(np.abs(wanted), RELATIVE_FLOOR)).max(initial=0.0)
+            max_rel = float(np.maximum(max_rel, relative))  # np.maximum keeps NaN, max() may not
+        differences = differences[:filled]
+        max_abs = float(differences.max(initial=0.0))
+        median, p99 = _median_and_p99(differences)
     return {
-        "relative_l2": _ratio(math.sqrt(error), math.sqrt(reference)),
+        "relative_l2": _ratio(math.sqrt(squares), math.sqrt(wanted_squares)),
         "max_abs": max_abs,
-        "mean_abs": sums.absolute / count if count else 0.0,
+        "mean_abs": absolute_sum / filled if filled else 0.0,
         "median_abs": median,
         "p99_abs": p99,
-        "max_rel": sums.max_rel,
-        "cosine_distance": _cosine_distance(reference, output, error),
-        "sqnr_db": _sqnr_db(reference, error),
-        "non_finite": float(sums.non_finite),
+        "max_rel": max_rel,
+        "cosine_distance": _cosine_distance(wanted_squares, got_squares, squares),
+        "sqnr_db": _sqnr_db(wanted_squares, squares),
+        "non_finite": float(non_finite),
     }
+
+
+def _median_and_p99(differences: np.ndarray) -> tuple[float, float]:
+    """Of absolute differences, which are brought into another order."""
+    count = differences.size
+    if not count:
+        return 0.0, 0.0
+    low, high, top = (count - 1) // 2, count // 2, count - 1 - int((1 - 99 / 100) * count)
+    differences.partition(sorted({low, high, top}))
+    return float((differences[low] + differences[high]) / 2), float(differences[top])
 
 
 def _ratio(error: float, reference: float) -> float:

@@ -92,13 +92,13 @@ def error_interval(error: OutputError, metric: str) -> tuple[float, float] | Non
     return value * math.exp(-half), value * math.exp(half)
 
 
-def compare_errors(one: OutputError, other: OutputError, metric: str) -> Difference | None:
+def compare_errors(error: OutputError, other: OutputError, metric: str) -> Difference | None:
     """How two errors on the same samples differ; None where that cannot be known."""
-    first, second = pseudo_values(one, metric), pseudo_values(other, metric)
+    first, second = pseudo_values(error, metric), pseudo_values(other, metric)
     if first is None or second is None or len(first) != len(second):
         return None
     half = quantile_of_mean(len(first)) * _standard_error(first - second)
-    values = one.value(metric), other.value(metric)
+    values = error.value(metric), other.value(metric)
     if not is_compared_by_ratio(metric):
         difference = values[0] - values[1]
         return Difference(difference, (difference - half, difference + half), False)
@@ -122,15 +122,14 @@ def significantly_smaller(values: Floats, pseudo: Sequence[Floats | None]) -> ND
     """Which of many errors are smaller than which others beyond doubt: (plans, plans), the row's than the column's.
 
     Args:
-        values: the errors, shape (plans,): none is significantly smaller that is not smaller by these.
         pseudo: of each plan, all of the same samples; None where unknown: such errors are compared as they are, and so
             are those that differ in their number of samples.
     """
     smaller = values[:, None] < values[None, :]
     rows_of: dict[int, list[int]] = {}
-    for row, one in enumerate(pseudo):
-        if one is not None:
-            rows_of.setdefault(len(one), []).append(row)
+    for row, values_of_plan in enumerate(pseudo):
+        if values_of_plan is not None:
+            rows_of.setdefault(len(values_of_plan), []).append(row)
     for samples, rows in rows_of.items():
         table = np.array([pseudo[row] for row in rows])
         centred = table - table.mean(axis=1, keepdims=True)

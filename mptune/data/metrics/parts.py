@@ -19,8 +19,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,46 +34,36 @@ from mptune.files import write_json
 Floats = NDArray[np.float64]
 
 WORST_PART = "worst_part"
-
 """The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4."""
 
 ADD_IN_SQUARES = ("relative_l2", WORST_PART)
-
 """Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
 
 SCALES_DIFFER = 10.0
-
 """Largest over smallest standard deviation of the columns from which each column is a part."""
 
 _STEP = math.sqrt(SCALES_DIFFER)
-
 """Ratio of neighbouring columns' scales from which they are of two kinds. Along height, width or time scales glide."""
 
 MOST_PARTS = 256
-
 """Of an output: more columns share so many parts, consecutive ones together, each divided by its own scale."""
 
 MOST_COLUMNS = 1024
-
 """Of an output whose columns' errors are kept one by one."""
 
 _CONSTANT = 1e-6
-
 """A standard deviation below this share of the root mean square is what FP32 rounding makes of a constant."""
 
 _LEAST_SCALE = 2.0**-24
-
 """The smallest positive FP16 number, and what a column's scale is at least, beside a column a million times larger.
 
 What a softmax gives a class that no sample has, such as 1e-30, is 0 for all that counts.
 """
 
 LEAST_SHARE = 0.01
-
 """Of the scale of columns that share a unit: no column of them is divided by less."""
 
 _CHUNK = 1 << 20
-
 """Elements that are widened to float64 at a time, about."""
 
 _KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
@@ -81,21 +71,17 @@ _KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The parts of one output.
-
-    Attributes:
-        axis: of the columns; None where it has none.
-        whole: scale of the whole output; 0 where all its values are 0.
-        scales: of each column, shape (columns,); 0 where all its values are 0.
-        is_split: whether each column is a part.
-        units: of each column, where any share one: those that do have the same number, 0 shares none.
-    """
+    """The parts of one output: the whole of it, or its columns."""
 
     axis: int | None
+    """Of the columns; None where it has none."""
     whole: float
+    """Scale of the whole output; 0 where all its values are 0."""
     scales: tuple[float, ...] = ()
+    """Of each column; 0 where all its values are 0."""
     is_split: bool = False
     units: tuple[int, ...] = ()
+    """Of each column, where any share one: those that do have the same number, 0 shares none."""
 
     @cached_property
     def divisors(self) -> Floats:
@@ -121,8 +107,8 @@ class OutputParts:
         if not arrays:
             return self
         if not all(self.fits(array.shape) for array in arrays):
-            return replace(self, whole=max(self.whole, _Columns.of(arrays, None).parts.whole))
-        other = _Columns.of(arrays, self.axis, self.units).parts
+            return replace(self, whole=max(self.whole, _Columns.along(arrays, None).parts.whole))
+        other = _Columns.along(arrays, self.axis, self.units).parts
         return replace(self, whole=max(self.whole, other.whole), scales=tuple(map(max, self.scales, other.scales)))
 
     def least_scale(self, columns: Sequence[int]) -> float:
@@ -136,29 +122,23 @@ class OutputParts:
 
 @dataclass(frozen=True)
 class ColumnErrors:
-    """The error of each column of one output under one plan, over all samples: one value per column in each.
-
-    Attributes:
-        worst_part: root mean square of the difference divided by the column's scale, the mean over the samples.
-        relative_l2: of the column alone, the mean over the samples.
-        max_abs: the largest absolute difference on any sample.
-    """
+    """The error of each column of one output under one plan, over all samples: one value per column in each."""
 
     worst_part: tuple[float, ...]
+    """Root mean square of the difference divided by the column's scale, the mean over the samples."""
     relative_l2: tuple[float, ...]
+    """Of the column alone, the mean over the samples."""
     max_abs: tuple[float, ...]
+    """The largest absolute difference on any sample."""
 
     def to_json(self) -> dict[str, list[float | str]]:
         """To four digits: non-finite numbers as strings."""
-        return {name: [_short(value) for value in getattr(self, name)] for name in _COLUMN_STATISTICS}
+        return {name: [encode_float(float(f"{v:.4g}")) for v in values] for name, values in asdict(self).items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Sequence[float | str]]) -> ColumnErrors:
         """Inverse of ``to_json``."""
-        return cls(*(tuple(map(decode_float, document[name])) for name in _COLUMN_STATISTICS))
-
-
-_COLUMN_STATISTICS = ("worst_part", "relative_l2", "max_abs")
+        return cls(**{field.name: tuple(map(decode_float, document[field.name])) for field in fields(cls)})
 
 
 def part_statistic(columns: range) -> str:
@@ -187,25 +167,23 @@ def find_parts(
 ) -> dict[str, OutputParts]:
     """The parts of every output, from the reference over all samples, one sample at a time.
 
-    Args:
-        reference: outputs of each sample.
-        batches: the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one of
-            them. None takes axis 0 for the batch.
-        units: output -> axis -> the unit of each column (``mptune.graph.loading.shapes``); None: none share one.
+    ``batches`` are the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one
+    of them; without it axis 0 is the batch. ``units``: output -> axis -> the unit of each column
+    (``mptune.graph.loading.shapes``).
     """
-    found = {}
+    parts = {}
     for name in dict.fromkeys(name for sample in reference for name in sample):
         arrays = [np.asarray(sample[name]) for sample in reference if name in sample]
         if any(array.dtype.kind not in "fiub" for array in arrays):
             continue
-        known = [None] * len(reference) if batches is None else list(batches)
-        first = [sizes for sizes, sample in zip(known, reference, strict=True) if name in sample]
+        sizes_of_samples = [None] * len(reference) if batches is None else list(batches)
+        first = [sizes for sizes, sample in zip(sizes_of_samples, reference, strict=True) if name in sample]
         has_batch = all(
             array.ndim > 0 and (sizes is None or array.shape[0] in sizes)
             for array, sizes in zip(arrays, first, strict=True)
         )
-        found[name] = _parts_of(arrays, (units or {}).get(name, {}), has_batch=has_batch)
-    return found
+        parts[name] = _parts_of(arrays, (units or {}).get(name, {}), has_batch=has_batch)
+    return parts
 
 
 def cover_held_out(
@@ -213,8 +191,8 @@ def cover_held_out(
 ) -> dict[str, OutputParts]:
     """The same parts for held-out samples: each scale is the larger one of the search samples' and theirs."""
     return {
-        name: one.covering([np.asarray(sample[name]) for sample in reference if name in sample])
-        for name, one in parts.items()
+        name: part.covering([np.asarray(sample[name]) for sample in reference if name in sample])
+        for name, part in parts.items()
     }
 
 
@@ -222,20 +200,20 @@ def _parts_of(arrays: Sequence[np.ndarray], units: Mapping[int, tuple[int, ...]]
     """The parts of one output, along the axis that its columns lie on."""
     rank = arrays[0].ndim
     if any(array.ndim != rank for array in arrays):
-        return _Columns.of(arrays, None).parts
+        return _Columns.along(arrays, None).parts
     same = [axis for axis in range(rank) if len({array.shape[axis] for array in arrays}) == 1]
     axes = [axis for axis in range(int(has_batch), rank) if axis in same and arrays[0].shape[axis] > 0]
     usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
     axis = min(usual, key=lambda axis: (arrays[0].shape[axis], -axis)) if usual else None
-    parts = _Columns.of(arrays, axis, units.get(axis, ()) if axis is not None else ()).parts
+    parts = _Columns.along(arrays, axis, units.get(axis, ()) if axis is not None else ()).parts
     last = rank - 1
     if parts.is_split or axis == last or last not in axes or arrays[0].shape[last] > MOST_COLUMNS:
         return parts
     # One sample says cheaply that an axis is height, width or time, as most are.
-    others = [other for other in axes if other != axis and _Columns.of(arrays[:1], other).has_step]
-    every = (_Columns.of(arrays, other, units.get(other, ())) for other in others)
-    found = [columns for columns in every if columns.has_step]
-    return found[0].parts if len(found) == 1 and found[0].parts.axis == last else parts
+    others = [other for other in axes if other != axis and _Columns.along(arrays[:1], other).has_step]
+    every = (_Columns.along(arrays, other, units.get(other, ())) for other in others)
+    stepped = [columns for columns in every if columns.has_step]
+    return stepped[0].parts if len(stepped) == 1 and stepped[0].parts.axis == last else parts
 
 
 @dataclass(frozen=True)
@@ -249,7 +227,7 @@ class _Columns:
     has_step: bool
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()) -> _Columns:
+    def along(cls, arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()) -> _Columns:
         columns = 1 if axis is None else arrays[0].shape[axis]
         count, total, squares = (np.zeros(columns) for _ in range(3))
         deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
@@ -343,14 +321,14 @@ class ErrorsByPart:
                 wanted_squares += np.where(finite, values**2, 0.0).sum(axis=1)
                 count += finite.sum(axis=1)
                 largest = np.maximum(largest, apart.max(axis=1, initial=0.0))
-            found = self._of_parts(squares, count, has_columns=has_columns)
+            statistics = self._of_parts(squares, count, has_columns=has_columns)
             if has_columns:
                 self._samples += 1
                 self._normalised += np.sqrt(squares / np.maximum(count, 1)) / parts.divisors
                 relative = np.sqrt(squares) / np.sqrt(wanted_squares)
                 self._relative += np.where(squares == 0, 0.0, relative)
                 self._largest = np.maximum(self._largest, largest)
-        return found
+        return statistics
 
     def _of_parts(self, squares: Floats, count: Floats, *, has_columns: bool) -> dict[str, float]:
         parts = self._parts
@@ -373,19 +351,11 @@ class ErrorsByPart:
         return ColumnErrors(*(tuple(map(float, values)) for values in (*means, self._largest)))
 
 
-def _short(value: float) -> float | str:
-    return encode_float(float(f"{value:.4g}"))
-
-
 PARTS_JSON = "parts.json"
-
 """Name of the file in the run's data directory, beside the reference that the parts were found from."""
 
 HELD_OUT_PARTS_JSON = "held_out_parts.json"
-
 """The same for the held-out samples: the search's parts, with scales that count these samples in."""
-
-Load = Callable[[Path], "dict[str, OutputParts] | None"]
 
 
 def parts_path(reference: Path) -> Path:
@@ -393,22 +363,17 @@ def parts_path(reference: Path) -> Path:
     return reference.with_name(HELD_OUT_PARTS_JSON if reference.name.startswith("held_out") else PARTS_JSON)
 
 
-def parts_beside(reference: Path, load: Load | None = None) -> dict[str, OutputParts] | None:
-    """The parts that were kept with a reference file; None where none were."""
-    return (load or load_parts)(parts_path(reference))
-
-
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
     """Write the JSON file that ``load_parts`` reads."""
     outputs = {
         name: {
-            "axis": one.axis,
-            "scale": encode_float(one.whole),
-            "column_scales": [encode_float(scale) for scale in one.scales],
-            "is_split": one.is_split,
-            "units": list(one.units),
+            "axis": part.axis,
+            "scale": encode_float(part.whole),
+            "column_scales": [encode_float(scale) for scale in part.scales],
+            "is_split": part.is_split,
+            "units": list(part.units),
         }
-        for name, one in parts.items()
+        for name, part in parts.items()
     }
     write_json(path, {"format": 1, "outputs": outputs})
 
@@ -419,13 +384,13 @@ def load_parts(path: Path) -> dict[str, OutputParts] | None:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         return {
             name: OutputParts(
-                one["axis"],
-                decode_float(one["scale"]),
-                tuple(map(decode_float, one["column_scales"])),
-                one["is_split"],
-                tuple(one["units"]),
+                part["axis"],
+                decode_float(part["scale"]),
+                tuple(map(decode_float, part["column_scales"])),
+                part["is_split"],
+                tuple(part["units"]),
             )
-            for name, one in document["outputs"].items()
+            for name, part in document["outputs"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -11,7 +11,7 @@ have scores: a box just above the threshold counts by what it says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,25 +27,20 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 LEAST_IOU = 0.5
-
 """Intersection over union from which two boxes are the same: the threshold of PASCAL VOC and of COCO's AP50."""
 
 MOST_DISTANCE = 1.0
-
 """Rows further apart, root mean square over the columns in standard deviations of each, are different rows."""
 
 SAME_DISTANCE = 0.05
-
 """Rows nearer than this are the same, boxes without an area included. Where all rows are in their order, it holds."""
 
 _MOST_PAIRS = 4_000_000
-
 """Costs that are held at a time, 32 MiB; more rows are paired by a tree of nearest neighbours."""
 
 _TREE_ROUNDS = 20
 
 _OTHER_COLUMNS = 0.1
-
 """Weight of a row's other columns beside intersection over union, which is at most 1."""
 
 
@@ -75,9 +70,9 @@ def same_keys(mine: Floats, its: Floats) -> Iterator[tuple[Indices, Indices]]:
         return
     rows: dict[bytes, list[int]] = {}
     others: dict[bytes, list[int]] = {}
-    for keys, found in ((mine, rows), (its, others)):
+    for keys, members_of in ((mine, rows), (its, others)):
         for k, key in enumerate(np.ascontiguousarray(keys + 0.0)):  # -0.0 is 0.0
-            found.setdefault(key.tobytes(), []).append(k)
+            members_of.setdefault(key.tobytes(), []).append(k)
     for key, members in rows.items():
         if key in others:
             yield np.array(members, dtype=np.intp), np.array(others[key], dtype=np.intp)
@@ -163,35 +158,30 @@ def finite(values: Floats) -> Floats:
 
 
 _MOST_COLUMNS = 64
-
 """Rows are distinguished by the first columns of each output; masks and features have thousands."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowOutput:
-    """An output of a set of rows, and what its columns are.
-
-    Attributes:
-        name: of the output.
-        axis: its axis of rows.
-        is_indices: what NonZero returns: a column is a row, of all leading axes together.
-        keys: columns of whole numbers, which must be equal in a pair.
-        boxes: first of four columns that are corners; None where none are.
-        score: column of scores from 0 to 1; None where none is.
-        floats: columns that are compared by distance.
-        scale: standard deviation of each of these over all samples of the reference, shape (len(floats),).
-        is_number: whether it holds floats; else its statistics count rows that are there.
-    """
+    """An output of a set of rows, and what its columns are."""
 
     name: str
     axis: int
+    """Of the rows."""
     is_indices: bool
-    keys: tuple[int, ...]
-    boxes: int | None
-    score: int | None
-    floats: tuple[int, ...]
-    scale: Floats
+    """It is what NonZero returns: a column is a row, of all leading axes together."""
     is_number: bool
+    """It holds floats; else its statistics count rows that are there."""
+    keys: tuple[int, ...] = ()
+    """Columns of whole numbers, which must be equal in a pair."""
+    boxes: int | None = None
+    """First of four columns that are corners."""
+    score: int | None = None
+    """Column of scores from 0 to 1."""
+    floats: tuple[int, ...] = ()
+    """Columns that are compared by distance."""
+    scale: Floats = field(default_factory=lambda: np.ones(0))
+    """Standard deviation of each of these over all samples of the reference, shape (len(floats),)."""
 
     def fits(self, mine: tuple[int, ...], its: tuple[int, ...]) -> bool:
         """Whether two shapes differ in the number of rows at most."""
@@ -215,8 +205,6 @@ class AlignedRows:
     Attributes:
         output: pairs first, then rows that only the reference has (zeros here), then rows that only the output has.
         reference: the same rows of the reference, zeros in the last part.
-        pairs: how many pairs there are.
-        unmatched: how many rows have no partner.
     """
 
     output: Floats
@@ -259,7 +247,7 @@ class RowSet:
         lost = np.setdiff1d(np.arange(wanted), b)
         added = np.setdiff1d(np.arange(count), a)
         lost_weight, added_weight = self._weights(theirs)[lost, None], self._weights(ours)[added, None]
-        found = {}
+        aligned = {}
         for output in self.outputs:
             mine, its = ours[output.name], theirs[output.name]
             if not output.is_number:
@@ -267,13 +255,13 @@ class RowSet:
             weighs = output.score is None or output.boxes is not None
             before = its[lost] * (lost_weight if weighs else 1.0)
             behind = mine[added] * (added_weight if weighs else 1.0)
-            found[output.name] = AlignedRows(
+            aligned[output.name] = AlignedRows(
                 np.concatenate([mine[a], np.zeros_like(before), behind]),
                 np.concatenate([its[b], before, np.zeros_like(behind)]),
                 len(a),
                 len(lost) + len(added),
             )
-        return found
+        return aligned
 
     def _weights(self, values: Mapping[str, Floats]) -> Floats:
         """The scores of the rows, 1 where they have none."""
@@ -314,11 +302,11 @@ def aligned_rows(
     row_sets: Sequence[RowSet], got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
 ) -> dict[str, AlignedRows]:
     """The outputs of one sample that are compared as rows, paired; those of other shapes beside their rows are not."""
-    found: dict[str, AlignedRows] = {}
+    aligned: dict[str, AlignedRows] = {}
     for rows in row_sets:
         if all(o.fits(np.shape(got[o.name]), np.shape(wanted[o.name])) for o in rows.outputs):
-            found.update(rows.align(got, wanted))
-    return found
+            aligned.update(rows.align(got, wanted))
+    return aligned
 
 
 def find_row_sets(
@@ -344,56 +332,33 @@ def _axis(output: DependentOutput, arrays: Sequence[np.ndarray]) -> int:
     return next((k for k in range(arrays[0].ndim) if len({array.shape[k] for array in arrays}) > 1), 0)
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """All rows of one output over the samples of the reference, shape (rows, columns)."""
-
-    output: DependentOutput
-    axis: int
-    values: Floats
-    is_number: bool
-    boxes: int | None
-
-    @property
-    def shown(self) -> range:
-        return range(min(self.values.shape[1], _MOST_COLUMNS))
-
-    @property
-    def corners(self) -> range:
-        return range(0) if self.boxes is None else range(self.boxes, self.boxes + 4)
-
-
 def _row_set(outputs: Sequence[tuple[DependentOutput, int]], reference: Sequence[Mapping[str, np.ndarray]]) -> RowSet:
-    members = [
-        _rows(output, axis, [np.asarray(sample[output.name]) for sample in reference]) for output, axis in outputs
-    ]
-    has_floats = any(member.is_number for member in members)
-    has_boxes = any(member.boxes is not None for member in members)
-    return RowSet(tuple(_row_output(member, has_floats, has_boxes) for member in members))
+    """The columns of each output, by all of its rows over the samples of the reference."""
+    members = []
+    for dependent, axis in outputs:
+        arrays = [np.asarray(sample[dependent.name]) for sample in reference]
+        output = RowOutput(dependent.name, axis, dependent.is_indices, arrays[0].dtype.kind == "f")
+        blocks = [output.blocks(array) for array in arrays]
+        rows = np.concatenate([block.reshape(-1, block.shape[-1]) for block in blocks])
+        if output.is_number and 4 <= rows.shape[1] <= _MOST_COLUMNS:
+            output = replace(output, boxes=_boxes(rows))
+        members.append((dependent, output, rows))
+    has_floats = any(output.is_number for _, output, _ in members)
+    has_boxes = any(output.boxes is not None for _, output, _ in members)
 
+    def with_columns(dependent: DependentOutput, output: RowOutput, rows: Floats) -> RowOutput:
+        if not output.is_number:
+            ignored = dependent.index_columns if has_floats else ()
+            return replace(output, keys=tuple(k for k in range(rows.shape[1]) if k not in ignored))
+        shown = range(min(rows.shape[1], _MOST_COLUMNS))
+        others = [k for k in shown if output.boxes is None or not output.boxes <= k < output.boxes + 4]
+        keys = tuple(k for k in others if has_boxes and _is_class(rows[:, k]))
+        floats = tuple(k for k in shown if k not in keys)
+        may_score = rows.shape[1] == 1 or output.boxes is not None
+        score = next((k for k in others if may_score and _is_score(rows[:, k])), None)
+        return replace(output, keys=keys, score=score, floats=floats, scale=_scale(rows[:, list(floats)]))
 
-def _rows(output: DependentOutput, axis: int, arrays: Sequence[np.ndarray]) -> _Rows:
-    plain = RowOutput(output.name, axis, output.is_indices, (), None, None, (), np.ones(0), True)
-    blocks = [plain.blocks(array) for array in arrays]
-    values = np.concatenate([block.reshape(-1, block.shape[-1]) for block in blocks])
-    is_number = arrays[0].dtype.kind == "f"
-    boxes = _boxes(values) if is_number and 4 <= values.shape[1] <= _MOST_COLUMNS else None
-    return _Rows(output, axis, values, is_number, boxes)
-
-
-def _row_output(rows: _Rows, has_floats: bool, has_boxes: bool) -> RowOutput:
-    output, columns = rows.output, rows.values.shape[1]
-    if not rows.is_number:
-        ignored = output.index_columns if has_floats else ()
-        keys = tuple(k for k in range(columns) if k not in ignored)
-        return RowOutput(output.name, rows.axis, output.is_indices, keys, None, None, (), np.ones(0), False)
-    others = [k for k in rows.shown if k not in rows.corners]
-    keys = tuple(k for k in others if has_boxes and _is_class(rows.values[:, k]))
-    floats = tuple(k for k in rows.shown if k not in keys)
-    may_score = columns == 1 or rows.boxes is not None
-    score = next((k for k in others if may_score and _is_score(rows.values[:, k])), None)
-    scale = _scale(rows.values[:, list(floats)])
-    return RowOutput(output.name, rows.axis, output.is_indices, keys, rows.boxes, score, floats, scale, True)
+    return RowSet(tuple(with_columns(*member) for member in members))
 
 
 def _is_class(values: Floats) -> bool:

@@ -12,9 +12,7 @@ from typing import Any, Literal
 
 Kind = Literal["element", "sample", "set"]
 
-_CLASSES = "mptune.data.metrics.whole_set"
-_FIELDS = "mptune.data.metrics.whole_set"
-_BOXES = "mptune.data.metrics.whole_set"
+_PLACE = "mptune.data.metrics.whole_set"
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,6 @@ class Metric:
     """A metric, built in or of the user's.
 
     Attributes:
-        name: as in ``--metric`` and front.json.
         kind: ``element``: a statistic of every output; ``sample``: one value for all outputs of a sample; ``set``: one
             value for all samples.
         function: computes it, or its place as ``module:function``. Built-in ones take ``(outputs, references, inputs,
@@ -72,15 +69,15 @@ METRICS: Mapping[str, Metric] = {
         Metric("sqnr_db", "element", larger_is_better=True),
         # Values that are NaN or Inf where the reference is finite.
         Metric("non_finite", "element", is_summed=True),
-        Metric("top1_disagreement", "sample", f"{_CLASSES}:top1_disagreement"),
-        Metric("endpoint_error", "sample", f"{_FIELDS}:endpoint_error", is_set_with_labels=True),
-        Metric("top1_accuracy", "set", f"{_CLASSES}:top1_accuracy", larger_is_better=True),
-        Metric("top5_accuracy", "set", f"{_CLASSES}:top5_accuracy", larger_is_better=True),
-        Metric("map", "set", f"{_BOXES}:mean_average_precision", larger_is_better=True),
-        Metric("miou", "set", f"{_CLASSES}:mean_iou", larger_is_better=True),
-        Metric("cosine", "set", f"{_FIELDS}:cosine_similarity", larger_is_better=True),
-        Metric("psnr", "set", f"{_FIELDS}:psnr", larger_is_better=True),
-        Metric("ssim", "set", f"{_FIELDS}:ssim", larger_is_better=True),
+        Metric("top1_disagreement", "sample", f"{_PLACE}:top1_disagreement"),
+        Metric("endpoint_error", "sample", f"{_PLACE}:endpoint_error", is_set_with_labels=True),
+        Metric("top1_accuracy", "set", f"{_PLACE}:top1_accuracy", larger_is_better=True),
+        Metric("top5_accuracy", "set", f"{_PLACE}:top5_accuracy", larger_is_better=True),
+        Metric("map", "set", f"{_PLACE}:mean_average_precision", larger_is_better=True),
+        Metric("miou", "set", f"{_PLACE}:mean_iou", larger_is_better=True),
+        Metric("cosine", "set", f"{_PLACE}:cosine_similarity", larger_is_better=True),
+        Metric("psnr", "set", f"{_PLACE}:psnr", larger_is_better=True),
+        Metric("ssim", "set", f"{_PLACE}:ssim", larger_is_better=True),
     )
 }
 """By name, in the order of the help."""

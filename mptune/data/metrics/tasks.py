@@ -22,7 +22,6 @@ from mptune.data.metrics.whole_set import own_value, takes_whole_set
 from mptune.errors import DataError, RunError, SettingsError
 
 TO_MAXIMISE = ":max"
-
 """Ends the name of a script's function whose value is larger for better plans."""
 
 
@@ -55,7 +54,6 @@ def refuse_inside(metric: str, run: Path) -> None:
 _SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
 
 CALLABLE = "callable:"
-
 """Before the name of a metric that a Python program gave as a function. A run directory holds the name alone."""
 
 

@@ -13,197 +13,212 @@ import numpy as np
 from mptune.data.metrics.table import METRICS, Metric
 from mptune.errors import DataError
 
+Arrays: TypeAlias = Mapping[str, np.ndarray]
+SetFunction: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], float]
+"""``function(outputs, references, inputs, labels) -> float`` over all samples: each maps names to an array with the
+samples' rows concatenated along axis 0, or to a list with an array per sample where their shapes differ."""
 
-def pairs(
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """An output that a metric judges, and its target: a label, or the reference."""
+
+    metric: str
+    name: str
+    output: np.ndarray
+    target: np.ndarray
+    is_label: bool
+
+    def error(self, text: str, hint: str) -> DataError:
+        return DataError(f"{self.metric}: {text}", hint)
+
+    def check_shape(self, output: np.ndarray, target: np.ndarray) -> None:
+        """Refuse what cannot be compared element by element."""
+        if output.shape != target.shape:
+            raise self.error(
+                f"output {self.name!r} has shape {output.shape}, its target {target.shape}",
+                "give labels of the output's shape, or your own script.py:function",
+            )
+
+
+def _worst_output(
+    metric: str, fits: Callable[[np.ndarray], bool], kind: str, *, is_dense: bool = False, is_largest: bool = False
+) -> Callable[[Callable[[_Judged], float]], SetFunction]:
+    """Make a set metric of the value of one output: the smallest, or largest, over the outputs that it judges.
+
+    ``fits`` says by the reference whether an output is of the metric's kind, ``kind`` is that in words. Where
+    ``is_dense``, a label is as large as its output: one without its name that is not belongs to another metric, and the
+    reference is the target.
+    """
+    worst = np.max if is_largest else np.min  # not min and max, which may lose NaN
+
+    def decorate(value: Callable[[_Judged], float]) -> SetFunction:
+        def function(
+            outputs: Mapping[str, Any],
+            references: Mapping[str, Any],
+            inputs: Mapping[str, Any],
+            labels: Mapping[str, Any],
+        ) -> float:
+            judged = _judged(metric, outputs, references, labels, fits, kind, is_dense)
+            return float(worst([value(each) for each in judged]))
+
+        function.__doc__ = value.__doc__
+        return function
+
+    return decorate
+
+
+def _judged(
     metric: str,
     outputs: Mapping[str, Any],
     references: Mapping[str, Any],
     labels: Mapping[str, Any],
     fits: Callable[[np.ndarray], bool],
-    wanted: str,
-    *,
-    is_dense: bool = False,
-) -> list[tuple[str, np.ndarray, np.ndarray, bool]]:
-    """The outputs that a metric judges: name, output, target, and whether the target is a label.
+    kind: str,
+    is_dense: bool,
+) -> list[_Judged]:
+    """A label belongs to the output of its name; one label for one output that fits needs no name in common.
 
-    A label belongs to the output of its name. One label for one output that fits needs no name in common. Without
-    labels every output that fits is judged against the reference.
-
-    ``fits`` says by the reference whether an output is of the metric's kind, ``wanted`` is that kind in words. Where
-    ``is_dense``, a label is as large as its output: one without its name that is not belongs to another metric, and the
-    reference is the target.
+    Without labels every output that fits is judged against the reference.
     """
     fitting = [name for name, array in references.items() if isinstance(array, np.ndarray) and fits(array)]
     if not fitting:
         raise DataError(
-            f"{metric} found no output of {wanted}, of one shape for all samples",
+            f"{metric} found no output of {kind}, of one shape for all samples",
             "use relative_l2, or your own script.py:function",
         )
     if is_dense and not any(name in labels for name in fitting):
         sizes = {np.size(references[name]) for name in fitting}
         labels = {name: label for name, label in labels.items() if np.size(label) in sizes}
-    if labels:
-        named = [(name, name) for name in fitting if name in labels]
-        if not named and len(labels) == 1 and len(fitting) == 1:
-            named = [(fitting[0], next(iter(labels)))]
-        if not named:
-            raise DataError(
-                f"{metric} cannot tell which output the labels {', '.join(map(repr, labels))} belong to",
-                f"name them as the outputs are named: {', '.join(map(repr, fitting))}",
-            )
-        found = [(name, outputs[name], labels[label], True) for name, label in named]
-    else:
-        found = [(name, outputs[name], references[name], False) for name in fitting]
-    for name, output, target, _ in found:
-        if not isinstance(output, np.ndarray) or not isinstance(target, np.ndarray):
-            raise DataError(f"{metric}: the shapes of {name!r} vary between samples", "use your own script.py:function")
-        if len(output) != len(target):
-            raise DataError(f"{metric}: {name!r} has {len(output)} rows, its target {len(target)}", "give one per row")
-    return found
-
-
-def same_shape(metric: str, name: str, output: np.ndarray, target: np.ndarray) -> None:
-    """Refuse what cannot be compared element by element."""
-    if output.shape != target.shape:
+    targets = {name: labels[name] for name in fitting if name in labels}
+    if labels and not targets and len(labels) == len(fitting) == 1:
+        targets = {fitting[0]: next(iter(labels.values()))}
+    if labels and not targets:
         raise DataError(
-            f"{metric}: output {name!r} has shape {output.shape}, its target {target.shape}",
-            "give labels of the output's shape, or your own script.py:function",
+            f"{metric} cannot tell which output the labels {', '.join(map(repr, labels))} belong to",
+            f"name them as the outputs are named: {', '.join(map(repr, fitting))}",
         )
+    targets = targets or {name: references[name] for name in fitting}
+    judged = [_Judged(metric, name, outputs[name], target, bool(labels)) for name, target in targets.items()]
+    for each in judged:
+        if not isinstance(each.output, np.ndarray) or not isinstance(each.target, np.ndarray):
+            raise each.error(f"the shapes of {each.name!r} vary between samples", "use your own script.py:function")
+        if len(each.output) != len(each.target):
+            raise each.error(
+                f"{each.name!r} has {len(each.output)} rows, its target {len(each.target)}", "give one per row"
+            )
+    return judged
 
 
 IGNORED = 255
-
 """A class label that segmentation data sets give to pixels of no class; so do negative ones."""
-
-
-def top1_accuracy(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
-    """Share of rows (or pixels, or tokens) whose largest score is that of the label; the smallest over the outputs."""
-    return min(_hits("top1_accuracy", 1, outputs, references, labels))
-
-
-def top1_disagreement(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
-    """Share of rows whose largest class differs, the largest over the floating outputs of shape (rows, classes)."""
-
-    def fits(array: np.ndarray) -> bool:
-        return array.ndim == 2 and len(array) > 0 and _is_scores(array)
-
-    shares = _hits("top1_disagreement", 1, outputs, references, labels, fits, "shape (rows, classes)")
-    return 1.0 - min(shares)
-
-
-def top5_accuracy(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
-    """Share of rows (or pixels, or tokens) whose label is among the 5 largest scores; as ``top1_accuracy``."""
-    return min(_hits("top5_accuracy", 5, outputs, references, labels))
 
 
 def _is_scores(array: np.ndarray) -> bool:
     return array.dtype.kind == "f" and array.ndim >= 2 and max(array.shape[1:]) > 1
 
 
-def _hits(
-    metric: str,
-    count: int,
-    outputs: Mapping[str, Any],
-    references: Mapping[str, Any],
-    labels: Mapping[str, Any],
-    fits: Callable[[np.ndarray], bool] = _is_scores,
-    kind: str = "class scores (floating, a batch and a class axis)",
-) -> list[float]:
-    """The accuracy of each output.
+def _is_rows_of_scores(array: np.ndarray) -> bool:
+    return array.ndim == 2 and len(array) > 0 and _is_scores(array)
+
+
+_CLASS_SCORES = "class scores (floating, a batch and a class axis)"
+
+
+@_worst_output("top1_accuracy", _is_scores, _CLASS_SCORES)
+def top1_accuracy(judged: _Judged) -> float:
+    """Share of rows (or pixels, or tokens) whose largest score is that of the label; the smallest over the outputs."""
+    return _accuracy(judged, 1)
+
+
+@_worst_output("top5_accuracy", _is_scores, _CLASS_SCORES)
+def top5_accuracy(judged: _Judged) -> float:
+    """Share of rows (or pixels, or tokens) whose label is among the 5 largest scores; as ``top1_accuracy``."""
+    return _accuracy(judged, 5)
+
+
+@_worst_output("top1_disagreement", _is_rows_of_scores, "shape (rows, classes)", is_largest=True)
+def top1_disagreement(judged: _Judged) -> float:
+    """Share of rows whose largest class differs, the largest over the floating outputs of shape (rows, classes)."""
+    return 1.0 - _accuracy(judged, 1)
+
+
+def _accuracy(judged: _Judged, count: int) -> float:
+    """The share of labels among the ``count`` largest scores of an output.
 
     Labels are class numbers, shape of the output without its class axis (an axis of 1 may stand there), or one-hot,
     shape of the output. Negative labels are left out. The class axis is the one whose removal gives the labels' shape;
     without labels, which then are the reference's largest classes, it is axis 1 of outputs of rank 4 and up, else the
     last. A score that is NaN or Inf makes its row a miss.
     """
-    shares = []
-    for name, output, target, is_label in pairs(metric, outputs, references, labels, fits, kind):
-        scores, wanted = _scores_and_classes(metric, name, output, target, is_label)
-        valid = wanted >= 0
-        kept = min(count, scores.shape[-1])
-        if is_label and valid.any() and wanted.max() >= scores.shape[-1]:
-            raise DataError(
-                f"{metric}: label {int(wanted.max())} of {name!r} is no class of {scores.shape[-1]}",
-                "class numbers begin with 0",
-            )
-        finite = np.isfinite(scores).all(axis=-1)
-        clean = np.where(np.isfinite(scores), scores, -np.inf)
-        of_label = np.take_along_axis(clean, np.maximum(wanted, 0)[..., None], axis=-1)
-        numbers = np.arange(scores.shape[-1])
-        # Of equal scores the one of the smaller class number comes first, as argmax has it.
-        before = (clean > of_label) | ((clean == of_label) & (numbers < np.maximum(wanted, 0)[..., None]))
-        hit = (before.sum(axis=-1) < kept) & finite
-        if not valid.any():
-            raise DataError(f"{metric}: every label of {name!r} is negative", "class numbers begin with 0")
-        shares.append(float(hit[valid].mean()))
-    return shares
+    scores, wanted = _scores_and_classes(judged)
+    valid = wanted >= 0
+    if judged.is_label and valid.any() and wanted.max() >= scores.shape[-1]:
+        text = f"label {int(wanted.max())} of {judged.name!r} is no class of {scores.shape[-1]}"
+        raise judged.error(text, "class numbers begin with 0")
+    if not valid.any():
+        raise judged.error(f"every label of {judged.name!r} is negative", "class numbers begin with 0")
+    clean = np.where(np.isfinite(scores), scores, -np.inf)
+    label = np.maximum(wanted, 0)[..., None]
+    score = np.take_along_axis(clean, label, axis=-1)
+    # Of equal scores the one of the smaller class number comes first, as argmax has it.
+    before = (clean > score) | ((clean == score) & (np.arange(scores.shape[-1]) < label))
+    hit = (before.sum(axis=-1) < min(count, scores.shape[-1])) & np.isfinite(scores).all(axis=-1)
+    return float(hit[valid].mean())
 
 
-def _scores_and_classes(
-    metric: str, name: str, output: np.ndarray, target: np.ndarray, is_label: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _scores_and_classes(judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
     """Scores with the classes on the last axis, shape (..., classes), and class numbers, shape (...)."""
-    if not is_label or target.shape == output.shape:
+    output, target = judged.output, judged.target
+    if not judged.is_label or target.shape == output.shape:
         axis = 1 if output.ndim >= 4 or output.ndim == 2 else output.ndim - 1
         return np.moveaxis(output, axis, -1), np.moveaxis(target, axis, -1).argmax(axis=-1)
     for axis in (1, output.ndim - 1, *range(2, output.ndim - 1)):
-        without = output.shape[:axis] + output.shape[axis + 1 :]
-        with_one = (*output.shape[:axis], 1, *output.shape[axis + 1 :])
-        if target.shape in (without, with_one):
+        before, after = output.shape[:axis], output.shape[axis + 1 :]
+        if target.shape in ((*before, *after), (*before, 1, *after)):
             scores = np.moveaxis(output, axis, -1)
             return scores, target.reshape(scores.shape[:-1]).astype(np.int64)
-    raise DataError(
-        f"{metric}: labels of shape {target.shape} do not fit output {name!r} of shape {output.shape}",
+    raise judged.error(
+        f"labels of shape {target.shape} do not fit output {judged.name!r} of shape {output.shape}",
         "give class numbers in the output's shape without its class axis",
     )
 
 
-def mean_iou(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
+def _is_scores_or_classes(array: np.ndarray) -> bool:
+    return array.ndim >= 2 and (array.dtype.kind in "iu" or _is_scores(array))
+
+
+@_worst_output("miou", _is_scores_or_classes, "class scores or numbers")
+def mean_iou(judged: _Judged) -> float:
     """Mean over the classes of intersection over union, all pixels of all samples together; the smallest output's.
 
     Outputs are class scores as for ``top1_accuracy``, or class numbers (integers). Labels are class numbers; negative
     ones and 255 (where it is no class) are left out. Classes that neither side has do not count. The measure is that of
     Everingham et al., The PASCAL Visual Object Classes Challenge, 2015.
     """
-    found = []
-
-    def fits(array: np.ndarray) -> bool:
-        return array.ndim >= 2 and (array.dtype.kind in "iu" or _is_scores(array))
-
-    for name, output, target, is_label in pairs("miou", outputs, references, labels, fits, "class scores or numbers"):
-        if output.dtype.kind in "iu":
-            if output.size != target.size:
-                raise DataError(f"miou: {name!r} has shape {output.shape}, its labels {target.shape}", "give one each")
-            got, wanted, classes = output.reshape(-1), target.reshape(-1), int(max(output.max(), 0)) + 1
-        else:
-            scores, wanted = _scores_and_classes("miou", name, output, target, is_label)
-            got = np.where(np.isfinite(scores).all(axis=-1), scores.argmax(axis=-1), -1).reshape(-1)
-            wanted, classes = wanted.reshape(-1), scores.shape[-1]
-        valid = (wanted >= 0) & ~((wanted == IGNORED) & (classes <= IGNORED))
-        got, wanted = got[valid].astype(np.int64), wanted[valid].astype(np.int64)
-        if not len(wanted):
-            raise DataError(f"miou: no label of {name!r} is a class", "class numbers begin with 0")
-        size = int(max(classes, wanted.max() + 1))
-        hits = np.bincount(wanted[got == wanted], minlength=size)
-        union = np.bincount(wanted, minlength=size) + np.bincount(got[got >= 0], minlength=size) - hits
-        found.append(float((hits[union > 0] / union[union > 0]).mean()))
-    return min(found)
+    name, output, target = judged.name, judged.output, judged.target
+    if output.dtype.kind in "iu":
+        if output.size != target.size:
+            raise judged.error(f"{name!r} has shape {output.shape}, its labels {target.shape}", "give one each")
+        got, wanted, classes = output.reshape(-1), target.reshape(-1), int(max(output.max(), 0)) + 1
+    else:
+        scores, wanted = _scores_and_classes(judged)
+        got = np.where(np.isfinite(scores).all(axis=-1), scores.argmax(axis=-1), -1).reshape(-1)
+        wanted, classes = wanted.reshape(-1), scores.shape[-1]
+    valid = (wanted >= 0) & ~((wanted == IGNORED) & (classes <= IGNORED))
+    got, wanted = got[valid].astype(np.int64), wanted[valid].astype(np.int64)
+    if not len(wanted):
+        raise judged.error(f"no label of {name!r} is a class", "class numbers begin with 0")
+    size = int(max(classes, wanted.max() + 1))
+    hits = np.bincount(wanted[got == wanted], minlength=size)
+    union = np.bincount(wanted, minlength=size) + np.bincount(got[got >= 0], minlength=size) - hits
+    return float((hits[union > 0] / union[union > 0]).mean())
 
 
 MOST_DB = 120.0
-
 """PSNR of images that are equal: noise below 1e-12 of the squared peak counts as this much."""
 
 _SIGMA, _TRUNCATE, _K1, _K2 = 1.5, 3.5, 0.01, 0.03
-
 """SSIM's window (11 pixels wide) and constants, as in the paper."""
 
 
@@ -214,55 +229,11 @@ def flow_axis(array: np.ndarray) -> int | None:
     return 1 if array.shape[1] == 2 else 3 if array.shape[3] == 2 else None
 
 
-def endpoint_error(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
-    """Mean Euclidean distance of flow vectors, in pixels, over all samples; the largest over the outputs.
-
-    Flow is [N, 2, H, W] or [N, H, W, 2], each on its own side. Pixels whose target is not finite are left out (Baker et
-    al., A Database and Evaluation Methodology for Optical Flow, 2011).
-    """
-    means = []
-
-    def fits(array: np.ndarray) -> bool:
-        return flow_axis(array) is not None
-
-    for name, output, target, _ in pairs(
-        "endpoint_error", outputs, references, labels, fits, "shape (N, 2, H, W) or (N, H, W, 2)", is_dense=True
-    ):
-        got = np.moveaxis(output, flow_axis(output) or 1, 1).astype(np.float64)
-        axis = flow_axis(target.astype(np.float64))
-        wanted = target if axis is None else np.moveaxis(target, axis, 1)
-        same_shape("endpoint_error", name, got, wanted)
-        valid = np.isfinite(wanted).all(axis=1)
-        with np.errstate(invalid="ignore", over="ignore"):
-            distance = np.hypot(*np.moveaxis(got - wanted, 1, 0))[valid]
-        means.append(float(distance.mean()) if distance.size else 0.0)
-    return float(np.max(means))
+def _is_flow(array: np.ndarray) -> bool:
+    return flow_axis(array) is not None
 
 
-def cosine_similarity(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
-    """Mean over the rows of the cosine between an embedding (the last axis) and its target; the smallest output's.
-
-    Two rows of zeros have cosine 1, a row of zeros and another one 0.
-    """
-    means = []
-    for name, output, target, _ in pairs(
-        "cosine", outputs, references, labels, _is_rows, "embeddings [N, ..., D]", is_dense=True
-    ):
-        same_shape("cosine", name, output, target)
-        a, b = output.astype(np.float64), target.astype(np.float64)
-        norms = np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)
-        product, both = (a * b).sum(axis=-1), norms[0] * norms[1]
-        zero = (norms[0] == 0) & (norms[1] == 0)
-        values = np.where(zero, 1.0, np.divide(product, both, out=np.zeros_like(product), where=both != 0))
-        means.append(float(values.mean()))
-    return float(np.min(means))
-
-
-def _is_rows(array: np.ndarray) -> bool:
+def _is_embeddings(array: np.ndarray) -> bool:
     return array.dtype.kind == "f" and array.ndim >= 2 and array.shape[-1] > 1
 
 
@@ -270,7 +241,78 @@ def _is_image(array: np.ndarray) -> bool:
     return array.dtype.kind == "f" and array.ndim == 4
 
 
-def _peaks(target: np.ndarray) -> float:
+@_worst_output("endpoint_error", _is_flow, "shape (N, 2, H, W) or (N, H, W, 2)", is_dense=True, is_largest=True)
+def endpoint_error(judged: _Judged) -> float:
+    """Mean Euclidean distance of flow vectors, in pixels, over all samples; the largest over the outputs.
+
+    Flow is [N, 2, H, W] or [N, H, W, 2], each on its own side. Pixels whose target is not finite are left out (Baker et
+    al., A Database and Evaluation Methodology for Optical Flow, 2011).
+    """
+    got = np.moveaxis(judged.output, flow_axis(judged.output) or 1, 1).astype(np.float64)
+    axis = flow_axis(judged.target.astype(np.float64))
+    wanted = judged.target if axis is None else np.moveaxis(judged.target, axis, 1)
+    judged.check_shape(got, wanted)
+    valid = np.isfinite(wanted).all(axis=1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.hypot(*np.moveaxis(got - wanted, 1, 0))[valid]
+    return float(distance.mean()) if distance.size else 0.0
+
+
+@_worst_output("cosine", _is_embeddings, "embeddings [N, ..., D]", is_dense=True)
+def cosine_similarity(judged: _Judged) -> float:
+    """Mean over the rows of the cosine between an embedding (the last axis) and its target; the smallest output's.
+
+    Two rows of zeros have cosine 1, a row of zeros and another one 0.
+    """
+    judged.check_shape(judged.output, judged.target)
+    a, b = judged.output.astype(np.float64), judged.target.astype(np.float64)
+    norm_a, norm_b = np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)
+    product, norms = (a * b).sum(axis=-1), norm_a * norm_b
+    cosines = np.divide(product, norms, out=np.zeros_like(product), where=norms != 0)
+    return float(np.where((norm_a == 0) & (norm_b == 0), 1.0, cosines).mean())
+
+
+@_worst_output("psnr", _is_image, "images [N, C, H, W]", is_dense=True)
+def psnr(judged: _Judged) -> float:
+    """Peak signal to noise ratio in dB, the mean over the images, at most 120; the smallest over the outputs.
+
+    Images are [N, C, H, W] or [N, H, W, C]. The peak is 1 or 255 where the target's values lie in 0..1 or 0..255, else
+    the range of its values.
+    """
+    output, target = _images_in_fp64(judged)
+    noise = ((output - target) ** 2).reshape(len(output), -1).mean(axis=1) / _peak(target) ** 2
+    return float(np.mean(-10.0 * np.log10(np.maximum(noise, 10.0 ** (-MOST_DB / 10.0)))))
+
+
+@_worst_output("ssim", _is_image, "images [N, C, H, W]", is_dense=True)
+def ssim(judged: _Judged) -> float:
+    """Structural similarity, the mean over pixels, channels and images; the smallest over the outputs.
+
+    Gaussian window with a standard deviation of 1.5 pixels, constants 0.01 and 0.03 (Wang et al., Image Quality
+    Assessment: From Error Visibility to Structural Similarity, IEEE TIP 13, 2004, equation 13). Images and peak as for
+    ``psnr``; channels are the axis of 1 to 4, axis 1 where both are.
+    """
+    from scipy.ndimage import gaussian_filter  # slow to import, and few searches need it
+
+    x, y = _images_in_fp64(judged)
+    last = y.shape[1] > 4 >= y.shape[3]
+    sigma = (0.0, _SIGMA, _SIGMA, 0.0) if last else (0.0, 0.0, _SIGMA, _SIGMA)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.asarray(gaussian_filter(values, sigma, truncate=_TRUNCATE))
+
+    mx, my = mean(x), mean(y)
+    vx, vy, cov = mean(x * x) - mx * mx, mean(y * y) - my * my, mean(x * y) - mx * my
+    c1, c2 = (_K1 * _peak(y)) ** 2, (_K2 * _peak(y)) ** 2
+    return float((((2 * mx * my + c1) * (2 * cov + c2)) / ((mx * mx + my * my + c1) * (vx + vy + c2))).mean())
+
+
+def _images_in_fp64(judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
+    judged.check_shape(judged.output, judged.target)
+    return judged.output.astype(np.float64), judged.target.astype(np.float64)
+
+
+def _peak(target: np.ndarray) -> float:
     """The range of the pixel values: 1 or 255 where the target lies within those, else what it spans."""
     low, high = float(np.nanmin(target)), float(np.nanmax(target))
     if low >= 0.0 and high <= 1.0:
@@ -280,75 +322,10 @@ def _peaks(target: np.ndarray) -> float:
     return max(high - low, 1e-12)
 
 
-def psnr(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
-    """Peak signal to noise ratio in dB, the mean over the images, at most 120; the smallest over the outputs.
-
-    Images are [N, C, H, W] or [N, H, W, C]. The peak is 1 or 255 where the target's values lie in 0..1 or 0..255, else
-    the range of its values.
-    """
-
-    def decibels(output: np.ndarray, target: np.ndarray) -> float:
-        noise = ((output - target) ** 2).reshape(len(output), -1).mean(axis=1) / _peaks(target) ** 2
-        return float(np.mean(-10.0 * np.log10(np.maximum(noise, 10.0 ** (-MOST_DB / 10.0)))))
-
-    return _least("psnr", outputs, references, labels, decibels)
-
-
-def ssim(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
-    """Structural similarity, the mean over pixels, channels and images; the smallest over the outputs.
-
-    Gaussian window with a standard deviation of 1.5 pixels, constants 0.01 and 0.03 (Wang et al., Image Quality
-    Assessment: From Error Visibility to Structural Similarity, IEEE TIP 13, 2004, equation 13). Images and peak as for
-    ``psnr``; channels are the axis of 1 to 4, axis 1 where both are.
-    """
-    return _least("ssim", outputs, references, labels, _ssim)
-
-
-def _least(
-    name: str,
-    outputs: Mapping[str, Any],
-    references: Mapping[str, Any],
-    labels: Mapping[str, Any],
-    similarity: Callable[[np.ndarray, np.ndarray], float],
-) -> float:
-    """The smallest similarity of an output that holds images, in FP64, and its target."""
-    found = []
-    for output_name, output, target, _ in pairs(
-        name, outputs, references, labels, _is_image, "images [N, C, H, W]", is_dense=True
-    ):
-        same_shape(name, output_name, output, target)
-        found.append(similarity(output.astype(np.float64), target.astype(np.float64)))
-    return float(np.min(found))
-
-
-def _ssim(x: np.ndarray, y: np.ndarray) -> float:
-    from scipy.ndimage import gaussian_filter  # slow to import, and few searches need it
-
-    last = y.shape[1] > 4 >= y.shape[3]
-    sigma = (0.0, _SIGMA, _SIGMA, 0.0) if last else (0.0, 0.0, _SIGMA, _SIGMA)
-    peak = _peaks(y)
-
-    def mean(values: np.ndarray) -> np.ndarray:
-        return np.asarray(gaussian_filter(values, sigma, truncate=_TRUNCATE))
-
-    mx, my = mean(x), mean(y)
-    vx, vy, cov = mean(x * x) - mx * mx, mean(y * y) - my * my, mean(x * y) - mx * my
-    c1, c2 = (_K1 * peak) ** 2, (_K2 * peak) ** 2
-    return float((((2 * mx * my + c1) * (2 * cov + c2)) / ((mx * mx + my * my + c1) * (vx + vy + c2))).mean())
-
-
 THRESHOLDS = np.arange(0.5, 0.96, 0.05)
-
 _RECALLS = np.linspace(0.0, 1.0, 101)
-
-_MOST = 100
-
-_SURE = 0.25
-
+_MOST_DETECTIONS = 100
+_LEAST_SCORE = 0.25
 """Detections of the reference below this score are no labels."""
 
 _NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
@@ -362,71 +339,77 @@ class _Image:
     scores: np.ndarray
     classes: np.ndarray
 
+    def __post_init__(self) -> None:
+        if self.boxes.ndim != 2 or self.boxes.shape[-1:] != (4,):
+            raise DataError(f"map: the boxes of an image have shape {self.boxes.shape}, not [M, 4]", _NAMES)
+        if not len(self.boxes) == len(self.scores) == len(self.classes):
+            lengths = f"{len(self.boxes)} boxes, {len(self.scores)} scores and {len(self.classes)} classes"
+            raise DataError(f"map: an image has {lengths}", _NAMES)
+
+    def take(self, kept: np.ndarray) -> _Image:
+        return _Image(self.boxes[kept], self.scores[kept], self.classes[kept])
+
 
 def mean_average_precision(
     outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
 ) -> float:
-    """Mean average precision, 0 to 1; see the module.
+    """Mean average precision over the classes and the IoU thresholds 0.5 to 0.95, 0 to 1, as of COCO.
 
     Outputs: by name, ``boxes`` [N, M, 4] as corners, ``scores`` [N, M] with ``classes`` [N, M], or ``scores``
     [N, M, C]; or one tensor [N, M, 6] of corners, score and class. Names need only contain these words. Arrays may also
     be lists with one image's each. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box.
     Without labels the reference's detections with a score of at least 0.25 are the labels.
     """
-    found = _detections(outputs, "output")
+    detections = _detections(outputs, "output")
     if labels:
-        wanted = _truths(labels)
+        truths = _truths(labels)
     else:
-        wanted = [_only(image, image.scores >= _SURE) for image in _detections(references, "output")]
-    if len(found) != len(wanted):
-        raise DataError(f"map: {len(found)} images have detections, {len(wanted)} have labels", _NAMES)
-    found = [_top(_only(image, np.isfinite(image.scores) & np.isfinite(image.boxes).all(axis=-1))) for image in found]
-    numbers = sorted({int(c) for image in wanted for c in image.classes})
-    if not numbers:
-        return 0.0 if any(len(image.scores) for image in found) else 1.0
-    return float(np.mean([_average_precisions(found, wanted, number).mean() for number in numbers]))
+        truths = [image.take(image.scores >= _LEAST_SCORE) for image in _detections(references, "output")]
+    if len(detections) != len(truths):
+        raise DataError(f"map: {len(detections)} images have detections, {len(truths)} have labels", _NAMES)
+    detections = [
+        _best(image.take(np.isfinite(image.scores) & np.isfinite(image.boxes).all(-1))) for image in detections
+    ]
+    classes = sorted({int(c) for image in truths for c in image.classes})
+    if not classes:
+        return 0.0 if any(len(image.scores) for image in detections) else 1.0
+    return float(np.mean([_average_precisions(detections, truths, number).mean() for number in classes]))
 
 
-def _only(image: _Image, kept: np.ndarray) -> _Image:
-    return _Image(image.boxes[kept], image.scores[kept], image.classes[kept])
+def _best(image: _Image) -> _Image:
+    return image.take(np.argsort(-image.scores, kind="stable")[:_MOST_DETECTIONS])
 
 
-def _top(image: _Image) -> _Image:
-    order = np.argsort(-image.scores, kind="stable")[:_MOST]
-    return _Image(image.boxes[order], image.scores[order], image.classes[order])
-
-
-def _named(arrays: Mapping[str, Any], words: Sequence[str]) -> Any:
+def _named(arrays: Mapping[str, Any], *words: str) -> Any:
     return next((array for word in words for name, array in arrays.items() if word in name.lower()), None)
 
 
 def _images(array: Any, rank: int) -> list[np.ndarray]:
     """One array per image: from [N, ...], or from a list of arrays with or without a batch axis."""
     several = array if isinstance(array, list) else [array]
-    parts = [part for one in several for part in (one if one.ndim == rank + 1 else [one])]
-    return [np.asarray(part, dtype=np.float64) for part in parts]
+    images = [image for part in several for image in (part if part.ndim == rank + 1 else [part])]
+    return [np.asarray(image, dtype=np.float64) for image in images]
 
 
 def _detections(arrays: Mapping[str, Any], what: str) -> list[_Image]:
-    boxes, scores = _named(arrays, ("box",)), _named(arrays, ("score", "conf", "prob"))
+    boxes, scores = _named(arrays, "box"), _named(arrays, "score", "conf", "prob")
     if boxes is not None and scores is not None:
-        classes = _named(arrays, ("class", "label", "cls"))
-        return _checked(_separate(boxes, scores, classes))
+        return _separate(boxes, scores, _named(arrays, "class", "label", "cls"))
     whole = [a for a in arrays.values() if (a[0] if isinstance(a, list) else a).shape[-1:] == (6,)]
     if len(whole) != 1:
         raise DataError(f"map found no boxes with scores among the {what}s {', '.join(map(repr, arrays))}", _NAMES)
-    return _checked([_Image(image[:, :4], image[:, 4], image[:, 5]) for image in _images(whole[0], 2)])
+    return [_Image(image[:, :4], image[:, 4], image[:, 5]) for image in _images(whole[0], 2)]
 
 
 def _separate(boxes: Any, scores: Any, classes: Any) -> list[_Image]:
     places = _images(boxes, 2)
     rank = (scores[0].ndim if isinstance(scores, list) else scores.ndim - 1) if classes is None else 1
-    sure = _images(scores, min(rank, 2))
+    scores = _images(scores, min(rank, 2))
     kinds = [np.zeros(len(place)) for place in places] if classes is None else _images(classes, 1)
-    if not len(places) == len(sure) == len(kinds):
+    if not len(places) == len(scores) == len(kinds):
         raise DataError("map: boxes, scores and classes are of different numbers of images", _NAMES)
     images = []
-    for place, score, kind in zip(places, sure, kinds, strict=True):
+    for place, score, kind in zip(places, scores, kinds, strict=True):
         if score.ndim == 2:  # a score for each class: each is a detection
             count = score.shape[1]
             images.append(_Image(np.repeat(place, count, 0), score.reshape(-1), np.tile(np.arange(count), len(place))))
@@ -435,25 +418,15 @@ def _separate(boxes: Any, scores: Any, classes: Any) -> list[_Image]:
     return images
 
 
-def _checked(images: list[_Image]) -> list[_Image]:
-    for image in images:
-        if image.boxes.ndim != 2 or image.boxes.shape[-1:] != (4,):
-            raise DataError(f"map: the boxes of an image have shape {image.boxes.shape}, not [M, 4]", _NAMES)
-        if not len(image.boxes) == len(image.scores) == len(image.classes):
-            lengths = f"{len(image.boxes)} boxes, {len(image.scores)} scores and {len(image.classes)} classes"
-            raise DataError(f"map: an image has {lengths}", _NAMES)
-    return images
-
-
 def _truths(labels: Mapping[str, Any]) -> list[_Image]:
-    boxes, classes = _named(labels, ("box",)), _named(labels, ("class", "label", "cls"))
+    boxes, classes = _named(labels, "box"), _named(labels, "class", "label", "cls")
     if boxes is None or classes is None:
         raise DataError(f"map: the labels are {', '.join(map(repr, labels))}", _NAMES)
     places, kinds = _images(boxes, 2), _images(classes, 1)
     if len(places) != len(kinds):
         raise DataError(f"map: {len(places)} images have boxes, {len(kinds)} have classes", _NAMES)
-    images = _checked([_Image(p, np.ones(len(p)), k) for p, k in zip(places, kinds, strict=True)])
-    return [_only(image, image.classes >= 0) for image in images]
+    images = [_Image(place, np.ones(len(place)), kind) for place, kind in zip(places, kinds, strict=True)]
+    return [image.take(image.classes >= 0) for image in images]
 
 
 def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -467,28 +440,21 @@ def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return overlaps
 
 
-def _average_precisions(found: Sequence[_Image], wanted: Sequence[_Image], number: int) -> np.ndarray:
+def _average_precisions(detections: Sequence[_Image], truths: Sequence[_Image], number: int) -> np.ndarray:
     """Average precision of one class at each threshold, shape (thresholds,)."""
-    scores, hits, total = [], [], 0
-    for got, truth in zip(found, wanted, strict=True):
-        mine, theirs = _only(got, got.classes == number), _only(truth, truth.classes == number)
-        total += len(theirs.classes)
-        scores.append(mine.scores)
-        hits.append(_matched(intersection_over_union(mine.boxes, theirs.boxes)))
-    order = np.argsort(-np.concatenate(scores), kind="stable")
-    correct = np.concatenate(hits)[order]  # (detections, thresholds)
-    true = correct.cumsum(axis=0)
+    of_class = [
+        (image.take(image.classes == number), truth.take(truth.classes == number))
+        for image, truth in zip(detections, truths, strict=True)
+    ]
+    total = sum(len(truth.classes) for _, truth in of_class)
+    hits = np.concatenate([_matched(intersection_over_union(image.boxes, truth.boxes)) for image, truth in of_class])
+    order = np.argsort(-np.concatenate([image.scores for image, _ in of_class]), kind="stable")
+    true = hits[order].cumsum(axis=0)  # (detections, thresholds)
     precision = true / np.arange(1, len(true) + 1)[:, None]
-    precision = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-    values = np.zeros(len(THRESHOLDS))
-    for k in range(len(THRESHOLDS)):
-        first = np.searchsorted(true[:, k] / total, _RECALLS - 1e-12, side="left")
-        values[k] = (
-            np.where(first < len(true), precision[np.minimum(first, len(true) - 1), k], 0.0).mean()
-            if len(true)
-            else 0.0
-        )
-    return values
+    # The best precision from each recall on, 0 behind the last detection.
+    precision = np.concatenate([np.maximum.accumulate(precision[::-1], axis=0)[::-1], np.zeros((1, len(THRESHOLDS)))])
+    firsts = [np.searchsorted(recall, _RECALLS - 1e-12, side="left") for recall in (true / total).T]
+    return np.array([precision[first, k].mean() for k, first in enumerate(firsts)])
 
 
 def _matched(overlaps: np.ndarray) -> np.ndarray:
@@ -504,15 +470,7 @@ def _matched(overlaps: np.ndarray) -> np.ndarray:
     return hits
 
 
-Arrays: TypeAlias = Mapping[str, np.ndarray]
-
-SetFunction: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], float]
-
-"""``function(outputs, references, inputs, labels) -> float`` over all samples: each maps names to an array with the
-samples' rows concatenated along axis 0, or to a list with an array per sample where their shapes differ."""
-
 _GROUPS = 8
-
 """Parts of the samples that are left out in turn, at most."""
 
 
@@ -570,7 +528,7 @@ class SampleSetArrays:
 
     def arguments(self) -> tuple[dict[str, Any], ...]:
         """The four arguments of a set metric."""
-        return tuple(together(part) for part in self.parts)
+        return tuple(map(together, self.parts))
 
 
 def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float]) -> tuple[float, ...]:
@@ -585,7 +543,7 @@ def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetA
         return (whole,) * count
     # So scaled that the standard error of the mean over the samples is the one over the groups.
     scale = math.sqrt((count - 1) / (groups - 1)) * (groups - 1)
-    values = np.array([scale * (without.mean() - without[k % groups]) for k in range(count)])
+    values = scale * (without.mean() - without[np.arange(count) % groups])
     return tuple(float(value) for value in whole + values - values.mean())
 
 

@@ -21,53 +21,42 @@ from mptune.graph.plan import LARGEST, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 
 _NAMED = 5
-
 """Groups that a text names."""
 
 _MARGIN = 0.8
-
 """Share of the limit that the plan is made for: one-group errors add in squares only nearly."""
 
 _TRIES = 8
 
 _LEAST_SIZE = 0.25
-
 """Of a difference, below which a rounding is no part of it."""
 
 _LEAST_CORRELATION = 0.3
-
 """A correlation with a rounding from which a difference may be another engine's: chance gives a third of it."""
 
 _FEWEST_VALUES = 100
 
 _MOST_ALONE = 3
-
 """Groups whose roundings alone are looked at."""
 
 _WORTH_TRYING = 0.1
-
 """Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
 
 _AS_LARGE = 0.5
-
 """Share of FP16's error from which a difference has its size."""
 
 _LEFT_OF_ROWS = 0.5
-
 """Share of the difference between two sets of rows, up to which another set explains one of them."""
 
 _SAME_PLACES = 0.9
 
 _OFF = 0.01
-
 """A value is off by more of its output's standard deviation than this."""
 
 _FEW_OFF = 0.5
-
 """Share of the values that changed decisions make wrong at most."""
 
 _FEW, _MOST = 0.02, 0.5
-
 """Values that have so much of the squared difference are decisions that fall otherwise, as they do in each engine."""
 
 
@@ -169,10 +158,10 @@ def _precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) 
         cure = f"no plan with {called} groups keeps the limit: allow more with --tolerance, or stay in FP32"
     else:
         evidence |= {"kept_groups": len(kept), "error_with_kept": left.judged}
-        patterns = " ".join(f"--keep-fp32 {_quoted(groups[g].id)}" for g in kept[:40])
+        patterns = " ".join(f"--keep-fp32 {glob.escape(groups[g].id)}" for g in kept[:40])
         base = "--bf16-all" if not blamed.fp16_groups else "--fp16-all"
         if blamed.fp16_groups:
-            patterns = " ".join([*(f"--keep-bf16 {_quoted(g)}" for g in plan.bf16_groups[:40]), patterns])
+            patterns = " ".join([*(f"--keep-bf16 {glob.escape(g)}" for g in plan.bf16_groups[:40]), patterns])
         count = f"{len(kept)} group{'s' * (len(kept) != 1)}"
         command = f"mptune apply {runner.model.path} {base} {patterns} -o OUT.onnx"
         cure = f"keep {count} in FP32 ({left.limit.sentence(left.judged).partition(' ')[2]}): {command}"
@@ -264,10 +253,6 @@ def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
     return f"; {first.code} at {first.node} ({first.group}): {first.reason}"
 
 
-def _quoted(text: str) -> str:
-    return glob.escape(text)
-
-
 def _blamed(sides: Sides, causes: set[Cause]) -> PrecisionPlan:
     """The plan whose groups make the difference: the candidate's, or the precision throughout where it is not known."""
     if "bf16" in causes:
@@ -327,7 +312,7 @@ def infinite_constants(outputs: Sequence[Side]) -> list[Finding]:
     blamed_sides = [(side, *blamed) for side in outputs if (blamed := _constants_of(side)) is not None]
     if not blamed_sides:
         return []
-    hazards = tuple(dict.fromkeys(hazard for _, _, of_one in blamed_sides for hazard in of_one))
+    hazards = tuple(dict.fromkeys(hazard for _, _, of_side in blamed_sides for hazard in of_side))
     return [_infinite_finding([side for side, _, _ in blamed_sides], blamed_sides[0][1], hazards)]
 
 

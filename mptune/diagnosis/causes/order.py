@@ -13,7 +13,6 @@ from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import Finding, OutputColumns
 
 _EXCHANGED = 0.1
-
 """Share of its difference that an output has at most from the reference of another to be that."""
 
 
@@ -61,16 +60,18 @@ def _ahead(side: Side, stale: Stale) -> Finding:
 def _exchanged(side: Side) -> Finding | None:
     """Whether the output holds what the reference calls another output."""
     sides, own = side.sides, side.compared
-    if side.name not in sides.taken and (own is None or own.distance <= own.exact):
+    if side.name not in sides.exchanged and (own is None or own.distance <= own.exact):
         return None
     distance = np.inf if own is None else own.distance
     for other in sides.layouts:
         if other == side.name:
             continue
         there = sides.output(other)
-        if side.name in sides.taken:
+        if side.name in sides.exchanged:
             # The recording of this name has the shape of ``other``; what has this one's shape stands here already.
-            is_other = own is not None and sides.taken[side.name] == other and (distance <= own.half or side.is_within)
+            is_other = (
+                own is not None and sides.exchanged[side.name] == other and (distance <= own.half or side.is_within)
+            )
         else:
             compared = there.compared_with(arrays_of(sides.candidate, side.name))
             is_other = compared is not None and compared.distance <= min(compared.half, _EXCHANGED * distance)

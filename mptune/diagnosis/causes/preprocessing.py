@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mptune.data.forms.samples import Feed
 from mptune.diagnosis.causes.half import fp16_explanation, is_doubtful
 from mptune.diagnosis.patterns.places import which_samples
 from mptune.diagnosis.patterns.roundings import CLEAR, column_scale, rms
 from mptune.diagnosis.sides import Side
 from mptune.errors import BaselineError
 from mptune.finding import Finding, Where
-
-Feed = Mapping[str, np.ndarray]
 
 Change = Callable[[np.ndarray], np.ndarray]
 
@@ -28,7 +27,6 @@ _RANGES = (
     ("as (x + 1) / 2", 0.5, 0.5),
     ("as 127.5 (x + 1)", 127.5, 127.5),
 )
-
 """Words, factor and offset."""
 
 _NORMALISATIONS = (
@@ -36,13 +34,11 @@ _NORMALISATIONS = (
     ("CLIP's", (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     ("0.5 as", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 )
-
 """Mean and deviation of images in 0..1 (torchvision.models, openai/CLIP, transformers' ViT)."""
 
 _REVERSED = "with its channels in reverse order (RGB, BGR)"
 
 _MOST_INPUTS = 6
-
 """With more inputs than this, no two are exchanged."""
 
 _PREPARED = (
@@ -159,19 +155,15 @@ def _after(first: Change, then: Change) -> Change:
 
 
 _MOST_BYTES = 256 * 2**20
-
 """Of samples that are fed in one process."""
 
 _MOST_CHECKED = 64
-
 """Samples that differ, on which a way is tried that explains the one that differs most."""
 
 _MOST_EXPLAINED = 0.9
-
 """Share of these that a way has to explain which leaves more than rounding does."""
 
 _FP32_LEAVES = 1e-3
-
 """Share that other FP32 roundings may leave of a small difference."""
 
 

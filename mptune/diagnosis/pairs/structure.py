@@ -26,17 +26,14 @@ from mptune.graph.plan import LARGEST, REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
 _FEWEST = 8
-
 """Of fewer values that are zero, nothing is said."""
 
 _NAMED = 4
 
 _NEARLY_ZERO = 2.0**-23
-
 """Converters hold smaller values away from zero, at the smallest numbers of FP16."""
 
 CONVERTERS_LIMIT = 1e4
-
 """``max_finite_val`` of onnxconverter-common's ``convert_float_to_float16``, unless it is given (1.16)."""
 
 
@@ -45,7 +42,6 @@ class ConstantDifference:
     """Two constants that differ.
 
     Attributes:
-        text: what differs, from left to right.
         values: the left constant with the right one's values where the two differ; None where shapes or types do.
         limit: magnitude that every large value which differs is held at in one of the two; None where there is none.
         largest: largest magnitude of what is held at it, in the other.
@@ -160,11 +156,9 @@ _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
 
 _SHOWN = 60
-
 """Characters of a value in a text."""
 
 _REDUCED = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
-
 """Types of values -> the precisions that compute them."""
 
 
@@ -174,13 +168,8 @@ class Difference:
 
     Attributes:
         kind: ``attribute``, ``constant`` or ``structure``.
-        node: name of the node of the left model.
-        text: what differs, from left to right.
         what: the attribute, the constant's slot, or what of the structure.
-        left: value on the left, as text.
-        right: value on the right.
         root: the constant that ``what`` is, before Casts; "" where it is none.
-        constant: what differs between constants; None where something else does.
         attributes: the attribute -> its value on the right; None where it is not there.
     """
 
@@ -264,17 +253,13 @@ class _Aligner:
         if named is not None:
             candidates[named.index] = named
         for out in node.outputs:
-            if out in self.right.producer:
-                maker = self.right.nodes[self.right.producer[_root(self.right, out)]] if self._computed(out) else None
-                if maker is not None:
-                    candidates[maker.index] = maker
+            if out in self.right.producer and (root := _root(self.right, out)) in self.right.producer:
+                maker = self.right.nodes[self.right.producer[root]]
+                candidates[maker.index] = maker
         for reader in self._readers(node):
             candidates[reader.index] = reader
         fitting = [c for c in candidates.values() if c.index not in self.used and c.op_type == node.op_type]
         return max(fitting, key=lambda other: (self._likeness(node, other), -other.index), default=None)
-
-    def _computed(self, value: str) -> bool:
-        return _root(self.right, value) in self.right.producer
 
     def _readers(self, node: Node) -> list[Node]:
         """Nodes of the right model that read what the left node reads."""
@@ -321,9 +306,9 @@ class _Aligner:
                 yield Difference("attribute", node.name, text, name, _shown(a), _shown(b), attributes={name: b})
         count = max(len(node.inputs), len(other.inputs))
         for slot in range(count):
-            found = self._input_difference(node, other, slot)
-            if found is not None:
-                yield found
+            difference = self._input_difference(node, other, slot)
+            if difference is not None:
+                yield difference
 
     def _input_difference(self, node: Node, other: Node, slot: int) -> Difference | None:
         ours = node.inputs[slot] if slot < len(node.inputs) else ""
@@ -451,25 +436,20 @@ def _shown(value: Any) -> str:
 
 
 _NO_EFFECT = 1e-6
-
 """An error up to this shows no effect of a difference: it is what another order of FP32 additions makes."""
 
 _LEAST_SHARE = 0.1
-
 """Of the whole difference, that a cause makes alone."""
 
 _NOT_FINITE = 1.0
-
 """What stands for the whole where it is not finite: the standard deviation of the output."""
 
 _MOST_TRIALS = 64
-
 """Runs of the model with constants and attributes of the candidate."""
 
 _MOST_NAMED = 4
 
 _MOST_BYTES = 1 << 30
-
 """Of constants that are changed together: protobuf ends at 2 GiB."""
 
 _IN_FP32 = "keep this node in FP32 there (node_block_list)"

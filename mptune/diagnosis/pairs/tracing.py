@@ -15,7 +15,7 @@ from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.pairs.structure import Alignment, Difference, changes_of
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
-from mptune.engines.jobs.outputs import TraceJob
+from mptune.engines.jobs.outputs import TraceJob, value_error
 from mptune.files import write_bytes
 from mptune.finding import Finding
 from mptune.graph.hazards.find import pinned_by_hazards
@@ -41,11 +41,9 @@ class Divergence:
     Attributes:
         value: of the left model.
         other: of the right model.
-        node: of the left model, that computes it.
         group: id of its layer group, or of the group that reads it first; "" where there is none.
         error: root mean square difference by the root mean square of the value, the worst sample.
         before: the largest error of the values before it.
-        compared: how many values were compared.
         is_rounding: no value differs by more than the candidate's FP16 or BF16 makes.
     """
 
@@ -153,7 +151,8 @@ def _slices(left: Runner, pairs: Sequence[tuple[str, str]], most: int) -> Iterat
         yield slice_
 
 
-Found = tuple[int, tuple[str, str], float, float, int]
+First = tuple[int, tuple[str, str], float, float, int]
+"""Index of the slice, the pair, its error, the largest error before it, and how many were compared."""
 
 
 def _search(
@@ -164,7 +163,7 @@ def _search(
     level: float,
     plan: PrecisionPlan | None,
     harmless: Sequence[Difference],
-) -> Found | None:
+) -> First | None:
     """The first pair beyond a level, and beyond twice what the roundings of a plan make there."""
     before, compared = 0.0, 0
     least = level if plan is None else max(level, _NO_ROUNDING)
@@ -209,17 +208,10 @@ def _names(pairs: Sequence[tuple[str, str]], side: int) -> list[str]:
 def _worst_sample(sides: Sides) -> int:
     """The sample whose outputs differ most."""
 
-    def gap(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
-        worst = 0.0
-        for name in sides.layouts:
-            x, y = np.asarray(a[name], np.float64), np.asarray(b[name], np.float64)
-            if x.shape != y.shape or not np.isfinite(x).all():
-                return math.inf
-            worst = max(worst, float(np.sqrt(np.sum((x - y) ** 2) / (np.sum(y**2) or 1.0))))
-        return worst
+    def error(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+        return max((value_error(np.asarray(got[n]), np.asarray(wanted[n])) for n in sides.layouts), default=0.0)
 
-    gaps = [gap(a, b) for a, b in zip(sides.candidate, sides.reference, strict=True)]
-    return int(np.argmax(gaps))
+    return int(np.argmax(list(map(error, sides.candidate, sides.reference))))
 
 
 def _group(left: Runner, node: str) -> str:

@@ -10,11 +10,9 @@ import numpy as np
 from mptune.diagnosis.patterns.roundings import CLEAR, Compared, column_axis, rms
 
 _MAX_ORDERED = 2048
-
 """Entries along an axis up to which another order of them is looked for."""
 
 _SAMPLED = 2048
-
 """Values of each entry that are compared first."""
 
 
@@ -45,9 +43,9 @@ def find_order(compared: Compared) -> Order | None:
     for kind, pattern in (("sign", -wanted), ("complement", (1 - wanted * scale) / scale)):
         if compared.explains(pattern):
             return Order(kind, None, None, rms(got - pattern) / total)
-    found = _of_columns(compared)
-    if found is not None:
-        return found
+    order_of_columns = _of_columns(compared)
+    if order_of_columns is not None:
+        return order_of_columns
     for axis in range(1, got.ndim):
         order = permutation(got * scale, wanted * scale, axis)
         if order is not None:
@@ -131,25 +129,20 @@ def spread_positions(size: int, most: int) -> np.ndarray:
 
 
 _SAMPLED_OF_ROW = 4096
-
 """Values of a row that are compared first."""
 
 _MAX_ROWS = 3000
-
 """Above so many rows a row is compared only with those a few before and after it."""
 
 _LAGS = 64
 
 _MOST_OFF = 0.8
-
 """Share of the rows that differ that has to be explained."""
 
 _FEWEST_OF_ONE = 3
-
 """So many rows are equal to one row: a batch, or a buffer, that holds one row alone."""
 
 _FEW_VALUES = 16
-
 """Rows with fewer values equal others by chance: only near ones are looked at."""
 
 
@@ -159,9 +152,7 @@ class Stale:
 
     Attributes:
         torn: rows that are part this and part another row; none where all are whole.
-        whole: rows that equal another row of the reference.
         source: row -> the row of the reference that it (or its other part) equals.
-        off: rows that differ from their reference.
         share: of the rows of the output, those torn or whole.
         lag: most frequent distance to the source; 1 is the row before.
     """

@@ -9,19 +9,15 @@ from typing import Literal
 import numpy as np
 
 FP32_ROUNDING = 1e-5
-
 """Relative to the root mean square: what another order of FP32 additions changes at most."""
 
 _UNKNOWN_ROUNDING = 1e-2
-
 """Where the emulation in FP16 is not finite."""
 
 _MOST_ROUNDING = 0.3
-
 """An FP16 error above this, in standard deviations, is too large to tell a rounding from anything else."""
 
 CLEAR = 0.1
-
 """A pattern explains a difference where it leaves at most this share of it."""
 
 
@@ -31,7 +27,6 @@ class Compared:
 
     Attributes:
         got: (rows, ...), float64; values that are not finite are 0.
-        wanted: the same of the reference.
         scale: what both were divided by; broadcasts.
         exact: largest root mean square per row that FP32 rounding makes.
         half: the same of FP16, as emulated, doubled.
@@ -46,7 +41,7 @@ class Compared:
     half_most: float
 
     @classmethod
-    def of(cls, got: np.ndarray, wanted: np.ndarray, emulated: np.ndarray | None) -> Compared:
+    def of_rows(cls, got: np.ndarray, wanted: np.ndarray, emulated: np.ndarray | None) -> Compared:
         """Take rows of an output, of its reference, and of the emulation in FP16 of the reference."""
         scale = column_scale(wanted)
         a, b = _finite(got) / scale, _finite(wanted) / scale
@@ -120,11 +115,9 @@ def _finite(values: np.ndarray) -> np.ndarray:
 Cause = Literal["tf32-reference", "tf32-candidate", "fp16", "bf16"]
 
 _LEFT = 0.6
-
 """Share of a difference that may be left by its cause: two engines add up in other orders."""
 
 _CLEARER = 0.7
-
 """TF32 and FP16 both keep 11 bits, so TF32 has to leave at most this much of what FP16 leaves."""
 
 
@@ -133,7 +126,6 @@ class Explanation:
     """A cause of a difference.
 
     Attributes:
-        cause: what makes it.
         left: share of the difference (root mean square) that is left when the cause's is taken off.
         size: root mean square of what the cause makes, over that of the difference.
     """
@@ -148,37 +140,23 @@ class Explanation:
         return self.cause.startswith("tf32")
 
 
-def explain(
-    difference: np.ndarray,
-    tf32: Sequence[np.ndarray],
-    fp16: Sequence[np.ndarray],
-    *,
-    is_half: bool,
-    bf16: Sequence[np.ndarray] = (),
-) -> Explanation | None:
+def explain(difference: np.ndarray, made: Sequence[tuple[Cause, np.ndarray]], *, is_half: bool) -> Explanation | None:
     """The cause that leaves least of a difference, where it leaves little.
 
-    Args:
-        difference: output minus reference, in units of the columns' spread.
-        tf32: what TF32 changes in the outputs of the model, one array for each way to round, in the same units.
-        fp16: what FP16 changes, likewise.
-        is_half: every value of the output is an FP16 number, so its last operation was no TF32 one.
-        bf16: what plans with BF16 change, likewise.
+    ``difference`` is output minus reference, ``made`` what each cause changes there, both in units of the columns'
+    spread. ``is_half``: every value of the output is an FP16 number, so its last operation was no TF32 one.
     """
     size = _norm(difference)
     if size == 0 or not np.isfinite(size):
         return None
-    halves = [_explained("fp16", difference, each, size) for each in fp16]
-    halves += [_explained("bf16", difference, each, size) for each in bf16]
-    best_half = min(halves, key=lambda each: each.left, default=None)
-    products = [_explained("tf32-candidate", difference, each, size) for each in tf32]
-    products += [_explained("tf32-reference", difference, -each, size) for each in tf32]
-    if is_half:
-        products = [each for each in products if each.cause == "tf32-reference"]
+    causes = [_explained(cause, difference, changed, size) for cause, changed in made]
+    halves = [each for each in causes if not each.is_tf32]
+    products = [each for each in causes if each.is_tf32 and not (is_half and each.cause == "tf32-candidate")]
+    half = min(halves, key=lambda each: each.left, default=None)
     best = min(products, key=lambda each: each.left, default=None)
-    if best is not None and best.left <= _LEFT and (best_half is None or best.left <= _CLEARER * best_half.left):
+    if best is not None and best.left <= _LEFT and (half is None or best.left <= _CLEARER * half.left):
         return best
-    return best_half if best_half is not None and best_half.left <= _LEFT else None
+    return half if half is not None and half.left <= _LEFT else None
 
 
 def is_half_precise(values: np.ndarray) -> bool:

@@ -26,7 +26,7 @@ from mptune.engines.timing.spread import Enough, SessionTiming
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import LatencySettings
-from mptune.targets.throttling import Throttling, read_throttling, throttling_warnings
+from mptune.targets.jetson import Throttling, read_throttling, throttling_warnings
 
 STATE_AGE_S = 10.0
 """The state of the GPUs is read again once it is so old: nvidia-smi takes 77 ms on an H200, as long as a timing."""

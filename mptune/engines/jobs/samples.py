@@ -14,7 +14,7 @@ import numpy as np
 from mptune.data.archive import labels_beside, read_outputs, read_sample_shapes, read_samples, save_outputs
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, TaskMetric, compare_outputs
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, call_metric, metric_limit, number_of
-from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_beside
+from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.table import Metric
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
@@ -229,7 +229,7 @@ def cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
         )
         return found
 
-    known = parts_beside(reference, load)
+    known = load(parts_path(reference))
     if known is not None:
         return known
     searched = reference.with_name(reference.name.replace("held_out", "search"))

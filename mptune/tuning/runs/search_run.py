@@ -10,7 +10,7 @@ from mptune.choice import Choice
 from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
-from mptune.diagnosis.sizes.sweeps import chosen_sweep
+from mptune.diagnosis.sizes import chosen_sweep
 from mptune.engines.base import Failure, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from PIL import Image
 
 import mptune
 from mptune.data.calibration import CalibrationSet, load_calibration, split_indices
-from mptune.data.forms import image_lines
 from mptune.data.forms.images import PREPROCESS_JSON, image_reader, load_preprocessing
 from mptune.data.forms.samples import LazySamples
 from mptune.errors import DataError
@@ -149,15 +147,6 @@ def test_the_declaration_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None
     declared.write_text('folder = "val"\nresize = "none"')
     found = load_calibration(declared, (TensorInfo("image", "float", (1, 3, 20, 30)),), DataSettings(), 0)
     assert len(found.samples) == 6
-
-
-def test_the_lines_need_numpy_and_pillow_alone(folder: Path) -> None:
-    """So that a script that holds them gives what the search saw."""
-    found = load(folder, 'size = [8, 12]\nresize = "letterbox"', (1, 3, 8, 12))
-    scope: dict[str, Any] = {}
-    exec(inspect.getsource(image_lines), scope)
-    given = scope["image_input"](folder / "0.png", dict(found.preprocessing or {}))
-    np.testing.assert_array_equal(given, of(found, 0))
 
 
 def test_the_script_of_a_run_reads_images_as_the_search_did(folder: Path, tmp_path: Path) -> None:

@@ -66,21 +66,20 @@ class TestScript:
         )
         assert load_metric(f"{spec}:metric")({}, {}) == 2.0
 
-    def test_no_file(self, tmp_path: Path) -> None:
-        self.refused(f"{tmp_path}/none.py:f", "no such file", "Python file")
-
-    def test_no_function_in_the_name(self, script) -> None:
-        self.refused(script("def f(o, r): ..."), "names no function", "script.py:function")
-
-    def test_no_such_function(self, script) -> None:
-        self.refused(script("def endpoint(o, r): ...") + ":endpont", "has no function 'endpont'", "'endpoint'")
-        self.refused(script("x = 1") + ":f", "has no function 'f'", "def metric(outputs, reference)")
-
-    def test_not_a_function(self, script) -> None:
-        self.refused(script("f = 3") + ":f", "'f' in .* is not a function", "def metric")
-
-    def test_not_python(self, script) -> None:
-        self.refused(script("x", "metric.txt") + ":f", "is not a Python file", ".py")
+    @pytest.mark.parametrize(
+        ("name", "text", "spec", "match", "hint"),
+        [
+            ("other.py", "", "none.py:f", "no such file", "Python file"),
+            ("metrics.py", "def f(o, r): ...", "metrics.py", "names no function", "script.py:function"),
+            ("metrics.py", "def endpoint(o, r): ...", "metrics.py:endpont", "has no function 'endpont'", "'endpoint'"),
+            ("metrics.py", "x = 1", "metrics.py:f", "has no function 'f'", "def metric(outputs, reference)"),
+            ("metrics.py", "f = 3", "metrics.py:f", "'f' in .* is not a function", "def metric"),
+            ("metric.txt", "x", "metric.txt:f", "is not a Python file", ".py"),
+        ],
+    )
+    def test_what_names_no_metric(self, script, tmp_path: Path, name, text, spec, match, hint) -> None:
+        script(text, name)
+        self.refused(str(tmp_path / spec), match, hint)
 
     @pytest.mark.parametrize(
         ("text", "match"),

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.data.calibration import save_outputs
+from mptune.data.archive import save_outputs
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, one_group_errors_s
 from mptune.engines.jobs import emulation as jobs

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from mptune.data.calibration import CalibrationSet, save_outputs
+from mptune.data.archive import save_outputs
+from mptune.data.calibration import CalibrationSet
 from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
 from mptune.engines.ort.session import OrtSession, SessionOptions

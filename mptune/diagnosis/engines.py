@@ -7,38 +7,32 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 import numpy as np
 
 from mptune.data.archive import read_outputs, save_samples
 from mptune.diagnosis.comparison import finding
-from mptune.diagnosis.runner import Outputs, Runner
+from mptune.diagnosis.runner import InWorker, Outputs, Runner
 from mptune.engines.base import Failure, FailureKind
-from mptune.engines.jobs.outputs import OutputsJob, value_error
+from mptune.engines.jobs.outputs import value_error
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineOutputsJob, EngineRepeatJob, ModelNames
 from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
 from mptune.engines.toolchains.choose import why_not_on
-from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.finding import Finding, OutputColumns
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.observe import write_with_outputs
-from mptune.settings import TensorRtSettings, WorkerSettings
+from mptune.settings import TensorRtSettings
 from mptune.targets.memory import default_workspace_mb
 from mptune.targets.target import Gpu, detect_gpus
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.steps.baseline import ENGINE_CODE, FP32_LIMIT
 
-T = TypeVar("T")
-
 _SUFFIXES = frozenset({".engine", ".plan", ".trt"})
 
 _MAGIC = b"ftrt"
-
 """The first bytes of an engine file of TensorRT (``Magic tag does not match`` of its runtime is about them)."""
 
 _KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
@@ -78,7 +72,7 @@ def why_not(kind: Kind, gpu: Gpu) -> str | None:
     return why_not_on(kind, gpu) if is_installed(kind) else f"{kind} is not installed"
 
 
-class EngineRunner:
+class EngineRunner(InWorker):
     """One engine file on a model's samples. Nothing runs before it is asked for; results are kept.
 
     Methods raise BaselineError where the engine cannot be loaded, or does not run on the samples.
@@ -95,21 +89,12 @@ class EngineRunner:
     ) -> None:
         """Take what may run the engine, the ONNX model's runner, and a folder that does not exist yet."""
         folder.mkdir()
+        super().__init__(Worker(folder / "logs"))
         self.name = name or str(path)
         self._path, self._kinds, self._model, self._folder = path, tuple(kinds), model, folder
         outputs = tuple(output.name for output in model.model.outputs)
         wanted = tuple(output for output in outputs if output not in ignore)
         self._names = ModelNames(tuple(i.name for i in model.model.inputs), outputs, wanted)
-        self._settings = WorkerSettings()
-        self._worker = Worker(folder / "logs", self._settings)
-
-    def __enter__(self) -> EngineRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._worker.close()
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -119,16 +104,16 @@ class EngineRunner:
     @cached_property
     def exact(self) -> Outputs:
         """The engine's outputs under the model's names, in the types that the engine gives."""
-        return self._found[1]
+        return self._run[1]
 
     @cached_property
-    def _found(self) -> tuple[Kind, Outputs]:
+    def _run(self) -> tuple[Kind, Outputs]:
         """Whose engine it is, and its outputs."""
         into = self._folder / "exact.npz"
         failures = []
         for kind in self._kinds:
             job = EngineOutputsJob(self._path, self._model.samples_path, into, kind, self._names)
-            count = self._call(job)
+            count = self.answer(job)
             if not isinstance(count, Failure):
                 return kind, read_outputs(into)
             failures.append(count)
@@ -136,20 +121,18 @@ class EngineRunner:
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
-        kind, _ = self._found
+        kind, _ = self._run
         worst = self._folder / f"worst_{threads}.npz"
         isolated, samples = self._folder / "exact.npz", self._model.samples_path
         job = EngineRepeatJob(self._path, samples, isolated, times, threads, worst, kind, self._names)
-        error = self._call(job)
+        error = self.answer(job)
         if isinstance(error, Failure):
             raise self.error(error)
         return error, read_outputs(worst) if error > 0 else None
 
-    def build_and_run(
-        self, model: Path, engine: Path, profile: Path, samples: Path, outputs: Path, marked: Sequence[str] = ()
-    ) -> int | Failure:
-        """Build an engine of the same kind and run it; the number of samples, or why there is no result."""
-        kind, _ = self._found
+    def built(self, model: Path, samples: Path, marked: Sequence[str] = ()) -> Outputs | Failure:
+        """All outputs and marked values of an engine of the same kind, built here of a model; or why there is none."""
+        kind, _ = self._run
         gpu = detect_gpus()[0]
         capability = gpu.compute_capability
         options = BuildOptions(
@@ -158,16 +141,15 @@ class EngineRunner:
             settings=TensorRtSettings(workspace_mb=default_workspace_mb(gpu.memory_gb if gpu.is_jetson else None)),
             timing_cache=self._folder / "timing.cache",
         )
-        built = self._call(BuildJob(model, engine, options, (profile,), self._settings.build_timeout_s, gpu.is_jetson))
+        engine, into = self._folder / "built.engine", self._folder / "built.npz"
+        profile, timeout_s = self._model.samples_path, self._limits.build_timeout_s
+        built = self.answer(BuildJob(model, engine, options, (profile,), timeout_s, gpu.is_jetson))
         if isinstance(built, Failure):
             return built
         every = (*self._names.outputs, *marked)
         names = replace(self._names, outputs=every, wanted=every)
-        return self._call(EngineOutputsJob(engine, samples, outputs, kind, names))
-
-    def _call(self, job: Job[T]) -> T | Failure:
-        limits = self._settings
-        return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
+        count = self.answer(EngineOutputsJob(engine, samples, into, kind, names))
+        return count if isinstance(count, Failure) else read_outputs(into)
 
     def error(self, failure: Failure, what: str = "") -> BaselineError:
         """The error for an engine that gave no result; ``what`` names another engine than this one."""
@@ -182,7 +164,6 @@ class EngineRunner:
 
 
 MOST_BUILDS = 48
-
 """So many engines are built; bisecting 2,000 values takes about 11, and the rest tries what is left one by one."""
 
 _MOST_NAMES = 4
@@ -194,11 +175,9 @@ class Fault:
 
     Attributes:
         outputs: output -> relative L2 against the reference on the worst sample; those beyond ``FP32_LIMIT``.
-        sample: index of that sample.
         region: names of the nodes among which the fault lies, in the order of the model.
         cure: the value whose marking as an output brings all outputs within ``FP32_LIMIT``; "" where none was found.
         cured: largest error of the outputs with it.
-        builds: how many engines were built.
     """
 
     outputs: Mapping[str, float]
@@ -351,28 +330,21 @@ class _Bench:
     """Builds and runs all-FP32 engines of a model with values marked as outputs."""
 
     def __init__(self, left: Runner, engine: EngineRunner, folder: Path) -> None:
-        self._left, self._engine, self._folder = left, engine, folder
+        self._left, self._engine = left, engine
         self.sample_path = folder / "sample.npz"
         self.builds = 0
 
-    def outputs(self, marked: Sequence[str], samples: Path) -> Sequence[Mapping[str, np.ndarray]] | Failure:
-        """Outputs and marked values of the engine with these marks; the samples are those that it is built for."""
-        path = self._write(marked)
+    def outputs(self, marked: Sequence[str], samples: Path) -> Outputs | Failure:
+        """Outputs and marked values of the engine with these marks."""
         self.builds += 1
-        into = self._folder / "outputs.npz"
-        count = self._engine.build_and_run(
-            path, self._folder / "marked.engine", self._left.samples_path, samples, into, marked
-        )
-        return count if isinstance(count, Failure) else read_outputs(into)
+        return self._engine.built(self._write(marked), samples, marked)
 
     def marked(self, value: str) -> tuple[float, float] | None:
         """Errors of a marked value, and of the worst output, on the worst sample; None where that engine has none."""
         outputs = self.outputs((value,), self.sample_path)
         if isinstance(outputs, Failure):
             return None
-        into = self._folder / "exact.npz"
-        self._left.call(OutputsJob(self._write((value,)), self.sample_path, into))
-        exact = read_outputs(into)[0]
+        (exact,) = self._left.run("marked", self._write((value,)), self.sample_path)
         return value_error(outputs[0][value], exact[value]), max(self.errors(outputs[0], exact).values())
 
     def errors(self, outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:

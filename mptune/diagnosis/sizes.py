@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from mptune.data.archive import read_samples
+from mptune.data.forms.samples import Feed, feed_digest
 from mptune.data.metrics.parts import find_parts
 from mptune.data.numbers import decode_float, encode_float
 from mptune.diagnosis.runner import Runner
@@ -27,37 +28,29 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import ShapeRange
 from mptune.tuning.evaluation import Evaluation
 
-Feed = Mapping[str, np.ndarray]
-
 Sizes = dict[str, tuple[int, ...]]
 
 Origin = Literal["samples", "given", "declared", "possible"]
 
 _SAMPLES, _POSSIBLE_SAMPLES = 4, 2
-
 """So many are taken at each size that somebody named, and at each that nobody did."""
 
 _FACTORS = (0.5, 2.0)
 
 _MOST_VALUES = 1 << 22
-
 """Of all inputs of a sample, at a size that nobody named: a picture of 1182 x 1182. Beyond, memory may not be there."""
 
 
 @dataclass(frozen=True)
 class SizedSamples:
-    """Samples of one size.
-
-    Attributes:
-        sizes: input -> shape, of inputs that take several.
-        feeds: the samples.
-        origin: ``samples`` of the search; ``given`` by the user for this size; resized to a size that ``--shapes``
-            ``declared``, or to one that the model takes, as far as its inputs say (``possible``).
-    """
+    """Samples of one size."""
 
     sizes: Sizes
+    """Input -> shape, of inputs that take several."""
     feeds: tuple[Feed, ...]
     origin: Origin
+    """``samples`` of the search; ``given`` by the user for this size; resized to a size that ``--shapes`` ``declared``,
+    or to one that the model takes, as far as its inputs say (``possible``)."""
 
 
 def size_text(sizes: Sizes) -> str:
@@ -106,27 +99,27 @@ def sizes_of(feed: Feed, inputs: Sequence[TensorInfo]) -> Sizes:
 
 def declared_sizes(shapes: Sequence[ShapeRange], samples: Sequence[Feed]) -> tuple[Sizes, ...]:
     """The smallest, usual and largest sizes of all inputs together, without that of the samples."""
-    ends = [{one.name: getattr(one, end) for one in shapes} for end in ("smallest", "usual", "largest")]
-    known = [{one.name: samples[0][one.name].shape for one in shapes if one.name in samples[0]}]
-    found: list[Sizes] = []
+    of_samples = {shape.name: samples[0][shape.name].shape for shape in shapes if shape.name in samples[0]}
+    ends = [{shape.name: getattr(shape, end) for shape in shapes} for end in ("smallest", "usual", "largest")]
+    declared: list[Sizes] = []
     for sizes in ends:
-        if sizes not in known and sizes not in found and all(math.prod(shape) for shape in sizes.values()):
-            found.append(sizes)
-    return tuple(found)
+        if sizes not in (of_samples, *declared) and all(math.prod(shape) for shape in sizes.values()):
+            declared.append(sizes)
+    return tuple(declared)
 
 
 def _free_axes(inputs: Sequence[TensorInfo], shapes: Sequence[ShapeRange]) -> dict[str, list[int]]:
     """Input -> axes of any size beside the batch that no range of shapes is about."""
-    named = {one.name for one in shapes}
+    named = {shape.name for shape in shapes}
     every = {info.name: info.shape for info in inputs if info.shape}
     bound = {dim for name, shape in every.items() if name in named for dim in shape}
     bound |= {shape[0] for shape in every.values()}  # the batch: rows are compared with rows alone
-    found = {
+    free = {
         name: [k for k, dim in enumerate(shape) if k and not isinstance(dim, int) and (not dim or dim not in bound)]
         for name, shape in every.items()
         if name not in named
     }
-    return {name: axes for name, axes in found.items() if axes}
+    return {name: axes for name, axes in free.items() if axes}
 
 
 def _possible_sizes(own: Sizes, inputs: Sequence[TensorInfo], shapes: Sequence[ShapeRange]) -> list[Sizes]:
@@ -179,23 +172,18 @@ def _at(samples: Sequence[Feed], number: int, name: str, shape: tuple[int, ...],
 
 
 SWEEPS_JSON = "sweeps.json"
-
 """Name of the file in the run's data directory."""
 
 FAR_ABOVE = 3.0
-
 """How much larger the error at another size is, to depend on the size."""
 
 _FAR_SMALLER = 1e-6
-
 """Columns whose values are this share of the largest ones are rounding themselves."""
 
 _LEAST_ERROR = 1e-3
-
 """Relative errors below this are what FP16 gives anyway."""
 
 Swept = tuple[Sizes, str, float]
-
 """A size, where its samples are from (``SizedSamples.origin``), and the error there."""
 
 
@@ -245,34 +233,22 @@ def relative_error(half: Sequence[Feed], exact: Sequence[Feed], ignored: Sequenc
     Outputs whose shape depends on values, and columns far smaller than the others, are passed over.
     """
     worst = 0.0
-    parts = find_parts(exact)
-    for name in parts.keys() - set(ignored):
+    for name, part in find_parts(exact).items():
         pairs = [(np.asarray(got[name]), np.asarray(wanted[name])) for got, wanted in zip(half, exact, strict=True)]
-        if any(got.shape != wanted.shape for got, wanted in pairs):
+        if name in ignored or any(got.shape != wanted.shape for got, wanted in pairs):
             continue
-        axis = parts[name].axis if parts[name].is_split else None
-        compared = list(map(_compared, pairs))
-        squares, sizes = (np.sum([_of_columns(pair[k], axis) for pair in compared], axis=0) for k in (0, 1))
+        squares, sizes = np.zeros(1), np.zeros(1)
+        for got, wanted in pairs:
+            others = tuple(axis for axis in range(wanted.ndim) if not part.is_split or axis != part.axis)
+            finite = np.where(np.isfinite(wanted), wanted, 0.0).astype(np.float64)
+            with np.errstate(all="ignore"):  # NaN and Inf are results here
+                gap = np.where(np.isfinite(wanted), got - finite, 0.0)
+                squares, sizes = squares + (gap**2).sum(axis=others), sizes + (finite**2).sum(axis=others)
         kept = sizes > _FAR_SMALLER**2 * np.max(sizes)
         if not np.isfinite(squares).all():
             return math.inf
         worst = max(worst, math.sqrt(np.max(squares[kept] / sizes[kept], initial=0.0)))
     return worst
-
-
-def _compared(pair: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Squares of difference and of reference, where the reference is finite."""
-    got, wanted = (array.astype(np.float64) for array in pair)
-    finite = np.isfinite(wanted)
-    with np.errstate(all="ignore"):  # NaN and Inf are results here
-        return np.where(finite, (got - wanted) ** 2, 0.0), np.where(finite, wanted**2, 0.0)
-
-
-def _of_columns(squares: np.ndarray, axis: int | None) -> np.ndarray:
-    """Sum of each column, or of all in an array of one."""
-    columns = squares.reshape(1, -1) if axis is None else np.moveaxis(squares, axis, 0).reshape(squares.shape[axis], -1)
-    total: np.ndarray = columns.sum(axis=1)
-    return total
 
 
 def chosen_sweep(
@@ -308,7 +284,7 @@ def kept_sweep(
         "shapes": [str(samples_of_size) for samples_of_size in shapes],
         "error": "relative",
         "ignored": list(ignored),
-        "given": [_digest(samples_of_size) for samples_of_size in given],
+        "given": [hashlib.sha256(b"".join(map(feed_digest, samples_of_size))).hexdigest() for samples_of_size in given],
     }
     kept = _load(place, key)
     if kept is None:
@@ -320,15 +296,6 @@ def kept_sweep(
         write_json(place, {**key, "errors": rows, "warnings": kept[1]})
     swept, warnings = kept
     return sweep_findings(plan, swept, [output.name for output in grouped.model.outputs]), tuple(warnings)
-
-
-def _digest(feeds: Sequence[Feed]) -> str:
-    digest = hashlib.sha256()
-    for feed in feeds:
-        for name in sorted(feed):
-            digest.update(f"{name} {feed[name].dtype.str} {feed[name].shape}".encode())
-            digest.update(np.ascontiguousarray(feed[name]).tobytes())
-    return digest.hexdigest()
 
 
 def _load(place: Path, key: Mapping[str, object]) -> tuple[list[Swept], list[str]] | None:

@@ -1,1 +1,0 @@
-"""TensorRT engines as one side of a comparison."""
