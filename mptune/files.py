@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -218,6 +217,8 @@ def _this_process(pid: int) -> str:
 
 
 def _host() -> str:
+    import socket  # nothing else of the command line needs it
+
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 

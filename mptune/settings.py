@@ -112,11 +112,7 @@ class ShapeRange:
     largest: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no range.
-
-        Raises:
-            SettingsError: the ranks differ, or a size is not within its bounds.
-        """
+        """Refuse ranks that differ, and sizes that are not in ascending order."""
         if not len(self.smallest) == len(self.usual) == len(self.largest):
             raise SettingsError(f"--shapes {self.name}: the three shapes differ in rank", _SHAPES_HINT)
         if not all(0 <= a <= b <= c for a, b, c in zip(self.smallest, self.usual, self.largest, strict=True)):
@@ -124,11 +120,7 @@ class ShapeRange:
 
     @classmethod
     def parse(cls, text: str) -> ShapeRange:
-        """Read ``name:1x3x224x224,4x3x224x224,8x3x224x224``, or ``name:8x3x224x224`` for one shape.
-
-        Raises:
-            SettingsError: the text is no range of shapes.
-        """
+        """Read ``name:1x3x224x224,4x3x224x224,8x3x224x224``, or ``name:8x3x224x224`` for one shape."""
         name, _, shapes = text.rpartition(":")
         parts = shapes.split(",")
         if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
@@ -249,11 +241,7 @@ class TensorRtSettings:
     timing_cache: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be meant.
-
-        Raises:
-            SettingsError: a value is out of range.
-        """
+        """Refuse values that cannot be meant."""
         if self.workspace_mb is not None and self.workspace_mb < 1:
             raise SettingsError(f"--workspace is {self.workspace_mb} MiB", "give at least 1 MiB, or no limit")
         if not 0 <= self.optimization_level <= 5:
@@ -441,11 +429,7 @@ class SearchSettings:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be meant.
-
-        Raises:
-            SettingsError: a value is out of range.
-        """
+        """Refuse values that cannot be meant."""
         _check_positive("--budget", self.budget, "give at least 1; 50 is the default")
         _check_positive("--timeout", self.timeout_s, "give a duration above 0")
         _check_positive("--max-disk", self.max_disk_bytes, "give a size above 0, such as 20GiB")

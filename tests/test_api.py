@@ -23,7 +23,7 @@ import pytest
 
 import mptune
 from mptune import rundir
-from mptune.api import choosing, search_call
+from mptune.api import choosing, searching
 from mptune.choice import ChoiceLimits
 from mptune.engines.base import ReferenceReport
 from mptune.engines.jobs.reference_report import TensorRange
@@ -523,7 +523,7 @@ def test_pick_keeps_what_a_search_wrote_while_it_waited(place: Path, monkeypatch
 
 def test_a_search_keeps_what_pick_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = search(make_toolchain()).points[-1].plan.fingerprint
-    ended = ending_first(monkeypatch, search_call, lambda: mptune.pick("model.mptune", plan=other))
+    ended = ending_first(monkeypatch, searching, lambda: mptune.pick("model.mptune", plan=other))
     front = search(make_toolchain(), budget=15, max_error=1e-3)
     file = read_run("model.mptune")[1]
     assert len(ended) == 1

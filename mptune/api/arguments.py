@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -15,8 +16,6 @@ from typing import Any, TypeAlias
 import onnx
 
 from mptune.api.reading import one_or_several
-from mptune.api.run_path import file_stem
-from mptune.choice import Choice
 from mptune.data.checks import shape_text
 from mptune.data.forms.samples import copied_samples
 from mptune.data.metrics.accuracy import TaskMetric
@@ -27,7 +26,7 @@ from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.rundir import RunDirectory
-from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
+from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance
 from mptune.tuning.listener import Both, Listener, Silent
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
@@ -38,6 +37,22 @@ Shapes: TypeAlias = "Mapping[str, Shape | Sequence[Shape]] | Iterable[str | Shap
 """Input -> one shape, or (smallest, usual, largest); or texts as ``--shapes`` takes them."""
 
 _SHAPES_HINT = "give {'x': (8, 32)} for one shape, or {'x': ((1, 32), (4, 32), (8, 32))} for smallest, usual, largest"
+
+
+def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:
+    """Where a search keeps its run: ``out``, else the model's name + ``.mptune`` in the working directory."""
+    if out is not None:
+        return Path(out)
+    if isinstance(model, (str, os.PathLike)):
+        return Path(f"{Path(model).stem}.mptune")
+    if not model.graph.name:
+        raise SettingsError("a ModelProto without a graph name says nowhere to keep the run", "give --out DIR")
+    return Path(f"{_file_stem(model)}.mptune")
+
+
+def _file_stem(model: onnx.ModelProto) -> str:
+    """What a file of a model in memory is called, without suffix."""
+    return re.sub(r"[^\w.-]+", "_", model.graph.name).strip("._") or "model"
 
 
 def data_argument(data: Any) -> Path | InMemory | None:
@@ -52,11 +67,10 @@ def data_argument(data: Any) -> Path | InMemory | None:
 
 def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]:
     """The ``data`` of a search, and the paths of data sets of further sizes where there are several paths."""
-    is_several = isinstance(data, (list, tuple)) and data and all(isinstance(one, (str, os.PathLike)) for one in data)
-    if not is_several:
-        return data_argument(data), ()
-    first, *others = map(Path, data)
-    return first, tuple(others)
+    if isinstance(data, (list, tuple)) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
+        first, *others = map(Path, data)
+        return first, tuple(others)
+    return data_argument(data), ()
 
 
 def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
@@ -118,16 +132,9 @@ def _refuse_unnamed(recorded: Sequence[str], named: Collection[str], run: Path, 
 def recorded_metric(recorded: Sequence[str], given: Any, run: Path, command: str) -> tuple[str, TaskMetric | None]:
     """The objective of a run that may come from a stranger, and the function where the caller gave one.
 
-    No script that only the run names is executed.
-
-    Args:
-        recorded: the metrics in run.json, the objective first.
-        given: the caller's, one or several; None where the caller gave none.
-        run: the run directory.
-        command: of the command line, for the hint.
-
-    Returns:
-        The name, which differs from the recorded one where the caller's script lies elsewhere; and the function.
+    No script that only the run names is executed: ``recorded`` are the metrics in run.json, the objective first,
+    ``given`` those of the caller, if any. The name differs from the recorded one where the caller's script lies
+    elsewhere.
     """
     objective = recorded[0]
     function, named = None, dict[str, str]()
@@ -241,41 +248,11 @@ def _is_fixed(info: TensorInfo) -> bool:
     return info.shape is not None and all(isinstance(size, int) for size in info.shape)
 
 
-def choice_argument(
-    max_error: float | None,
-    max_latency_ms: float | None,
-    max_memory_bytes: int | None,
-    knee: bool,
-    plan: str | None,
-    tolerance: Tolerances | None = None,
-    metric_limits: Sequence[str] | None = None,
-) -> Choice:
-    """How a plan is chosen.
-
-    ``metric_limits`` are those on the metrics' own values.
-    """
-    check_limits(max_error, max_latency_ms, max_memory_bytes)
-    tolerances = Tolerance.parse_all(tolerance or ())
-    limits = (max_error, max_latency_ms, max_memory_bytes)
-    is_limited = any(limit is not None for limit in limits) or bool(tolerances) or bool(metric_limits)
-    ways = [is_limited, knee, plan is not None]
-    if sum(ways) > 1:
-        raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
-    return Choice(
-        max_error=max_error,
-        max_latency_ms=max_latency_ms,
-        max_memory_bytes=max_memory_bytes,
-        plan=plan,
-        tolerance=tuple(map(str, tolerances)),
-        limits=tuple(metric_limits or ()),
-    )
-
-
 @contextlib.contextmanager
-def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
+def loaded_model(model: ModelLike, opset: int | None = None, *, any_precision: bool = False) -> Iterator[Model]:
     """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends."""
     if not isinstance(model, onnx.ModelProto):
-        yield load_typed_model(Path(model), opset=opset)
+        yield load_typed_model(Path(model), opset=opset, any_precision=any_precision)
         return
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
         raise ModelError(
@@ -283,17 +260,17 @@ def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
             "give the path of its file, or load the data: onnx.load(path)",
         )
     with tempfile.TemporaryDirectory(prefix="mptune-model-") as folder:
-        path = Path(folder) / f"{file_stem(model)}.onnx"
+        path = Path(folder) / f"{_file_stem(model)}.onnx"
         try:
             path.write_bytes(model.SerializeToString(deterministic=True))
         except ValueError:  # protobuf's limit
             text = "the ModelProto is larger than 2 GiB"
             raise ModelError(text, "save it with external data, and give the path of its file") from None
         try:
-            found = load_typed_model(path, opset=opset)
+            loaded = load_typed_model(path, opset=opset, any_precision=any_precision)
         except ModelError as error:
             raise ModelError(error.message.replace(str(path), "the ModelProto"), error.hint) from None
-        yield found
+        yield loaded
 
 
 def placed_model(model: Model, given: ModelLike, run: RunDirectory) -> Model:

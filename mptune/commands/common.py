@@ -154,13 +154,9 @@ def print_json(document: Any) -> None:
 
 
 def finish(front: Front, as_json: bool, *, every: bool = False, said: Collection[str] = ()) -> None:
-    """Print the front and leave with 3 where no plan meets the limits asked for.
+    """Print the front, with ``every`` row, and leave with 3 where no plan meets the limits asked for.
 
-    Args:
-        front: to print.
-        as_json: as ``front.json`` has it.
-        every: all rows of the table.
-        said: warnings that stand on stderr already; they are not repeated where stdout goes to the same place.
+    Warnings in ``said`` stand on stderr already; they are not repeated where stdout goes to the same place.
     """
     if as_json:
         print_json(front.to_json())
@@ -168,6 +164,11 @@ def finish(front: Front, as_json: bool, *, every: bool = False, said: Collection
         from mptune.reporting.terminal.front import print_front
 
         print_front(front, every=every, said=seen_with_stdout(said))
+    leave_unmet(front, as_json=as_json)
+
+
+def leave_unmet(front: Front, *, as_json: bool) -> None:
+    """Leave with 3 where no plan meets the limits asked for."""
     if not front.limits_met:
         if as_json:
             complain(f"warning: {front.choice.unmet}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
-from mptune.commands.options import BatchOption, OpsetOption
+from mptune.commands.options import BatchOption, OpsetOption, read_options
 from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 
@@ -39,11 +39,11 @@ def inspect(
       mptune inspect model.onnx --data samples.npz --strict
       mptune inspect model.onnx --json | jq '.groups[] | select(.pinned)'
     """
-    if batch < 1:
-        raise SettingsError(f"--batch is {batch}", "give at least 1")
+    arguments = read_options(locals())
+    del arguments["strict"]
     from mptune.api import models
 
-    inspection = models.inspect(model, data=data, space=space, batch=batch)
+    inspection = models.inspect(**arguments)
     if json_:
         print_json(inspection.to_json())
     else:
