@@ -21,7 +21,7 @@ from mptune.reporting.confirmation_text import (
     place_of,
     verdicts,
 )
-from mptune.reporting.terminal.console import make_console, print_fact, print_text
+from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text
 from mptune.reporting.terminal.front import print_breaks
 from mptune.reporting.text import (
     describe_engine,
@@ -93,7 +93,6 @@ def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
 
 
 def _table(confirmation: Confirmation, width: int) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     shown = [name for name in headings(confirmation) if name != INTERVAL or width >= WIDE]
     lines = []
     for plan in confirmation.plans:
@@ -103,9 +102,9 @@ def _table(confirmation: Confirmation, width: int) -> Table:
     heads = ["plan", *shown, ""]
     widths = [max(len(head), *(len(cells[k]) for cells, _ in lines)) for k, head in enumerate(heads)]
     left = max(_LEAST_ORIGIN, width - sum(widths) - 2 * len(widths) - 1)
-    for head, wide in zip(heads, widths, strict=True):
-        table.add_column(head, justify="right" if head in shown else "left", no_wrap=True, min_width=wide)
-    table.add_column("origin", no_wrap=True)
+    table = plain_table((*heads, "origin"), shown)
+    for column, column_width in zip(table.columns, widths, strict=False):
+        column.min_width = column_width
     for cells, origin in lines:
         last = Text(origin)
         last.truncate(left, overflow="ellipsis")
