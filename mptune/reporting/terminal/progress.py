@@ -26,29 +26,22 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origi
 from mptune.tuning.fronts.content import fp16_name
 
 _LAST = 20
-
-"""So many durations are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
+"""Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
 
 _LEAST = 2
-
-"""With fewer nothing is said: the first plans start workers and fill caches."""
+"""Fewest durations for an estimate: the first plans start workers and fill caches."""
 
 
 class RemainingTime:
     """Learns from each plan that is done; plans of earlier sessions do not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is known yet.
-
-        Args:
-            clock: seconds, monotonic.
-        """
         self._clock = clock
         self._durations_s: deque[float] = deque(maxlen=_LAST)
         self._last: tuple[int, float] | None = None
 
     def add(self, done: int) -> None:
-        """So many plans are done now; several at a time share the time that they took."""
+        """Take the number of plans that are done; several at a time share the time that they took."""
         now_s = self._clock()
         if self._last is not None and done > self._last[0]:
             count = done - self._last[0]
@@ -56,7 +49,7 @@ class RemainingTime:
         self._last = done, now_s
 
     def seconds(self, left: int) -> float | None:
-        """Until so many more plans are done, less what has passed since the last one; None where nothing is known.
+        """The time until ``left`` more plans are done, less what has passed since the last; None without an estimate.
 
         The median of the last durations counts: one plan that ran into its deadline is not the next one's duration.
         """
@@ -67,10 +60,8 @@ class RemainingTime:
 
 
 RECENT_FAILURES = 3
-
 _SAY_EVERY_S = 60.0
-
-"""So often a log gets a line with the time that is left."""
+"""Interval at which a log gets a line with the time that is left."""
 
 
 class TerminalListener:
@@ -78,13 +69,8 @@ class TerminalListener:
 
     In a terminal a few lines are redrawn at the bottom, and warnings and failures stay above them. Elsewhere (a pipe,
     a log file, CI) there is one plain line per event. Use it as a context manager, so that the terminal is left clean.
-    Where the stream goes away (a terminal that is closed, a pipe without a reader), the rest is silent: a search does
-    not end for that.
-
-    Args:
-        stream: where to write; stderr by default.
-        max_error: the limit asked for, so that the best plan so far can be named.
-        max_latency_ms: likewise.
+    Where the stream (stderr by default) goes away, such as a terminal that is closed or a pipe without a reader, the
+    rest is silent: a search does not end for that. The limits are those of the best plan so far.
     """
 
     def __init__(
@@ -136,7 +122,7 @@ class TerminalListener:
         if self._is_better(evaluation):
             self._best = evaluation
         if self._live is None:
-            self._print(f"[{done:>{len(str(budget))}}/{budget}] {_line(evaluation)}")
+            self._print(f"[{done:>{len(str(budget))}}/{budget}] {'  '.join(_parts(evaluation))}")
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Show a plan without a result, with the reason and the path of the log."""
@@ -263,10 +249,6 @@ def describe_failure(failure: Failure | str) -> str:
         return failure
     log = "" if failure.log_path is None else f"; log: {failure.log_path}"
     return f"{failure.stage.value}: {failure.kind.value}: {failure.message}{log}"
-
-
-def _line(evaluation: Evaluation) -> str:
-    return "  ".join(_parts(evaluation))
 
 
 def _parts(evaluation: Evaluation) -> list[str]:
