@@ -135,7 +135,7 @@ class ShapeRange:
 
     def __str__(self) -> str:
         """As ``parse`` reads it."""
-        shapes = ["x".join(map(str, one)) for one in (self.smallest, self.usual, self.largest)]
+        shapes = ["x".join(map(str, shape)) for shape in (self.smallest, self.usual, self.largest)]
         return f"{self.name}:{shapes[0] if len(set(shapes)) == 1 else ','.join(shapes)}"
 
     @classmethod
@@ -191,7 +191,7 @@ class Tolerance:
             given = (given,)
         elif isinstance(given, Mapping):
             given = [f"{output}={limit}" for output, limit in given.items()]
-        return tuple(one if isinstance(one, Tolerance) else cls.parse(one) for one in given)
+        return tuple(tolerance if isinstance(tolerance, Tolerance) else cls.parse(tolerance) for tolerance in given)
 
     def __str__(self) -> str:
         limit = f"{self.limit:g}" if float(f"{self.limit:g}") == self.limit else repr(self.limit)
@@ -208,14 +208,14 @@ _MOST_COLUMNS = 1 << 20
 
 def _columns(inside: str, text: str) -> tuple[int, ...]:
     """The columns between the brackets of a tolerance."""
-    found: list[int] = []
+    columns: list[int] = []
     for part in inside.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})\s*(?::\s*(\d{1,7})\s*)?", part)
         start, end = (0, 0) if match is None else (int(match[1]), int(match[2] or int(match[1]) + 1))
         if not start < end <= _MOST_COLUMNS:
             raise SettingsError(f"--tolerance {text}: [{inside}] names no columns", _TOLERANCE_HINT)
-        found += range(start, end)
-    return tuple(dict.fromkeys(found))
+        columns += range(start, end)
+    return tuple(dict.fromkeys(columns))
 
 
 @dataclass(frozen=True)
@@ -446,7 +446,7 @@ class SearchSettings:
             raise SettingsError(
                 f"--gpus is {','.join(map(str, self.gpus))}", "give numbers as `nvidia-smi -L` counts, each once"
             )
-        named = [one.name for one in self.shapes]
+        named = [given.name for given in self.shapes]
         twice = next((name for name in named if named.count(name) > 1), None)
         if twice is not None:
             raise SettingsError(f"--shapes names input {twice!r} twice", "give each input once")

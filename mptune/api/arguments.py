@@ -88,16 +88,16 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str,
     several = _resumed_metrics(run, fresh=fresh) if metric is None else _several(metric)
     if not several:
         raise SettingsError("--metric names nothing", "give at least one, or leave it away")
-    if any(callable(one) for one in several[1:]):
+    if any(callable(metric) for metric in several[1:]):
         raise SettingsError(
             "--metric takes a function as the first metric only", "give the others as script.py:function"
         )
-    found = [metric_argument(one, run) for one in several]
-    names = [name for name, _ in found]
+    resolved = [metric_argument(each, run) for each in several]
+    names = [name for name, _ in resolved]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise SettingsError(f"--metric {twice} is given twice", "give each metric once")
-    return found[0], tuple(names[1:])
+    return resolved[0], tuple(names[1:])
 
 
 def _several(metric: Any) -> list[Any]:
@@ -107,12 +107,12 @@ def _several(metric: Any) -> list[Any]:
 def _resumed_metrics(run: Path, *, fresh: bool) -> list[str]:
     """The metrics of a search that names none: those that the run was made with, else the default."""
     try:
-        known = None if fresh else RunDirectory(run).load()
+        file = None if fresh else RunDirectory(run).load()
     except RunError:  # said where the run is opened
-        known = None
-    if known is None:
+        file = None
+    if file is None:
         return [SearchSettings().metric]
-    names = [known.search.metric, *known.search.reported_metrics]
+    names = [file.search.metric, *file.search.reported_metrics]
     _refuse_unnamed(names, (), run, f"mptune search MODEL --out {shlex.quote(str(run))}")
     return names
 
@@ -122,7 +122,7 @@ def _refuse_unnamed(recorded: Sequence[str], named: Collection[str], run: Path, 
     for metric in scripts:
         if metric not in named:
             refuse_inside(metric, run)
-            options = " ".join(f"--metric {shlex.quote(one)}" for one in scripts)
+            options = " ".join(f"--metric {shlex.quote(script)}" for script in scripts)
             raise RunError(
                 f"the run's metric is the Python script {script_of(metric)}, which is not run unless you name it",
                 f"read the script; if you trust it: `{command} {options}`",
@@ -138,17 +138,17 @@ def recorded_metric(recorded: Sequence[str], given: Any, run: Path, command: str
     """
     objective = recorded[0]
     function, named = None, dict[str, str]()
-    for one in () if given is None else _several(given):
-        if callable(one):
-            function = one
+    for metric in () if given is None else _several(given):
+        if callable(metric):
+            function = metric
             continue
-        is_moved = script_of(one) and script_of(objective) and _function_of(one) == _function_of(objective)
-        if one not in recorded and not is_moved:
+        is_moved = script_of(metric) and script_of(objective) and _function_of(metric) == _function_of(objective)
+        if metric not in recorded and not is_moved:
             raise SettingsError(
-                f"the run's metric is {objective!r}, not {one!r}", "leave --metric away, or give that one"
+                f"the run's metric is {objective!r}, not {metric!r}", "leave --metric away, or give that one"
             )
-        metric_argument(one, run)
-        named[one if one in recorded else objective] = one
+        metric_argument(metric, run)
+        named[metric if metric in recorded else objective] = metric
     _refuse_unnamed(recorded, named, run, shlex.join(["mptune", command, str(run)]))
     resolve_metric(named.get(objective, objective), function)
     return named.get(objective, objective), function
@@ -164,7 +164,7 @@ def shapes_argument(shapes: Shapes) -> tuple[ShapeRange, ...]:
         return (ShapeRange.parse(shapes),)
     if isinstance(shapes, Mapping):
         return tuple(_range(name, given) for name, given in shapes.items())
-    return tuple(one if isinstance(one, ShapeRange) else ShapeRange.parse(one) for one in shapes)
+    return tuple(given if isinstance(given, ShapeRange) else ShapeRange.parse(given) for given in shapes)
 
 
 def _range(name: str, given: Any) -> ShapeRange:
@@ -196,7 +196,7 @@ def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
     """The settings that the arguments of ``mptune.search`` come to; None is the default."""
     (metric, function), reported = metric_arguments(arguments["metric"], run, fresh=arguments["fresh"])
     data, more_data = data_arguments(arguments["data"])
-    names = {one.name for one in fields(SearchSettings)} & {
+    names = {setting.name for setting in fields(SearchSettings)} & {
         name for name, value in arguments.items() if value is not None
     }
     settings = {name: _AS_SETTING.get(name, lambda given: given)(arguments[name]) for name in names}
@@ -210,24 +210,24 @@ def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> 
     """Refuse shapes of inputs that the model does not have, or has in another rank or with fixed sizes."""
     declared = {info.name: info for info in inputs}
     dynamic = ", ".join(f"{i.name} {shape_text(i.shape or ())}" for i in inputs if not _is_fixed(i)) or "none"
-    for one in shapes:
-        info = declared.get(one.name)
+    for wanted in shapes:
+        info = declared.get(wanted.name)
         if info is None:
-            raise SettingsError(f"--shapes: the model has no input {one.name!r}", f"inputs of any size: {dynamic}")
+            raise SettingsError(f"--shapes: the model has no input {wanted.name!r}", f"inputs of any size: {dynamic}")
         if _is_fixed(info):
-            text = f"--shapes {one.name}: the input's shape is fixed at {shape_text(info.shape or ())}"
+            text = f"--shapes {wanted.name}: the input's shape is fixed at {shape_text(info.shape or ())}"
             raise SettingsError(text, f"inputs of any size: {dynamic}")
         if info.shape is None:
             continue
-        if len(one.usual) != len(info.shape):
+        if len(wanted.usual) != len(info.shape):
             raise SettingsError(
-                f"--shapes {one}: input {one.name!r} has rank {len(info.shape)}, not {len(one.usual)}",
+                f"--shapes {wanted}: input {wanted.name!r} has rank {len(info.shape)}, not {len(wanted.usual)}",
                 f"its shape is {shape_text(info.shape or ())}",
             )
-        for size, *given in zip(info.shape, one.smallest, one.usual, one.largest, strict=True):
+        for size, *given in zip(info.shape, wanted.smallest, wanted.usual, wanted.largest, strict=True):
             if isinstance(size, int) and set(given) != {size}:
                 raise SettingsError(
-                    f"--shapes {one}: input {one.name!r} has the shape {shape_text(info.shape or ())}",
+                    f"--shapes {wanted}: input {wanted.name!r} has the shape {shape_text(info.shape or ())}",
                     "give every dimension, the fixed ones as they are",
                 )
 
@@ -277,8 +277,8 @@ def placed_model(model: Model, given: ModelLike, run: RunDirectory) -> Model:
     """The model at a path that lasts: one that was given in memory is written into the run directory."""
     if not isinstance(given, onnx.ModelProto):
         return model
-    known = run.load()
-    if known is None or known.model.sha256 == model.sha256:  # the search refuses another model, and touches nothing
+    file = run.load()
+    if file is None or file.model.sha256 == model.sha256:  # the search refuses another model, and touches nothing
         write_bytes(run.source_onnx, [model.path.read_bytes()])
     return replace(model, path=run.source_onnx)
 

@@ -138,12 +138,12 @@ def compare(
         if reference_outputs is None:
             more += already_mixed_findings(left.grouped, static_shapes(loaded, batch).shapes, "compare")
         models = (loaded, right.model) if isinstance(right, Runner) else (loaded,)
-        drawn = [each for one in models for each in training_findings(one, "compare", is_run=False)]
-        found = compare_sides(sides, samples, structural, more, drawn[:1])
-        found = replace(found, warnings=(*loading, *found.warnings))
+        drawn = [each for each_model in models for each in training_findings(each_model, "compare", is_run=False)]
+        comparison = compare_sides(sides, samples, structural, more, drawn[:1])
+        comparison = replace(comparison, warnings=(*loading, *comparison.warnings))
     if out is not None:
-        write_comparison(found, Path(out))
-    return found
+        write_comparison(comparison, Path(out))
+    return comparison
 
 
 def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, batch: int = 1) -> Comparison:
@@ -176,15 +176,15 @@ def _samples(data: Any, model: Model, batch: int) -> CalibrationSet:
     """The samples of one data set, or of several, one after the other: each sample is of its own size."""
     first, others = data_arguments(data)
     settings, states = DataSettings(batch=batch), state_inputs(model)
-    every = [load_calibration(one, model.inputs, settings, 0, states) for one in (first, *others)]
+    every = [load_calibration(each, model.inputs, settings, 0, states) for each in (first, *others)]
     if not others:
         return every[0]
     return replace(
         every[0],
-        samples=[sample for one in every for sample in one.samples],
-        source=", ".join(one.source for one in every),
-        warnings=tuple(dict.fromkeys(text for one in every for text in one.warnings)),
-        findings=tuple(dict.fromkeys(finding for one in every for finding in one.findings)),
+        samples=[sample for each in every for sample in each.samples],
+        source=", ".join(each.source for each in every),
+        warnings=tuple(dict.fromkeys(text for each in every for text in each.warnings)),
+        findings=tuple(dict.fromkeys(finding for each in every for finding in each.findings)),
         names=(),
     )
 

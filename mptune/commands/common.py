@@ -153,17 +153,17 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def finish(front: Front, as_json: bool, *, every: bool = False, said: Collection[str] = ()) -> None:
+def finish(front: Front, as_json: bool, *, every: bool = False, warned: Collection[str] = ()) -> None:
     """Print the front, with ``every`` row, and leave with 3 where no plan meets the limits asked for.
 
-    Warnings in ``said`` stand on stderr already; they are not repeated where stdout goes to the same place.
+    Warnings in ``warned`` stand on stderr already; they are not repeated where stdout goes to the same place.
     """
     if as_json:
         print_json(front.to_json())
     else:
         from mptune.reporting.terminal.front import print_front
 
-        print_front(front, every=every, said=seen_with_stdout(said))
+        print_front(front, every=every, warned=seen_with_stdout(warned))
     leave_unmet(front, as_json=as_json)
 
 
@@ -175,13 +175,13 @@ def leave_unmet(front: Front, *, as_json: bool) -> None:
         raise typer.Exit(EXIT_NOT_MET)
 
 
-def seen_with_stdout(said: Collection[str]) -> Collection[str]:
-    """What was said on stderr, where that is the same terminal or file as stdout; else nothing."""
+def seen_with_stdout(warned: Collection[str]) -> Collection[str]:
+    """What was warned on stderr, where that is the same terminal or file as stdout; else nothing."""
     try:
         is_one_place = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):  # a stream that is no file
         is_one_place = False
-    return said if is_one_place else ()
+    return warned if is_one_place else ()
 
 
 def print_csv(records: Sequence[Mapping[str, object]]) -> None:

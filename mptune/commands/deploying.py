@@ -80,7 +80,7 @@ def confirm(
     else:
         from mptune.reporting.terminal.confirmation import print_confirmation
 
-        print_confirmation(confirmation, said=seen_with_stdout(listener.warned))
+        print_confirmation(confirmation, warned=seen_with_stdout(listener.warned))
     leave_unmet(confirmation.front, as_json=json_)
 
 

@@ -67,7 +67,7 @@ def search(
         if json_ and (isinstance(error, EndedEarlyError) or error.findings):
             _print_stopped(model, given["out"])
         raise
-    finish(front, json_, said=listener.warned)
+    finish(front, json_, warned=listener.warned)
 
 
 def _print_stopped(model: Path, out: Path | None) -> None:

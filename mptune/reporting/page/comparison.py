@@ -113,7 +113,7 @@ def _finding(finding: Finding) -> Iterable[str]:
         ("node", where.nodes),
         ("group", where.groups),
         ("value", where.tensors),
-        ("output", [_column_text(one) for one in where.outputs]),
+        ("output", [_column_text(output) for output in where.outputs]),
         ("input", where.inputs),
         ("sample", where.samples),
     )

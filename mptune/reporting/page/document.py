@@ -111,20 +111,20 @@ def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
 
     What room is left goes to the points whose errors lie farthest from those of the others.
     """
-    found: dict[str, tuple[Evaluation, list[str]]] = {}
+    rows: dict[str, tuple[Evaluation, list[str]]] = {}
     for evaluation, role in _roles(front):
         fingerprint = evaluation.plan.fingerprint
-        if fingerprint in found:
-            found[fingerprint][1].append(role)
-        elif len(found) < MOST:
-            found[fingerprint] = (evaluation, [role])
+        if fingerprint in rows:
+            rows[fingerprint][1].append(role)
+        elif len(rows) < MOST:
+            rows[fingerprint] = (evaluation, [role])
     mixed = [point for point in front.points if point.plan.reduced_groups]
-    while len(found) < MOST:
-        gap = _farthest(mixed, [evaluation for evaluation, _ in found.values()])
+    while len(rows) < MOST:
+        gap = _farthest(mixed, [evaluation for evaluation, _ in rows.values()])
         if gap is None:
             break
-        found[gap.plan.fingerprint] = (gap, ["between"])
-    return sorted(found.values(), key=lambda one: one[0].latency.median_ms)
+        rows[gap.plan.fingerprint] = (gap, ["between"])
+    return sorted(rows.values(), key=lambda row: row[0].latency.median_ms)
 
 
 def _roles(front: Front) -> Iterator[tuple[Evaluation, str]]:
@@ -138,11 +138,11 @@ def _roles(front: Front) -> Iterator[tuple[Evaluation, str]]:
         yield beside.evaluation, beside.role
 
 
-def _farthest(points: Sequence[Evaluation], taken: Sequence[Evaluation]) -> Evaluation | None:
-    """The point whose error is farthest from those that are taken, as a ratio; None where none differs by a tenth."""
+def _farthest(points: Sequence[Evaluation], shown: Sequence[Evaluation]) -> Evaluation | None:
+    """The point whose error is farthest from those that are shown, as a ratio; None where none differs by a tenth."""
 
     def distance(point: Evaluation) -> float:
-        errors = [max(evaluation.judged_error, ERROR_FLOOR) for evaluation in taken if evaluation.is_finite]
+        errors = [max(evaluation.judged_error, ERROR_FLOOR) for evaluation in shown if evaluation.is_finite]
         own = math.log(max(point.judged_error, ERROR_FLOOR))
         return min((abs(own - math.log(error)) for error in errors), default=math.inf)
 
@@ -326,7 +326,7 @@ def _pins(content: PageContent) -> dict[str, str]:
 def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
     """Plan -> [group, reason in a word, the reason] of each FP32 group; texts stand in tables once."""
     column = {group.id: index for index, group in enumerate(content.groups)}
-    known = {plan.fingerprint: index for plan, index in place.items()}
+    index_of = {plan.fingerprint: index for plan, index in place.items()}
     words: dict[str, int] = {}
     texts = {"": 0}
     room, plans = _MOST_WHY, {}
@@ -334,17 +334,17 @@ def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
     chosen = content.front.chosen
     first = [] if chosen is None else [chosen.plan.fingerprint]
     for fingerprint in unique((*first, *explanation.kept)):
-        kept = [one for one in explanation.of(fingerprint) if one.group in column]
-        size = sum(len(one.because) for one in kept)
+        kept = [group for group in explanation.of(fingerprint) if group.group in column]
+        size = sum(len(group.because) for group in kept)
         room -= size
-        if fingerprint in known and fingerprint != content.front.fp32.plan.fingerprint:
-            plans[known[fingerprint]] = [
+        if fingerprint in index_of and fingerprint != content.front.fp32.plan.fingerprint:
+            plans[index_of[fingerprint]] = [
                 [
-                    column[one.group],
-                    words.setdefault(one.word, len(words)),
-                    texts.setdefault(one.because if room >= 0 else "", len(texts)),
+                    column[group.group],
+                    words.setdefault(group.word, len(words)),
+                    texts.setdefault(group.because if room >= 0 else "", len(texts)),
                 ]
-                for one in kept
+                for group in kept
             ]
     return {"words": list(words), "texts": list(texts), "plans": plans}
 
@@ -409,7 +409,7 @@ def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable(key): _printable(one) for key, one in value.items()}
+        return {printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_printable(one) for one in value]
+        return [_printable(item) for item in value]
     return value

@@ -44,10 +44,12 @@ _LEAST_ORIGIN = 8
 _STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 
 
-def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None, *, said: Collection[str] = ()) -> None:
+def print_confirmation(
+    confirmation: Confirmation, stream: TextIO | None = None, *, warned: Collection[str] = ()
+) -> None:
     """Print a confirmation: the table of both, Kendall's tau, the verdict in words, the choice, warnings and files.
 
-    What breaks in FP16 stands first. Warnings in ``said`` have been printed before.
+    What breaks in FP16 stands first. Warnings in ``warned`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
     front, searched = confirmation.front, confirmation.searched
@@ -72,7 +74,7 @@ def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None,
     for name, value in _outcome(confirmation):
         print_fact(console, name, value)
     for text in front_warnings(front, BREAKING_CODES):
-        if text not in said:
+        if text not in warned:
             print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
         print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
@@ -98,7 +100,7 @@ def _table(confirmation: Confirmation, width: int) -> Table:
     for plan in confirmation.plans:
         name, figures, origin = cells_of(confirmation, plan)
         numbers = dict(zip(headings(confirmation), figures, strict=True))
-        lines.append(([name, *(numbers[one] for one in shown), place_of(confirmation, plan)], origin))
+        lines.append(([name, *(numbers[head] for head in shown), place_of(confirmation, plan)], origin))
     heads = ["plan", *shown, ""]
     widths = [max(len(head), *(len(cells[k]) for cells, _ in lines)) for k, head in enumerate(heads)]
     left = max(_LEAST_ORIGIN, width - sum(widths) - 2 * len(widths) - 1)

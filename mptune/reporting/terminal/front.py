@@ -216,10 +216,12 @@ def _nothing(front: Front) -> str:
     return f"nothing that breaks was found on the samples{error}"
 
 
-def print_front(front: Front, stream: TextIO | None = None, *, every: bool = False, said: Collection[str] = ()) -> None:
+def print_front(
+    front: Front, stream: TextIO | None = None, *, every: bool = False, warned: Collection[str] = ()
+) -> None:
     """Print a front: what breaks in FP16, the source, the table, the choice, the warnings, the files, what comes next.
 
-    Warnings in ``said`` have been printed before.
+    Warnings in ``warned`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
     nothing = [text for text in front.warnings if NOTHING in text]
@@ -247,7 +249,7 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
     _print_kept(console, front)
     _facts(console, [*_written(front), *_other_devices(front)])
     for text in front_warnings(front, BREAKING_CODES):
-        if text not in (*said, *nothing):
+        if text not in (*warned, *nothing):
             print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
         print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")

@@ -24,10 +24,10 @@ def print_selftest(result: SelfTest, stream: TextIO | None = None) -> None:
         parts = (f"{check.engine:<17}{check.name:<13}", (check.status, _STYLES[check.status]), f": {check.text}{limit}")
         console.print(Text.assemble(*parts), soft_wrap=True)
     failed = sum(check.status == "does not hold" for check in result.checks)
-    said = "every check that can be taken here holds"
+    verdict = "every check that can be taken here holds"
     if not result.holds:
-        said = f"{failed} of {len(result.checks)} checks do not hold" if failed else "nothing could be checked"
+        verdict = f"{failed} of {len(result.checks)} checks do not hold" if failed else "nothing could be checked"
     console.print()
-    console.print(Text(f"self-test: {said}, after {result.seconds:.0f} s"), soft_wrap=True)
+    console.print(Text(f"self-test: {verdict}, after {result.seconds:.0f} s"), soft_wrap=True)
     if not result.holds:
         console.print(Text("report it with the output of: mptune doctor --selftest --json"), soft_wrap=True)

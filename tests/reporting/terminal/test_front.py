@@ -347,7 +347,7 @@ def test_a_warning_that_was_read_already_is_not_repeated(
 ) -> None:
     front, _ = make_front()
     stream = io.StringIO()
-    print_front(front, stream, said=front.warnings)
+    print_front(front, stream, warned=front.warnings)
     assert "warning: " not in stream.getvalue()
 
 
