@@ -40,6 +40,7 @@ from mptune.errors import (
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.rundir import RunDirectory, open_run, read_run
+from mptune.settings import DataSettings
 from mptune.tuning.front import Front
 from mptune.tuning.steps import limits
 from tests.conftest import save_cnn, save_mlp
@@ -230,13 +231,6 @@ def test_apply(place: Path) -> None:
     assert chosen.metadata_props, "what made it"
     del chosen.metadata_props[:]
     assert onnx.load(written) == chosen
-    with pytest.raises(RunError, match="exists already"):
-        mptune.apply("model.onnx", front.fp32.plan, "mixed.onnx")
-    save_cnn(place / "cnn.onnx")
-    with pytest.raises(PlanError, match="another model"):
-        mptune.apply("cnn.onnx", front.fp32.plan, "other.onnx")
-    with pytest.raises(PlanError, match="cannot read"):
-        mptune.apply("model.onnx", "no-plan.json", "other.onnx")
     with pytest.raises(PlanError, match="not those of"):
         mptune.apply("model.onnx", replace(front.fp32.plan, precision={}), "other.onnx")
     assert not (place / "other.onnx").exists()
@@ -331,11 +325,6 @@ def test_what_is_wrong_is_told(place: Path, changes: dict[str, str], error: type
     assert toolchain.opened == 0
 
 
-def test_an_unknown_target_is_told(place: Path) -> None:
-    with pytest.raises(TargetError, match="jetsn"):
-        mptune.search("model.onnx", data="data.npz", target="jetsn")
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -347,6 +336,7 @@ def test_an_unknown_target_is_told(place: Path) -> None:
         ({"data": "other.npz"}, "data"),
         ({"data": None}, "data"),
         ({"storage": "sqlite:///x.db"}, "storage"),
+        ({"data_settings": DataSettings(batch=2)}, "batch"),
     ],
 )
 def test_settings_that_change_what_is_measured_cannot_change(
@@ -453,14 +443,6 @@ def test_another_model_takes_over_a_run_without_an_evaluation(place: Path) -> No
         search(make_toolchain(interrupt_after=0))
     save_cnn(place / "cnn.onnx")
     assert search(make_toolchain("cnn.onnx"), "cnn.onnx", data=None, out="model.mptune").evaluations
-
-
-def test_another_batch_cannot_be_resumed(place: Path) -> None:
-    from mptune.settings import DataSettings
-
-    search(make_toolchain())
-    with pytest.raises(RunError, match="another batch"):
-        search(make_toolchain(), data_settings=DataSettings(batch=2))
 
 
 def test_another_device_cannot_be_resumed(place: Path) -> None:
@@ -572,31 +554,6 @@ def test_a_place_that_cannot_be_written_is_told(place: Path) -> None:
     assert "out=" in caught.value.hint
 
 
-def test_a_newer_run_is_refused(place: Path) -> None:
-    search(make_toolchain())
-    path = place / "model.mptune/run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
-    for call in (lambda: search(make_toolchain()), lambda: mptune.report("model.mptune")):
-        with pytest.raises(RunError, match="newer mptune") as caught:
-            call()
-        assert "upgrade" in caught.value.hint
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', "{"])
-def test_a_broken_run_json_is_told(place: Path, text: str) -> None:
-    search(make_toolchain())
-    (place / "model.mptune/run.json").write_text(text)
-    with pytest.raises(RunError, match=r"run\.json"):
-        search(make_toolchain())
-
-
-def test_what_is_no_run_is_told(place: Path) -> None:
-    with pytest.raises(RunError, match="does not exist"):
-        mptune.report("nothing.mptune")
-    with pytest.raises(RunError, match="no run directory"):
-        mptune.pick(place, knee=True)
-
-
 def test_a_run_without_evaluations_is_told(place: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(make_toolchain(interrupt_after=0))
@@ -658,22 +615,6 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
     front = search(rest, out=small_disk / "run", budget=20)
     assert front.evaluations >= 20 or front.evaluations == 2 ** len(first.law.groups)
     assert len(set(first.built) & set(rest.built)) <= 1, "only the evaluation that could not be written is repeated"
-
-
-# -- for real ------------------------------------------------------------------------------------------------------
-
-
-def test_a_real_search_predicts_and_emulates(place: Path) -> None:
-    front = mptune.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6)
-    assert front.evaluations == 6
-    assert front.failures == 0
-    assert front.fp32.latency.source == "predicted"
-    assert front.fp32.error_source == "emulated"
-    assert front.fp16 is not None
-    assert 1e-5 < front.fp16.error_value < 1e-2
-    assert not any(p.remeasured for p in front.points)
-    assert front.target == "jetson-orin-nano-8gb"
-    assert mptune.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6) == front
 
 
 def test_a_run_is_packed_while_a_search_writes_it(place: Path) -> None:

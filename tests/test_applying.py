@@ -164,11 +164,6 @@ def test_precision_and_nodes_that_contradict_each_other(mlp_path: Path, tmp_path
         mptune.apply(mlp_path, write(**{**plan, "nodes": {"head/Gemm": "fp32"}}), tmp_path / "out.onnx")
 
 
-def test_a_pattern_that_means_nothing(mlp_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="keep_fp32=op:Conv matches nothing"):
-        mptune.apply(mlp_path, None, tmp_path / "out.onnx", keep_fp32=["op:Conv"])
-
-
 def big(folder: Path) -> Path:
     """A model whose weights lie in big.onnx.data."""
     proto = models.model(

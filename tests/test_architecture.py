@@ -158,13 +158,3 @@ def test_no_file_is_long() -> None:
 
 def test_every_file_says_what_it_is_about() -> None:
     assert [_module(path) for path in FILES if not ast.get_docstring(_tree(path))] == []
-
-
-def test_every_public_name_can_be_imported() -> None:
-    import mptune
-
-    for name in mptune.__all__:
-        assert getattr(mptune, name) is not None
-    assert set(mptune.__all__) <= set(dir(mptune))
-    with pytest.raises(AttributeError, match="no attribute 'serch'"):
-        mptune.serch  # noqa: B018

@@ -18,7 +18,7 @@ from mptune.api.arguments import data_argument, shapes_argument
 from mptune.commands.options import read_options
 from mptune.commands.searching import search as search_command
 from mptune.data.calibration import load_calibration
-from mptune.errors import DataError, ModelError, MptuneError, RunError, SettingsError
+from mptune.errors import DataError, ModelError, RunError, SettingsError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from mptune.tuning.front import Front
@@ -429,8 +429,3 @@ def test_a_listener_and_progress_both_hear(place: Path, monkeypatch: pytest.Monk
     assert alone.stages[:2] == both.stages[:2]
     assert both.failures
     assert both.warnings
-
-
-def test_errors_are_all_mptunes(place: Path) -> None:
-    with pytest.raises(MptuneError):
-        search(data="none.npz")

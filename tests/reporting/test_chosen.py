@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +24,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter, rewrite
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
-from tests.reporting.conftest import Bench, predicted
-
-MakeFront = Callable[..., tuple]
+from tests.reporting.conftest import Bench, MakeFront, predicted
 
 
 @pytest.fixture

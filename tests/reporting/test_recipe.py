@@ -19,9 +19,7 @@ from mptune.reporting.recipe import BuildRecipe, engine_name
 from mptune.run_json import FixedSettings, ModelSection, RunFile, TargetSection
 from mptune.settings import ShapeRange, TensorRtSettings
 from mptune.targets.jetson import JetsonState
-from tests.reporting.conftest import Bench
-
-MakeFront = Callable[..., tuple]
+from tests.reporting.conftest import Bench, MakeFront
 
 
 @pytest.fixture

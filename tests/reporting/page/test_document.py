@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,8 @@ from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.progress import Progress
 from mptune.tuning.runs.confirmation import Confirmation
-from tests.reporting.conftest import Bench, make_error, predicted
+from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.reporting.page.reading import plans_of
-
-MakeFront = Callable[..., tuple]
 
 
 def test_the_data_hold_everything(make_front: MakeFront, bench: Bench, environment: Environment) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,29 +23,14 @@ from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth
 from mptune.tuning.front import Front, knee
 from mptune.tuning.fronts.table import compared, front_records
-from tests.reporting.conftest import Bench, predicted
-
-MakeFront = Callable[..., tuple]
-
-
-def printed(front: object, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    stream = io.StringIO()
-    print_front(front, stream)  # type: ignore[arg-type]
-    return stream.getvalue()
+from tests.reporting.conftest import Bench, MakeFront, Terminal, predicted
+from tests.reporting.conftest import front_text as printed
 
 
 def table_of(text: str) -> list[str]:
     """The lines of the table, with the header and the notes below."""
     (table,) = [part.splitlines() for part in text.split("\n\n") if "speedup" in part]
     return table
-
-
-class Terminal(io.StringIO):
-    """A terminal, as far as rich asks."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def on_screen(
