@@ -25,6 +25,7 @@ from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.printable import printable
 
 if TYPE_CHECKING:
+    from mptune.reporting.terminal.progress import TerminalListener
     from mptune.tuning.front import Front
 
 EXIT_INTERRUPTED = 130
@@ -113,7 +114,19 @@ def interrupted(resume: str) -> int:
     return EXIT_INTERRUPTED
 
 
-def resume_command(context: typer.Context) -> str:
+@contextlib.contextmanager
+def resumable(context: typer.Context, **limits: float | None) -> Iterator[TerminalListener]:
+    """Show the progress of what goes on in the block; say how to go on where it is interrupted."""
+    try:
+        from mptune.reporting.terminal.progress import TerminalListener
+
+        with TerminalListener(**limits) as listener:
+            yield listener
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupted(_resume_command(context))) from None
+
+
+def _resume_command(context: typer.Context) -> str:
     """The command as it was given, without ``--fresh``, which would start over, and URLs that may hold a secret."""
     invocation = context.find_root().obj
     given = list(invocation.arguments if isinstance(invocation, Invocation) else sys.argv[1:])

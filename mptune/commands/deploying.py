@@ -14,10 +14,9 @@ from mptune.commands.common import (
     StorageOption,
     complain,
     guarded,
-    interrupted,
     leave_unmet,
     print_json,
-    resume_command,
+    resumable,
     say,
     seen_with_stdout,
 )
@@ -67,14 +66,10 @@ def confirm(
       mptune pick model.mptune/confirmed/h200-onnxruntime --max-latency-ms 2.5
     """
     arguments = read_options(locals())
-    try:
+    with resumable(context) as listener:
         from mptune.api import deploying
-        from mptune.reporting.terminal.progress import TerminalListener
 
-        with TerminalListener() as listener:
-            confirmation = deploying.confirm(**arguments, listener=listener)
-    except KeyboardInterrupt:
-        raise typer.Exit(interrupted(resume_command(context))) from None
+        confirmation = deploying.confirm(**arguments, listener=listener)
     if json_:
         print_json(confirmation.to_json())
     else:

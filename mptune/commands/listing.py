@@ -101,28 +101,25 @@ def doctor(
     from mptune.engines.toolchains.choose import list_toolchains
 
     environment, toolchains = describe_environment(), list_toolchains()
-    document = {"environment": environment.to_json(), "toolchains": [asdict(status) for status in toolchains]}
-    if json_ and not selftest:
-        print_json(document)
-        return
+    document: dict[str, Any] = {
+        "environment": environment.to_json(),
+        "toolchains": [asdict(status) for status in toolchains],
+    }
     if not json_:
         from mptune.reporting.terminal.listings import print_doctor
 
         print_doctor(environment, toolchains)
+    result = None
     if selftest:
-        _selftest(document if json_ else None)
+        from mptune.selftest.run import run_selftest
 
+        result = run_selftest(progress=lambda text: print(f"self-test: {text}", file=sys.stderr, flush=True))
+        document["selftest"] = result.to_json()
+        if not json_:
+            from mptune.reporting.terminal.listings import print_selftest
 
-def _selftest(document: dict[str, Any] | None) -> None:
-    """Run the self-test; as JSON beside the rest of the document, else as lines."""
-    from mptune.selftest.run import run_selftest
-
-    result = run_selftest(progress=lambda text: print(f"self-test: {text}", file=sys.stderr, flush=True))
-    if document is not None:
-        print_json({**document, "selftest": result.to_json()})
-    else:
-        from mptune.reporting.terminal.selftest import print_selftest
-
-        print_selftest(result)
-    if not result.holds:
+            print_selftest(result)
+    if json_:
+        print_json(document)
+    if result is not None and not result.holds:
         raise typer.Exit(1)

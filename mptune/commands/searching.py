@@ -17,10 +17,9 @@ from mptune.commands.common import (
     complain,
     finish,
     guarded,
-    interrupted,
     print_csv,
     print_json,
-    resume_command,
+    resumable,
     start_no_blas_threads,
 )
 from mptune.commands.options import (
@@ -56,13 +55,10 @@ def search(
     """
     settings = read_options(given)
     try:
-        from mptune.api import searching
-        from mptune.reporting.terminal.progress import TerminalListener
+        with resumable(context, max_error=given["max_error"], max_latency_ms=given["max_latency_ms"]) as listener:
+            from mptune.api import searching
 
-        with TerminalListener(max_error=given["max_error"], max_latency_ms=given["max_latency_ms"]) as listener:
             front = searching.search(model, metric=metric or None, listener=listener, **settings)
-    except KeyboardInterrupt:
-        raise typer.Exit(interrupted(resume_command(context))) from None
     except (BaselineError, EndedEarlyError) as error:
         if json_ and (isinstance(error, EndedEarlyError) or error.findings):
             _print_stopped(model, given["out"])
@@ -104,14 +100,10 @@ def worker(
       mptune worker model.mptune --storage postgresql+psycopg://user@host/name
     """
     arguments = read_options({**locals(), "wait": None, "wait_s": parse_duration(wait, "--wait")})
-    try:
+    with resumable(context) as listener:
         from mptune.api import joining
-        from mptune.reporting.terminal.progress import TerminalListener
 
-        with TerminalListener() as listener:
-            joining.worker(**arguments, listener=listener)
-    except KeyboardInterrupt:
-        raise typer.Exit(interrupted(resume_command(context))) from None
+        joining.worker(**arguments, listener=listener)
 
 
 @guarded

@@ -1,4 +1,4 @@
-"""Lists on the terminal: targets, one target's figures, search spaces, and what this machine can do."""
+"""Lists on the terminal: targets, one target's figures, search spaces, what this machine can do, and its self-test."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mptune.reporting.text import environment_facts
 if TYPE_CHECKING:
     from mptune.engines.environment import Environment
     from mptune.engines.toolchains.choose import ToolchainStatus
+    from mptune.selftest.run import SelfTest
     from mptune.targets.target import Target
     from mptune.tuning.space import NamedSpace
 
@@ -133,3 +134,24 @@ def print_doctor(environment: Environment, toolchains: Sequence[ToolchainStatus]
             print_text(console, f"install: {status.install}", indent=4)
     for text in environment.warnings:
         print_text(console, f"warning: {text}", "yellow")
+
+
+_STATUS_STYLES = {"holds": "green", "does not hold": "bold red", "cannot be checked here": "yellow"}
+
+
+def print_selftest(result: SelfTest, stream: TextIO | None = None) -> None:
+    """Print a line for each check of the self-test; to stdout by default."""
+    console = make_console(sys.stdout if stream is None else stream)
+    console.print()
+    for check in result.checks:
+        limit = "" if check.figure is None else f" (limit {check.limit})"
+        parts = (f"{check.engine:<17}{check.name:<13}", (check.status, _STATUS_STYLES[check.status]))
+        console.print(Text.assemble(*parts, f": {check.text}{limit}"), soft_wrap=True)
+    failed = sum(check.status == "does not hold" for check in result.checks)
+    verdict = "every check that can be taken here holds"
+    if not result.holds:
+        verdict = f"{failed} of {len(result.checks)} checks do not hold" if failed else "nothing could be checked"
+    console.print()
+    console.print(Text(f"self-test: {verdict}, after {result.seconds:.0f} s"), soft_wrap=True)
+    if not result.holds:
+        console.print(Text("report it with the output of: mptune doctor --selftest --json"), soft_wrap=True)

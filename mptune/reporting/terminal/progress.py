@@ -177,23 +177,19 @@ class TerminalListener:
 
     def _is_better(self, candidate: Evaluation) -> bool:
         """Whether the candidate meets the limits and is better than the best so far."""
-        if not candidate.is_finite:
+        limits = ((candidate.error_value, self._max_error), (candidate.latency.median_ms, self._max_latency_ms))
+        if not candidate.is_finite or any(limit is not None and value > limit for value, limit in limits):
             return False
-        if self._max_error is not None and candidate.error_value > self._max_error:
-            return False
-        slow = self._max_latency_ms is not None and candidate.latency.median_ms > self._max_latency_ms
-        if self._best is None or slow:
-            return self._best is None and not slow
-        if self._max_latency_ms is not None and self._max_error is None:
+        if self._best is None:
+            return True
+        if self._max_error is None and self._max_latency_ms is not None:
             return candidate.error_value < self._best.error_value
         return candidate.latency.median_ms < self._best.latency.median_ms
 
     def _best_label(self) -> str:
-        if self._max_latency_ms is not None and self._max_error is None:
-            return f"smallest error within {self._max_latency_ms:g} ms"
         if self._max_error is not None:
             return f"fastest with error <= {self._max_error:g}"
-        return "fastest"
+        return "fastest" if self._max_latency_ms is None else f"smallest error within {self._max_latency_ms:g} ms"
 
     def _render(self) -> RenderableType:
         """The lines that are redrawn at the bottom of the terminal."""
