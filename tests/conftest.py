@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,15 @@ def mlp_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "mlp.npz"
     np.savez(path, x=np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32))
     return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with model.onnx and data.npz."""
+    save_mlp(tmp_path / "model.onnx")
+    shutil.copy(mlp_data, tmp_path / "data.npz")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
@@ -359,3 +360,8 @@ def make_plan(bits: str, sha: str = SHA) -> PrecisionPlan:
     return PrecisionPlan(
         sha, {f"g{i:03d}": Precision.FP16 if bit == "1" else Precision.FP32 for i, bit in enumerate(bits)}
     )
+
+
+def make_toolchain(model: str | Path = "model.onnx", **options: object) -> FakeToolchain:
+    """A fake toolchain for the layer groups of a model."""
+    return FakeToolchain(Law([group.id for group in find_groups(load_model(model))]), **options)  # type: ignore[arg-type]

@@ -43,23 +43,9 @@ from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.settings import DataSettings
 from mptune.tuning.front import Front
 from mptune.tuning.steps import limits
-from tests.conftest import save_cnn, save_mlp
-from tests.fakes import FAST, Diary, FakeToolchain, Law
+from tests.conftest import save_cnn
+from tests.fakes import FAST, Diary, FakeToolchain, Law, make_toolchain
 from tests.graph import models
-
-
-@pytest.fixture
-def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with model.onnx and data.npz."""
-    save_mlp(tmp_path / "model.onnx")
-    shutil.copy(mlp_data, tmp_path / "data.npz")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def make_toolchain(model: str = "model.onnx", **options: object) -> FakeToolchain:
-    ids = [g.id for g in find_groups(load_model(model))]
-    return FakeToolchain(Law(ids), **options)  # type: ignore[arg-type]
 
 
 def save_deep(path: Path) -> None:
@@ -164,7 +150,8 @@ def test_ctrl_c_and_on(place: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from tests.test_api import make_toolchain, search
+from tests.fakes import make_toolchain
+from tests.test_api import search
 print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30, sampler="tpe").evaluations)
 """
 

@@ -22,20 +22,11 @@ from mptune.errors import DataError, ModelError, RunError, SettingsError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from mptune.tuning.front import Front
-from tests.conftest import save_mlp
-from tests.fakes import Diary
-from tests.test_api import make_toolchain
+from tests.fakes import Diary, make_toolchain
 
 Feed = Mapping[str, np.ndarray]
 
 ROWS = np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32)
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    save_mlp(tmp_path / "model.onnx")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def search(model: Any = "model.onnx", **arguments: Any) -> Front:

@@ -14,7 +14,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.rewrite import Rewriter
-from tests.fakes import FAST, FakeToolchain, Law
+from tests.fakes import FAST, make_toolchain
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -159,8 +159,9 @@ def test_a_frequent_mistake(
 
 
 def test_where_an_export_goes_must_be_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fake = FakeToolchain(Law([group.id for group in find_groups(load_model("mlp.onnx"))]))
-    mptune.search("mlp.onnx", out="run", budget=2, target="cpu", latency=FAST, open_toolchain=fake.open)
+    mptune.search(
+        "mlp.onnx", out="run", budget=2, target="cpu", latency=FAST, open_toolchain=make_toolchain("mlp.onnx").open
+    )
     assert said(["export", "run", "-o", "missing/run.tar.gz"], capsys) == (
         1,
         "cannot write missing/run.tar.gz: there is no folder missing",

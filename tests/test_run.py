@@ -10,8 +10,7 @@ import pytest
 
 import mptune
 from tests.conftest import save_mlp
-from tests.fakes import FAST
-from tests.test_api import make_toolchain
+from tests.fakes import FAST, make_toolchain
 
 
 @pytest.fixture(scope="session")
