@@ -22,6 +22,16 @@ def printable_character(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
+WIDEST = 60
+"""Names that a person gave are cut to this many characters in tables."""
+
+
+def cut(text: str, width: int = WIDEST) -> str:
+    """The text on one line, or as much of its beginning as fits, with dots after it."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: max(0, width - 3)] + "..."
+
+
 def shortened(text: str, most: int) -> str:
     """The text, or its beginning and its end, ``most`` characters together, as ``cut`` of the page has it."""
     if len(text) <= most:

@@ -43,7 +43,7 @@ from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.settings import DataSettings
 from mptune.tuning.front import Front
 from mptune.tuning.steps import limits
-from tests.conftest import save_cnn
+from tests.conftest import save_cnn, save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_toolchain
 from tests.graph import models
 
@@ -59,6 +59,25 @@ def save_deep(path: Path) -> None:
         x = nodes[-1].output[0]
     proto = models.model(nodes, [models.value("x", [1, 8])], [models.value(x, [1, 8])], [models.weight("w", 8, 8)])
     path.write_bytes(proto.SerializeToString())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    """A run directory of 12 plans; copy it."""
+    folder = tmp_path_factory.mktemp("finished")
+    save_mlp(folder / "model.onnx")
+    shutil.copy(mlp_data, folder / "data.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        search(make_toolchain())
+    return folder / "model.mptune"
+
+
+@pytest.fixture
+def searched(place: Path, finished: Path) -> Front:
+    """The front of such a run in the working directory."""
+    shutil.copytree(finished, place / "model.mptune")
+    return mptune.report("model.mptune")
 
 
 def search(toolchain: FakeToolchain, model: str = "model.onnx", **settings: object) -> Front:
@@ -105,18 +124,17 @@ def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     assert document["data"]["samples"] == 8
 
 
-def test_the_same_command_again_opens_no_toolchain(place: Path) -> None:
-    first = search(make_toolchain())
+def test_the_same_command_again_opens_no_toolchain(place: Path, searched: Front) -> None:
     files = {p: p.stat().st_mtime_ns for p in (place / "model.mptune").rglob("*") if p.is_file()}
     toolchain = make_toolchain()
-    assert search(toolchain) == first
+    assert search(toolchain) == searched
     assert (toolchain.opened, toolchain.calls, toolchain.observed) == (0, [], 0)
     changed = {p.name for p, t in files.items() if p.stat().st_mtime_ns != t}
     assert changed <= {"run.lock"}
 
 
-def test_a_larger_budget_adds_exactly_ten(place: Path) -> None:
-    search(make_toolchain())
+@pytest.mark.usefixtures("searched")
+def test_a_larger_budget_adds_exactly_ten() -> None:
     more = make_toolchain()
     front = search(more, budget=22)
     assert len(more.built) == 10
@@ -174,16 +192,15 @@ def test_kill_9_in_the_middle_of_a_search(place: Path, monkeypatch: pytest.Monke
     assert mptune.report("model.mptune").evaluations == 30
 
 
-def test_report_needs_neither_model_nor_data_nor_lock(place: Path) -> None:
-    front = search(make_toolchain())
+def test_report_needs_neither_model_nor_data_nor_lock(place: Path, searched: Front) -> None:
     (place / "model.onnx").unlink()
     (place / "data.npz").unlink()
     with open_run(place / "model.mptune"):
-        assert mptune.report("model.mptune") == front
+        assert mptune.report("model.mptune") == searched
 
 
+@pytest.mark.usefixtures("searched")
 def test_pick(place: Path) -> None:
-    search(make_toolchain())
     run = place / "model.mptune"
     before = mptune.report(run).chosen
     front = mptune.pick(run, max_error=1e-20)
@@ -211,15 +228,14 @@ def test_limits_of_a_search(place: Path) -> None:
     assert search(make_toolchain(), max_error=1e-2).limits_met
 
 
-def test_apply(place: Path) -> None:
-    front = search(make_toolchain())
+def test_apply(place: Path, searched: Front) -> None:
     written = mptune.apply("model.onnx", "model.mptune/chosen/plan.json", "mixed.onnx")
     chosen = onnx.load(place / "model.mptune/chosen/model.onnx")
     assert chosen.metadata_props, "what made it"
     del chosen.metadata_props[:]
     assert onnx.load(written) == chosen
     with pytest.raises(PlanError, match="not those of"):
-        mptune.apply("model.onnx", replace(front.fp32.plan, precision={}), "other.onnx")
+        mptune.apply("model.onnx", replace(searched.fp32.plan, precision={}), "other.onnx")
     assert not (place / "other.onnx").exists()
 
 
@@ -245,17 +261,16 @@ def test_auto_granularity_fits_the_first_budget_and_stays(place: Path, monkeypat
     assert len(coarse.fp32.plan.precision) == 2
 
 
-def test_another_metric_needs_no_new_build(place: Path) -> None:
-    first = search(make_toolchain())
+def test_another_metric_needs_no_new_build(searched: Front) -> None:
     again = make_toolchain()
     front = search(again, metric="max_abs")
     assert again.built == []
     assert front.metric == "max_abs"
-    assert front.evaluations == first.evaluations
+    assert front.evaluations == searched.evaluations
     assert mptune.report("model.mptune").metric == "max_abs"
     assert search(make_toolchain()).metric == "max_abs", "that of the run"
     third = search(make_toolchain(), metric="worst_part")  # what was in doubt by the other metric was timed again
-    assert [(p.plan, p.judged_error) for p in third.points] == [(p.plan, p.judged_error) for p in first.points]
+    assert [(p.plan, p.judged_error) for p in third.points] == [(p.plan, p.judged_error) for p in searched.points]
 
 
 def test_ranges_shape_the_search(place: Path) -> None:
@@ -312,42 +327,38 @@ def test_what_is_wrong_is_told(place: Path, changes: dict[str, str], error: type
     assert toolchain.opened == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"seed": 1}, "seed"),
-        ({"target": "auto"}, "target"),
-        ({"engine": "onnxruntime"}, "engine"),
-        ({"space": "transformer"}, "space"),
-        ({"tf32": True}, "tf32"),
-        ({"data": "other.npz"}, "data"),
-        ({"data": None}, "data"),
-        ({"storage": "sqlite:///x.db"}, "storage"),
-        ({"data_settings": DataSettings(batch=2)}, "batch"),
-    ],
-)
-def test_settings_that_change_what_is_measured_cannot_change(
-    place: Path, changes: dict[str, object], named: str
-) -> None:
-    front = search(make_toolchain())
+def test_settings_that_change_what_is_measured_cannot_change(place: Path, searched: Front) -> None:
     np.savez("other.npz", x=np.zeros((4, 32), np.float32))
+    changed: list[tuple[str, dict[str, object]]] = [
+        ("seed", {"seed": 1}),
+        ("target", {"target": "auto"}),
+        ("engine", {"engine": "onnxruntime"}),
+        ("space", {"space": "transformer"}),
+        ("tf32", {"tf32": True}),
+        ("batch", {"data_settings": DataSettings(batch=2)}),
+        ("data", {"data": "other.npz"}),
+        ("data", {"data": None}),
+        ("storage", {"storage": "sqlite:///x.db"}),
+    ]
     toolchain = make_toolchain()
-    with pytest.raises(RunError, match=f"another {named}|other {named}") as caught:
-        search(toolchain, **changes)
-    assert "fresh=True" in caught.value.hint
-    assert "out=" in caught.value.hint
+    for named, changes in changed:
+        with pytest.raises(RunError, match=f"other {named}") as caught:
+            search(toolchain, **changes)
+        assert "fresh=True" in caught.value.hint
+        assert "out=" in caught.value.hint
+    save_cnn(place / "cnn.onnx")
+    with pytest.raises(RunError, match="another model"):
+        search(make_toolchain("cnn.onnx"), "cnn.onnx", data=None, out="model.mptune")
     assert toolchain.opened == 0
-    assert search(toolchain) == front
+    assert search(toolchain) == searched
+    with pytest.raises(RunError, match=r"Fake 1000 before, .*Fake 2000 now"):
+        search(make_toolchain(device="Fake 2000"), budget=13)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"seed": 1},
-        {"engine": "onnxruntime"},
-        {"space": "transformer"},
-        {"tf32": True},
-        {"data": "other.npz"},
+        {"seed": 1, "engine": "onnxruntime", "space": "transformer", "tf32": True, "data": "other.npz"},
         {"storage": "sqlite:///x.db"},
         {},
     ],
@@ -432,21 +443,8 @@ def test_another_model_takes_over_a_run_without_an_evaluation(place: Path) -> No
     assert search(make_toolchain("cnn.onnx"), "cnn.onnx", data=None, out="model.mptune").evaluations
 
 
-def test_another_device_cannot_be_resumed(place: Path) -> None:
-    search(make_toolchain())
-    with pytest.raises(RunError, match=r"Fake 1000 before, .*Fake 2000 now"):
-        search(make_toolchain(device="Fake 2000"), budget=13)
-
-
-def test_another_model_is_refused(place: Path) -> None:
-    search(make_toolchain())
-    save_cnn(place / "cnn.onnx")
-    with pytest.raises(RunError, match="another model"):
-        search(make_toolchain("cnn.onnx"), "cnn.onnx", data=None, out="model.mptune")
-
-
+@pytest.mark.usefixtures("searched")
 def test_fresh_moves_the_old_run_aside(place: Path) -> None:
-    search(make_toolchain())
     old = {p.name for p in (place / "model.mptune").iterdir()}
     for number in (1, 2):
         toolchain = make_toolchain()
@@ -479,8 +477,8 @@ def ending_first(monkeypatch: pytest.MonkeyPatch, module: ModuleType, end: Calla
     return ended
 
 
-def test_pick_keeps_what_a_search_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search(make_toolchain())
+@pytest.mark.usefixtures("searched")
+def test_pick_keeps_what_a_search_wrote_while_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = ending_first(monkeypatch, choosing, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
     front = mptune.pick("model.mptune", knee=True)
     file = read_run("model.mptune")[1]
@@ -490,8 +488,8 @@ def test_pick_keeps_what_a_search_wrote_while_it_waited(place: Path, monkeypatch
     assert file.choice.search_limits == ChoiceLimits(max_error=1e-3)
 
 
-def test_a_search_keeps_what_pick_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = search(make_toolchain()).points[-1].plan.fingerprint
+def test_a_search_keeps_what_pick_wrote_while_it_waited(searched: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = searched.points[-1].plan.fingerprint
     ended = ending_first(monkeypatch, searching, lambda: mptune.pick("model.mptune", plan=other))
     front = search(make_toolchain(), budget=15, max_error=1e-3)
     file = read_run("model.mptune")[1]
@@ -623,8 +621,8 @@ def test_a_run_is_packed_while_a_search_writes_it(place: Path) -> None:
     assert Packs.counts_packed == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.usefixtures("searched")
 def test_a_line_that_is_being_written_is_left_out_of_the_archive(place: Path) -> None:
-    search(make_toolchain())
     journal = place / "model.mptune/study.journal"
     before = journal.read_bytes()
     journal.write_bytes(before + before.splitlines(keepends=True)[-1][:9])

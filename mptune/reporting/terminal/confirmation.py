@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mptune.finding import BREAKING_CODES
 from mptune.reporting.confirmation_text import (
     INTERVAL,
     cells_of,
@@ -22,12 +20,11 @@ from mptune.reporting.confirmation_text import (
     verdicts,
 )
 from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text
-from mptune.reporting.terminal.front import print_breaks
+from mptune.reporting.terminal.front import print_breaks, print_end, written_files
 from mptune.reporting.text import (
     describe_engine,
     error_source,
     error_text,
-    front_warnings,
     latency_source,
     latency_text,
     short_path,
@@ -73,11 +70,7 @@ def print_confirmation(
     console.print()
     for name, value in _outcome(confirmation):
         print_fact(console, name, value)
-    for text in front_warnings(front, BREAKING_CODES):
-        if text not in warned:
-            print_text(console, f"warning: {text}", "yellow")
-    if not front.limits_met:
-        print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
+    print_end(console, front, warned)
 
 
 def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
@@ -87,11 +80,9 @@ def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
     else:
         point = front.chosen
         chosen = f"{point.plan.fingerprint}: {latency_text(point)} ms, error {error_text(point)}; {front.chosen_reason}"
-    files = [("chosen", chosen)]
-    for name, path in (("model", "chosen/model.onnx"), ("engine", "chosen/model.engine"), ("page", "report.html")):
-        if (front.run_dir / path).exists():
-            files.append((name, short_path(front.run_dir / path)))
-    return [*files, ("another", f"mptune pick {short_path(Path(front.run_dir))} with a limit, --knee or --plan ID")]
+    files = [(name, path) for name, path in written_files(front) if name != "try it"]
+    another = f"mptune pick {short_path(front.run_dir)} with a limit, --knee or --plan ID"
+    return [("chosen", chosen), *files, ("another", another)]
 
 
 def _table(confirmation: Confirmation, width: int) -> Table:

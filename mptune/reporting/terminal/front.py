@@ -247,9 +247,16 @@ def print_front(
     console.print()
     _facts(console, [("chosen", _chosen(front)), *neighbour_lines(front)])
     _print_kept(console, front)
-    _facts(console, [*_written(front), *_other_devices(front)])
+    other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
+    another = f"mptune pick {short_path(front.run_dir)} with {other}"
+    _facts(console, [*written_files(front), ("another", another), *_other_devices(front)])
+    print_end(console, front, (*warned, *nothing))
+
+
+def print_end(console: Console, front: Front, warned: Collection[str]) -> None:
+    """Print what a person must know of a front: warnings that were not printed before, and limits that are not met."""
     for text in front_warnings(front, BREAKING_CODES):
-        if text not in (*warned, *nothing):
+        if text not in warned:
             print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
         print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
@@ -284,16 +291,18 @@ def _print_kept(console: Console, front: Front) -> None:
         print_text(console, line, indent=2)
 
 
-def _written(front: Front) -> list[tuple[str, str]]:
-    chosen, page = front.run_dir / "chosen", front.run_dir / "report.html"
-    files = (("model", chosen / "model.onnx"), ("engine", chosen / "model.engine"), ("try it", chosen / "infer.py"))
-    written = [
-        (name, f"{'python ' * (name == 'try it')}{short_path(path)}")
-        for name, path in (*files, ("page", page))
-        if path.exists()
-    ]
-    other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
-    return [*written, ("another", f"mptune pick {short_path(front.run_dir)} with {other}")]
+_FILES = {
+    "model": "chosen/model.onnx",
+    "engine": "chosen/model.engine",
+    "try it": "chosen/infer.py",
+    "page": "report.html",
+}
+
+
+def written_files(front: Front) -> list[tuple[str, str]]:
+    """The files of a run that a person looks at, by what each is for; those that are there."""
+    paths = ((name, front.run_dir / path) for name, path in _FILES.items())
+    return [(name, f"{'python ' * (name == 'try it')}{short_path(path)}") for name, path in paths if path.exists()]
 
 
 def _other_devices(front: Front) -> list[tuple[str, str]]:

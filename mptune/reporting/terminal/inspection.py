@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mptune.graph.plan import Precision
-from mptune.printable import counts_text
+from mptune.printable import counts_text, cut
 from mptune.reporting.terminal.console import (
     SEVERITY_STYLES,
     make_console,
@@ -187,14 +187,10 @@ def _groups(inspection: Inspection, width: int, *, whole_names: bool) -> Table:
     named = ("id", "name", "kind", *(["operators"] if for_ops > 0 else []))
     table = plain_table((*named, *heads[2:]), heads[2:-1], "dim")
     for item, (id_, kind, *figures, precision) in zip(inspection.groups, fixed, strict=True):
-        ops = [Text(_cut(counts_text(item.group.ops), for_ops))] if for_ops > 0 else []
+        ops = [Text(cut(counts_text(item.group.ops), for_ops))] if for_ops > 0 else []
         style = "" if item.pin is None else "yellow"
         table.add_row(id_, Text(cut_front(item.group.name, for_name)), kind, *ops, *figures, Text(precision, style))
     return table
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 3)] + "..."
 
 
 def _pins(console: Console, inspection: Inspection) -> None:
