@@ -15,11 +15,10 @@ from mptune.errors import BaselineError, DataError, SpaceError
 from mptune.inspection.record import Inspection
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.terminal.inspection import print_inspection, quantity
+from tests.conftest import DIGITS
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
 from tests.zoo.voice import voice
-
-DIGITS = Path(__file__).parent.parent / "benchmarks" / "models" / "digits_vit.onnx"
 
 
 def shown(inspection: Inspection, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:

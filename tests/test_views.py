@@ -25,10 +25,9 @@ from mptune.cli import main
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.front import print_front
 from tests.conftest import save_mlp
-from tests.reporting.terminal.test_front import Terminal
+from tests.reporting.conftest import Terminal
 from tests.zoo.detector import LAYOUTS, detector, images
 
-DIGITS = Path(__file__).parent.parent / "benchmarks" / "models"
 RUNS = ("digits", "detector", "measured")
 
 
@@ -55,11 +54,12 @@ class View:
 
 @pytest.fixture(scope="module", params=RUNS)
 def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "digits":
+        folder: Path = request.getfixturevalue("digits_run")
+        return folder / "digits_vit.mptune"
     folder = tmp_path_factory.mktemp(request.param)
     predicted: dict[str, Any] = {"out": folder / "run", "target": "jetson-orin-nano-8gb", "budget": 24}
-    if request.param == "digits":
-        mptune.search(DIGITS / "digits_vit.onnx", data=DIGITS / "digits_calib.npz", **predicted)
-    elif request.param == "detector":
+    if request.param == "detector":
         onnx.save(detector(LAYOUTS[0]), folder / "detector.onnx")
         np.savez(folder / "data.npz", image=images(16))
         mptune.search(folder / "detector.onnx", data=folder / "data.npz", **predicted)
