@@ -246,12 +246,12 @@ class FakeToolchain:
             return Failure(Stage.BUILD, FailureKind.ERROR, "no kernel for this")
         if half & set(self.crashes) or (self.restarts and plan.fingerprint in self.fails_fresh):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
-        found = self._measurement(plan, which)
+        measurement = self._measurement(plan, which)
         if not profile or self.profiling == "none":
-            return found
+            return measurement
         self.profiled.append(plan.fingerprint)
         times = {g: self.law.gains[g] * (1.0 if g in half else 2.0) for g in self.law.groups}
-        return replace(found, group_times_ms=times)
+        return replace(measurement, group_times_ms=times)
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         if self.latency_source == "predicted":

@@ -90,7 +90,7 @@ def test_the_recipe_has_the_settings_and_shapes_of_the_search(place: Path) -> No
     script = (place / "model.mptune" / "chosen" / "build.sh").read_text()
     assert "--noTF32" not in script
     inputs = onnx.load(place / "model.onnx").graph.input
-    dynamic = [one.name for one in inputs if any(d.dim_param for d in one.type.tensor_type.shape.dim)]
+    dynamic = [value.name for value in inputs if any(d.dim_param for d in value.type.tensor_type.shape.dim)]
     assert [f"--minShapes={name}:" in script for name in dynamic] == [True] * len(dynamic) != []
 
 

@@ -371,9 +371,9 @@ def test_what_has_no_bf16_stays_and_is_said(tmp_path: Path, write: Write) -> Non
     out = mptune.apply(path, write(nodes={"*": "bf16"}), tmp_path / "out.onnx", warn=messages.append)
     convolving = {c.inputs[1] for c in load_model(path).nodes if c.op_type == "Conv"}
     assert not bf16_weights(out) & convolving
-    (said,) = [text for text in messages if "BF16" in text]
-    assert "ONNX has no BF16 for Conv" in said
-    assert "--opset 22" in said
+    (warning,) = [text for text in messages if "BF16" in text]
+    assert "ONNX has no BF16 for Conv" in warning
+    assert "--opset 22" in warning
     messages.clear()
     out = mptune.apply(path, write(nodes={"*": "bf16"}), tmp_path / "22.onnx", warn=messages.append, opset=22)
     assert bf16_weights(out) >= convolving

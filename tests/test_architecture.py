@@ -82,17 +82,17 @@ def _imports(path: Path) -> list[tuple[str, int]]:
 
     ``from mptune.graph import plan`` imports ``mptune.graph.plan``, ``from mptune import search`` ``mptune.search``.
     """
-    found = []
+    names = []
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            names += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
             assert node.module is not None
             for name in (f"{node.module}.{alias.name}" for alias in node.names):
                 is_module = node.module == "mptune" or name in MODULES
-                found.append((name if is_module else node.module, node.lineno))
-    return found
+                names.append((name if is_module else node.module, node.lineno))
+    return names
 
 
 def _layer_faults(path: Path) -> Iterator[str]:

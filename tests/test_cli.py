@@ -99,13 +99,13 @@ def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.Ca
         elif panels:
             panels[list(panels)[-1]].append(line)
     options = {name: [line.split()[0] for line in lines if line.startswith("  --")] for name, lines in panels.items()}
-    assert {name: tuple(found) for name, found in options.items() if name in search_panels()} == search_panels()
+    assert {name: tuple(names) for name, names in options.items() if name in search_panels()} == search_panels()
     assert list(panels) == ["Arguments", *search_panels(), "Options"]
     assert options["Options"] == [], "no option is left over"
     assert any("--help" in line for line in panels["Options"])
-    said = " ".join(" ".join(panels["Error"]).split())
-    assert all(f"{name}," in said or f"{name};" in said for name in METRICS)
-    assert "[default: worst_part]" in said
+    text = " ".join(" ".join(panels["Error"]).split())
+    assert all(f"{name}," in text or f"{name};" in text for name in METRICS)
+    assert "[default: worst_part]" in text
     assert SearchSettings().metric == "worst_part"
     assert all(f" {name} " in " ".join(" ".join(panels["Advanced"]).split()) for name in SAMPLERS)
 

@@ -76,8 +76,8 @@ def test_infer_finds_the_reported_error_with_numpy_and_onnxruntime_alone(digits_
     done = run_alone(chosen / "infer.py", "--check", packages=packages)
     assert done.returncode == 0, done.stdout + done.stderr
     words = next(line for line in done.stdout.splitlines() if line.startswith("worst_part")).replace(",", "").split()
-    found, reported, on_all = float(words[1]), float(words[3]), float(words[7].strip("("))
-    assert found == pytest.approx(reported, rel=1e-4)
+    figure, reported, on_all = float(words[1]), float(words[3]), float(words[7].strip("("))
+    assert figure == pytest.approx(reported, rel=1e-4)
     assert on_all == pytest.approx(point["error"]["held_out"], rel=1e-5)
     assert "AGREES" in done.stdout
     assert (chosen / "check.onnx").stat().st_size < 150_000
@@ -92,7 +92,7 @@ def test_infer_finds_the_reported_error_with_numpy_and_onnxruntime_alone(digits_
     refused = run_alone(other / "infer.py", "--check", packages=packages)
     assert refused.returncode == 1
     assert "error: model.onnx is of plan 123" in refused.stderr
-    weight = max(mixed.graph.initializer, key=lambda one: len(one.raw_data))
+    weight = max(mixed.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     weight.raw_data = bytes(len(weight.raw_data))
     onnx.save(mixed, other / "broken.onnx")
     broken = run_alone(other / "infer.py", "--check", "--model", str(other / "broken.onnx"), packages=packages)
@@ -108,9 +108,9 @@ def test_the_outputs_of_the_front_are_sketched_as_the_front_says(digits_run: Pat
     held_out = {plan: point["error"]["held_out"] for plan, point in points.items()}
     assert set(outputs["plans"]) == {plan for plan, error in held_out.items() if error is not None}
     assert next(iter(outputs["plans"])) == front["chosen"]
-    for plan, found in outputs["plans"].items():
-        assert found["source"] == points[plan]["error"]["source"]
-        (part,) = found["outputs"]["logits"]["parts"]
+    for plan, figure in outputs["plans"].items():
+        assert figure["source"] == points[plan]["error"]["source"]
+        (part,) = figure["outputs"]["logits"]["parts"]
         assert part["error"] == pytest.approx(held_out[plan], rel=1e-6)
         assert part["largest"] is not None
         # The held-out error is of the same outputs: none of its statistics may contradict the sketch.

@@ -99,8 +99,8 @@ def test_every_command(
 def test_a_confirmation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for which in ("search", "held_out"):
         np.savez(f"model.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
-    found = mptune.confirm("model.mptune", open_toolchain=hostile_toolchain().open)
-    print_confirmation(found)
+    confirmation = mptune.confirm("model.mptune", open_toolchain=hostile_toolchain().open)
+    print_confirmation(confirmation)
     assert is_clean(capsys.readouterr().out)
     page = next(Path("model.mptune/confirmed").glob("*/report.html")).read_text()
     assert is_clean(page.replace("FORGED", ""))

@@ -93,7 +93,7 @@ def of_json(run_dir: Path) -> View:
         "faster" if each["latency_ms_delta"] < 0 else "more exact": each["plan"]
         for each in front["choice"]["neighbours"]
     }
-    codes = [one["code"] for one in front["findings"]]
+    codes = [finding["code"] for finding in front["findings"]]
     return View(front["chosen"], beside, lines, ", ".join(f"{n} {word}" for word, n in counts.items()), codes)
 
 
@@ -110,9 +110,9 @@ def of_readme(run_dir: Path) -> View:
     (chosen,) = re.findall(r"^plan +(\w+)", text, re.MULTILINE)
     kept = text.partition("Kept in FP32 because\n")[2].partition("\n\n")[0].splitlines()[1:]
     reasons = [line.removeprefix("  - ") for line in kept if re.match(r"  - g\d+ ", line)]
-    found = text.partition("What was found\n")[2].partition("\n\n")[0]
+    section = text.partition("What was found\n")[2].partition("\n\n")[0]
     return View(
-        chosen, dict(BESIDE.findall(text)), reasons, breaks=re.findall(r"^  - \w+: ([\w-]+):", found, re.MULTILINE)
+        chosen, dict(BESIDE.findall(text)), reasons, breaks=re.findall(r"^  - \w+: ([\w-]+):", section, re.MULTILINE)
     )
 
 

@@ -17,7 +17,7 @@ from tests.reporting.conftest import SEARCHED, printed
 def test_both_figures_of_every_plan(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(print_confirmation, confirmation, monkeypatch, 130)
     for plan in confirmation.plans:
-        (line,) = (one for one in text.splitlines() if one.startswith(plan.searched.plan.fingerprint))
+        (line,) = (row for row in text.splitlines() if row.startswith(plan.searched.plan.fingerprint))
         assert f"{plan.searched.latency.median_ms:.3f}" in line
         if plan.measured is not None:
             assert f"{plan.measured.latency.median_ms:.3f}" in line
@@ -26,7 +26,7 @@ def test_both_figures_of_every_plan(confirmation: Confirmation, monkeypatch: pyt
     assert "onnxruntime on NVIDIA H200" in text
     chosen = confirmation.front.chosen
     assert chosen is not None
-    (line,) = (one for one in text.splitlines() if one.startswith(chosen.plan.fingerprint))
+    (line,) = (row for row in text.splitlines() if row.startswith(chosen.plan.fingerprint))
     assert " chosen " in line
     assert "warning: the calibration data are random" in text
 

@@ -201,9 +201,9 @@ def test_a_listener_need_not_count_down() -> None:
 
     count_down(Plain(), 1, 2)
     stream = io.StringIO()
-    both = Both(Plain(), TerminalListener(stream))
+    listeners = Both(Plain(), TerminalListener(stream))
     for done in range(1, 5):
-        count_down(both, done, 10 - done)
+        count_down(listeners, done, 10 - done)
     assert "left" in stream.getvalue()
 
 
@@ -218,7 +218,7 @@ def test_live_lines_show_whole_figures(bench: Bench, monkeypatch: pytest.MonkeyP
         with TerminalListener(stream, max_error=0.1) as listener:
             listener.evaluated(plan, 1, 5)
             listener._live.refresh()  # type: ignore[union-attr]
-        (line, *_) = [one for one in stream.getvalue().splitlines() if "last" in one]
+        (line, *_) = [shown_line for shown_line in stream.getvalue().splitlines() if "last" in shown_line]
         shown[columns] = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).partition("last")[2].strip()
     assert shown[66] == "0.900 ms predicted  2.22x"
     assert shown[80] == "0.900 ms predicted  2.22x  error 2.4e-02"
