@@ -415,7 +415,10 @@ def test_a_run_in_a_database_with_an_evaluation_is_pinned_also_where_another_dat
     for changes in ({"storage": second}, {"storage": first, "seed": 1}):
         with pytest.raises(RunError, match="another"):
             search(make_toolchain(), budget=4, **changes)
-    assert search(make_toolchain(), storage=first, budget=4) == front
+    again = make_toolchain()
+    assert search(again, storage=first, budget=4) == mptune.report("model.mptune", storage=first) == front
+    assert again.opened == 0
+    assert not (place / "model.mptune/study.journal").exists()
 
 
 def test_a_plan_that_another_process_has_in_work_pins_a_database(place: Path) -> None:
@@ -544,16 +547,6 @@ def test_a_run_without_evaluations_is_told(place: Path) -> None:
         search(make_toolchain(interrupt_after=0))
     with pytest.raises(RunError, match="no evaluation"):
         mptune.report("model.mptune")
-
-
-def test_a_database_instead_of_the_journal(place: Path) -> None:
-    url = f"sqlite:///{place / 'shared.db'}"
-    front = search(make_toolchain(), storage=url, budget=6)
-    assert not (place / "model.mptune/study.journal").exists()
-    assert mptune.report("model.mptune", storage=url) == front
-    again = make_toolchain()
-    assert search(again, storage=url, budget=6) == front
-    assert again.opened == 0
 
 
 # -- a full disk ---------------------------------------------------------------------------------------------------
