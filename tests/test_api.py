@@ -77,6 +77,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
 def searched(place: Path, finished: Path) -> Front:
     """The front of such a run in the working directory."""
     shutil.copytree(finished, place / "model.mptune")
+    for name in ("run.json", "front.json"):
+        path = place / "model.mptune" / name
+        path.write_text(path.read_text().replace(str(finished.parent), str(place)))
     return mptune.report("model.mptune")
 
 

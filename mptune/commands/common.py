@@ -115,12 +115,14 @@ def interrupted(resume: str) -> int:
 
 
 @contextlib.contextmanager
-def resumable(context: typer.Context, **limits: float | None) -> Iterator[TerminalListener]:
+def resumable(
+    context: typer.Context, max_error: float | None = None, max_latency_ms: float | None = None
+) -> Iterator[TerminalListener]:
     """Show the progress of what goes on in the block; say how to go on where it is interrupted."""
     try:
         from mptune.reporting.terminal.progress import TerminalListener
 
-        with TerminalListener(**limits) as listener:
+        with TerminalListener(None, max_error, max_latency_ms) as listener:
             yield listener
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(_resume_command(context))) from None
