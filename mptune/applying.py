@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +12,8 @@ from mptune.data.calibration import load_calibration
 from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError
-from mptune.files import full_disk_as_error, refuse, writing
+from mptune.files import full_disk_as_error, parse_json, refuse, writing
+from mptune.finding import Finding
 from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
 from mptune.graph.grouping.groups import LayerGroup, find_groups
@@ -34,6 +34,10 @@ _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB":
 _UNSEEN = (
     "the values of this model were not observed, only its weights and its structure were checked: give --data PATH, so "
     "that groups whose values FP16 cannot hold stay in FP32"
+)
+_UNCHECKED = (
+    "the values of this model were not checked, only its weights: give --data PATH, so that groups whose values FP16 "
+    "cannot hold are named"
 )
 
 
@@ -70,15 +74,10 @@ def resolve_plan(
     reduced: Precision = Precision.FP16,
     keep_bf16: Sequence[str] = (),
 ) -> ResolvedPlan:
-    """Find the groups that a plan gives precisions to, or make a plan where there is none.
+    """Find the groups that a plan gives precisions to, or make a plan where there is none (``mptune.apply``).
 
-    Args:
-        model: the model. A file of a plan may be of a model with the same nodes and other weights.
-        plan: a plan, the path of one, or None for ``reduced`` wherever it can be right.
-        keep_fp32: patterns as in search-space files; what they mean is FP32 whatever the plan says.
-        data: samples on which the plan is checked; where there is no plan, what they show stays in FP32.
-        reduced: what groups have where there is no plan.
-        keep_bf16: as ``keep_fp32``, of groups that are BF16; what both mean is FP32.
+    A file of a plan may be of a model with the same nodes and other weights. The plan is checked on ``data``; where
+    there is no plan, what they show stays in FP32.
     """
     if plan is None:
         return _all_reduced(model, data, reduced, keep_fp32, keep_bf16)
@@ -88,9 +87,9 @@ def resolve_plan(
         resolved = _from_file(model, plan)
     kept = _kept(keep_fp32, keep_bf16, resolved.groups, model)
     resolved = _supported(model, replace(resolved, plan=resolved.plan.replace(kept)))
-    if not (resolved.is_of_other_weights or data is not None or resolved.is_by_nodes):
-        return resolved
-    return replace(resolved, warnings=(*resolved.warnings, *_doubts(model, resolved, data)))
+    is_checked = resolved.is_of_other_weights or data is not None or resolved.is_by_nodes
+    doubts = _doubts(model, resolved, data) if is_checked else ()
+    return replace(resolved, warnings=(*resolved.warnings, *doubts))
 
 
 def apply_plan(
@@ -158,14 +157,11 @@ def _kept(
 
 def _matched(option: str, patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model) -> list[str]:
     """Ids of the groups that patterns mean."""
-    found: list[str] = []
-    for pattern in patterns:
-        meant = match(pattern, groups)
-        if not meant:
-            text = f"{option} {pattern} matches nothing in {model.path}"
-            raise PlanError(text, close_patterns(pattern, groups))
-        found += meant
-    return found
+    matched = {pattern: match(pattern, groups) for pattern in patterns}
+    for pattern, ids in matched.items():
+        if not ids:
+            raise PlanError(f"{option} {pattern} matches nothing in {model.path}", close_patterns(pattern, groups))
+    return [group for ids in matched.values() for group in ids]
 
 
 def _all_reduced(
@@ -184,12 +180,12 @@ def _all_reduced(
     fixed = {*pinned, *(group.id for group in groups if group.pinned is not None)}
     plan = {g.id: Precision.FP32 if g.id in fixed else asked.get(g.id, reduced) for g in groups}
     stays = [f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items()]
-    found = _supported(model, ResolvedPlan(groups, PrecisionPlan(model.sha256, plan)))
-    about = _finding_lines(hazards, found.plan, pinned)
+    resolved = _supported(model, ResolvedPlan(groups, PrecisionPlan(model.sha256, plan)))
+    about = _finding_lines(hazards, resolved.plan, pinned)
     if data is None and about:
         about = (*about, _UNSEEN)
-    doubts = _ruled_out(hazards, found, Precision.BF16, "") if reduced is not Precision.BF16 else ()
-    return replace(found, warnings=(*warnings, *stays, *found.warnings, *doubts, *about))
+    doubts = _ruled_out(hazards, resolved, Precision.BF16, "") if reduced is not Precision.BF16 else ()
+    return replace(resolved, warnings=(*warnings, *stays, *resolved.warnings, *doubts, *about))
 
 
 def _supported(model: Model, resolved: ResolvedPlan) -> ResolvedPlan:
@@ -219,9 +215,8 @@ def _hazards(
     named = tuple(map(str, precisions))
     ranges, about = observe_values(grouped, samples, named)
     absmax = {name: seen.absmax for name, seen in ranges.items()}
-    found = find_hazards(grouped, absmax, seen=seen_of(ranges), precisions=named)
-    findings = [finding for finding in (*samples.findings, *about) if finding.severity != "info"]
-    return found, (*samples.warnings, *(f"{finding.code}: {finding.message}" for finding in findings))
+    hazards = find_hazards(grouped, absmax, seen=seen_of(ranges), precisions=named)
+    return hazards, (*samples.warnings, *_lines((*samples.findings, *about)))
 
 
 def _doubts(model: Model, resolved: ResolvedPlan, data: CheckedData | None) -> tuple[str, ...]:
@@ -230,13 +225,9 @@ def _doubts(model: Model, resolved: ResolvedPlan, data: CheckedData | None) -> t
     hazards, warnings = _hazards(GroupedModel(model, resolved.groups), data, held)
     cure = "" if resolved.is_by_nodes else "; keep it in FP32: --keep-fp32 {id}"
     pins = tuple(line for precision in REDUCED for line in _ruled_out(hazards, resolved, precision, cure))
-    found = () if data is None else _finding_lines(hazards, resolved.plan, pinned_by_hazards(hazards))
-    if resolved.is_of_other_weights and data is None:
-        found = (
-            "the values of this model were not checked, only its weights: give --data PATH, so that groups whose values"
-            " FP16 cannot hold are named",
-        )
-    return (*warnings, *pins, *found)
+    if data is not None:
+        return (*warnings, *pins, *_finding_lines(hazards, resolved.plan, pinned_by_hazards(hazards)))
+    return (*warnings, *pins, *([_UNCHECKED] if resolved.is_of_other_weights else []))
 
 
 def _ruled_out(hazards: Sequence[Hazard], resolved: ResolvedPlan, precision: Precision, cure: str) -> tuple[str, ...]:
@@ -253,8 +244,11 @@ def _ruled_out(hazards: Sequence[Hazard], resolved: ResolvedPlan, precision: Pre
 def _finding_lines(hazards: Sequence[Hazard], plan: PrecisionPlan, settled: Collection[str]) -> tuple[str, ...]:
     """What else the values show, by code: of the groups of a plan that are not settled."""
     left = [h for h in hazards if h.group and h.group not in settled and h.holds_in(plan.precision[h.group])]
-    findings = [finding for finding in hazard_findings(left, "apply") if finding.severity != "info"]
-    return tuple(f"{finding.code}: {finding.message}" for finding in findings)
+    return _lines(hazard_findings(left, "apply"))
+
+
+def _lines(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(f"{finding.code}: {finding.message}" for finding in findings if finding.severity != "info")
 
 
 def _opset_of(path: Path) -> int | None:
@@ -271,8 +265,8 @@ def _from_file(model: Model, path: Path) -> ResolvedPlan:
         return _of_other_weights(model, path, document, nodes)
     if document.get("precision"):
         return _by_groups(model, PrecisionPlan.from_json(document, str(path)), nodes)
-    found = plan_of_nodes(model, nodes, str(path))
-    return ResolvedPlan(found.groups, found.plan, found.warnings, is_by_nodes=True)
+    by_nodes = plan_of_nodes(model, nodes, str(path))
+    return ResolvedPlan(by_nodes.groups, by_nodes.plan, by_nodes.warnings, is_by_nodes=True)
 
 
 def _of_other_weights(
@@ -294,19 +288,19 @@ def _of_other_weights(
             "give the model that was searched, or one of the same structure, such as one that was trained again",
         )
     plan = replace(PrecisionPlan.from_json(dict(document), str(path)), model_sha256=model.sha256)
-    found = _by_groups(model, plan, nodes)
+    resolved = _by_groups(model, plan, nodes)
     warning = (
         f"{other} with the same nodes: its precisions are taken; the errors that it was chosen by are not known here"
     )
-    return replace(found, warnings=(warning, *found.warnings), is_of_other_weights=True)
+    return replace(resolved, warnings=(warning, *resolved.warnings), is_of_other_weights=True)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror or error}", _PLAN_HINT) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise PlanError(f"{path} is no plan: it is not JSON ({reason})", _PLAN_HINT) from None
     if not isinstance(document, dict) or not (document.get("precision") or document.get("nodes")):
@@ -322,14 +316,12 @@ def _read(path: Path) -> dict[str, Any]:
 def _node_precisions(nodes: Any, path: Path) -> dict[str, Precision]:
     if not isinstance(nodes, dict):
         raise PlanError(f"{path}: 'nodes' is not an object", _PLAN_HINT)
-    found = {}
     for name, precision in nodes.items():
         if precision not in [p.value for p in Precision]:
             raise PlanError(
                 f"{path}: node {name!r} has precision {precision!r}", f"a precision is one of: {', '.join(Precision)}"
             )
-        found[name] = Precision(precision)
-    return found
+    return {name: Precision(precision) for name, precision in nodes.items()}
 
 
 def _by_groups(model: Model, plan: PrecisionPlan, nodes: Mapping[str, Precision]) -> ResolvedPlan:
@@ -354,9 +346,9 @@ def _by_groups(model: Model, plan: PrecisionPlan, nodes: Mapping[str, Precision]
             "the plan's 'precision' and its 'nodes' contradict each other", "leave one of them out: nodes alone will do"
         )
     if nodes:
-        found = plan_of_nodes(model, nodes)
+        by_nodes = plan_of_nodes(model, nodes)
         warning = "the plan's groups are another version's: its nodes were taken"
-        return ResolvedPlan(found.groups, found.plan, (warning, *found.warnings))
+        return ResolvedPlan(by_nodes.groups, by_nodes.plan, (warning, *by_nodes.warnings))
     raise PlanError(
         f"the plan has {len(plan.precision)} groups, which are not those of {model.path}",
         "it was made for another model, or by another version of mptune: search again",

@@ -20,7 +20,6 @@ from typer.core import TyperCommand
 from mptune._version import __version__
 from mptune.commands import comparing, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
-from mptune.commands.error_text import explain, is_usage
 from mptune.commands.options import panels, with_panels
 from mptune.errors import EXIT_NOT_MET, MptuneError, speak_of_options
 
@@ -60,6 +59,8 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return interrupted("")
     except Exception as error:
+        from mptune.commands.error_text import explain, is_usage
+
         if invocation.debug and not is_usage(error):
             shown = traceback.format_exception(error)
             sys.stderr.write("".join(shown[:-1] if isinstance(error, MptuneError) else shown))  # its text comes below

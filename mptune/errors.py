@@ -36,7 +36,7 @@ EXIT_NOT_MET = 3
 EXIT_STOPPED = 4
 """Exit code of a search that a finding of severity ``error`` stopped, and of ``inspect --strict`` that has one."""
 
-_ARGUMENTS = {
+ARGUMENTS = {
     "timeout": "timeout_s",
     "max-disk": "max_disk_bytes",
     "max-memory": "max_memory_bytes",
@@ -54,12 +54,12 @@ _ARGUMENTS = {
         )
     },
 }
-"""Option -> argument of the Python functions."""
+"""Option, without its dashes -> argument of the Python functions, and field of the settings."""
 
 _FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "allow-mixed", "trace", "stress"})
 
 _VALUE = r"[A-Z]{2,}\b|X\b|\d[\w.]*|fp32,[\w,]+|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+"
-_OPTION = re.compile(rf"--({'|'.join(_ARGUMENTS)})(?![\w-])(?:[ =]({_VALUE}))?")
+_OPTION = re.compile(rf"--({'|'.join(ARGUMENTS)})(?![\w-])(?:[ =]({_VALUE}))?")
 _COMMAND = re.compile(r"(`mptune [^`]*`)")
 
 _options_spoken: ContextVar[bool] = ContextVar("options_spoken", default=False)
@@ -86,7 +86,7 @@ def _for_caller(text: str) -> str:
 
 def _argument(match: re.Match[str]) -> str:
     option, value = match.groups()
-    return f"{_ARGUMENTS[option]}={value or ('True' if option in _FLAGS else '')}"
+    return f"{ARGUMENTS[option]}={value or ('True' if option in _FLAGS else '')}"
 
 
 class MptuneError(Exception):

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -135,13 +134,7 @@ def write_bytes(path: Path, chunks: Iterable[bytes]) -> Path:
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
-    """Write a UTF-8 file whole or not at all, and have it on the disk when this returns.
-
-    Args:
-        path: the file.
-        text: its content.
-        mode: its permissions, from its first byte on; None takes the system's default.
-    """
+    """Write a UTF-8 file whole or not at all, with ``mode`` from its first byte on; it is on the disk on return."""
     with writing(path), whole_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         if mode is not None:
             partial.chmod(mode)
@@ -149,11 +142,7 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What ``json.loads`` gives.
-
-    Raises:
-        ValueError: it is no JSON, or nested so deeply that Python cannot read it.
-    """
+    """What ``json.loads`` gives; a ``ValueError`` also where Python cannot read it for its depth."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -186,7 +175,6 @@ _SCRATCH = re.compile(r"-(?P<pid>\d+)-(?P<started>\d+)-(?P<host>[0-9a-f]{8})\.[a
 _PARTIAL = re.compile(r"^\..+\.(?P<pid>\d+)\.\d+\.partial$")
 
 _CLOCK_S = 2
-
 """Two looks at one process differ by this much in when it started, where the clock was set in between."""
 
 
@@ -200,14 +188,14 @@ def delete_scratch(folders: Iterable[Path]) -> tuple[Path, ...]:
 
     What belongs to a living process, or to one of another host, stays.
     """
-    found = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if _is_left(path.name)]
-    for path in found:
+    left = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if _is_left(path.name)]
+    for path in left:
         with suppress(OSError):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    return tuple(found)
+    return tuple(left)
 
 
 @lru_cache(maxsize=1)
@@ -218,6 +206,8 @@ def _this_process(pid: int) -> str:
 
 
 def _host() -> str:
+    import socket  # nothing else of the command line needs it
+
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 

@@ -6,7 +6,7 @@ their own, controls that turn the direction of writing around.
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Mapping
 
 
 def printable(text: object) -> str:
@@ -22,6 +22,16 @@ def printable_character(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
+WIDEST = 60
+"""Names that a person gave are cut to this many characters in tables."""
+
+
+def cut(text: str, width: int = WIDEST) -> str:
+    """The text on one line, or as much of its beginning as fits, with dots after it."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: max(0, width - 3)] + "..."
+
+
 def shortened(text: str, most: int) -> str:
     """The text, or its beginning and its end, ``most`` characters together, as ``cut`` of the page has it."""
     if len(text) <= most:
@@ -32,4 +42,11 @@ def shortened(text: str, most: int) -> str:
 
 def printable_html(text: object) -> str:
     """The text as it may stand in HTML; line breaks are left, since they mean nothing there."""
+    from html import escape  # a table of 2,000 entities, for the command line alone too much
+
     return "\n".join(escape(printable(line)) for line in str(text).split("\n"))
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Names with how often each is there, such as ``MatMul, Add x2``."""
+    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())

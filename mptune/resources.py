@@ -37,27 +37,17 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def find(kind: Kind, name: str) -> Path:
-    """The path of one of the files that ``names`` lists.
-
-    Raises:
-        KeyError: there is none of that name.
-    """
-    path = _folder(kind) / f"{name}.toml"
+    """The path of one of the files that ``names`` lists; another name is a ``KeyError``."""
     if name not in names(kind):
         raise KeyError(name)
-    return path
+    return _folder(kind) / f"{name}.toml"
 
 
 def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
     """The path that a person means by a known name, or by the path of a TOML file of their own.
 
-    Args:
-        kind: what is looked for.
-        name_or_path: a path ends in ``.toml`` or has a folder in it.
-        error: what is raised.
-
-    Raises:
-        MptuneError: of the type ``error``, with close matches in its hint; its exit code is that of wrong usage.
+    A path ends in ``.toml`` or has a folder in it. An ``error`` has close matches in its hint, and the exit code of
+    wrong usage.
     """
     path = Path(name_or_path)
     if path.suffix == ".toml" or len(path.parts) > 1:
@@ -66,12 +56,11 @@ def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
         raise _usage(
             error(f"no such file: {path}", f"give the path of a TOML file, or a name that `mptune {kind}` lists")
         )
-    known = names(kind)
-    if name_or_path in known:
+    if name_or_path in names(kind):
         return find(kind, name_or_path)
     word = name_or_path.lower()
-    close = [name for name in known if len(word) > 2 and word in name][:3]
-    close = close or difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    close = [name for name in names(kind) if len(word) > 2 and word in name][:3]
+    close = close or difflib.get_close_matches(word, names(kind), n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     if kind == "targets" and word in _THE_GPU_HERE:
         hint = "--target auto takes the GPU of this machine; "

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
 
-from mptune.errors import SettingsError
+from mptune.errors import ARGUMENTS, SettingsError
 from mptune.finding import OutputColumns
 
 Granularity = Literal["op", "fusion", "block", "auto"]
@@ -17,10 +17,12 @@ Granularity = Literal["op", "fusion", "block", "auto"]
 
 EngineChoice = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime"]
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Option:
-    """How the command line shows the setting whose type it annotates."""
+    """How the command line shows a setting."""
 
     name: str
     panel: str
@@ -32,16 +34,24 @@ MODEL, ERROR, CHOICE, BUDGET = "Model, data and target", "Error", "Choice among 
 RUN, ADVANCED = "Run directory", "Advanced"
 
 
+def _option(default: T, panel: str, help: str, metavar: str | None = None) -> T:
+    """A setting's default and what the command line shows of it."""
+    setting: T = field(default=default, metadata={"option": (panel, help, metavar)})
+    return setting
+
+
 def options_of(settings: Any) -> dict[str, tuple[Option, Any, Any]]:
     """The options of settings and of those nested in them: field -> its option, type and default, in their order."""
-    found: dict[str, tuple[Option, Any, Any]] = {}
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        value = getattr(settings, name)
+    options: dict[str, tuple[Option, Any, Any]] = {}
+    types = get_type_hints(type(settings))
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
         if is_dataclass(value):
-            found |= options_of(value)
-        elif get_origin(hint) is Annotated and isinstance(hint.__metadata__[0], Option):
-            found[name] = hint.__metadata__[0], hint.__origin__, value
-    return found
+            options |= options_of(value)
+        elif "option" in setting.metadata:
+            name = next(option for option, argument in ARGUMENTS.items() if argument == setting.name)
+            options[setting.name] = Option(f"--{name}", *setting.metadata["option"]), types[setting.name], value
+    return options
 
 
 @dataclass(frozen=True)
@@ -102,11 +112,7 @@ class ShapeRange:
     largest: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no range.
-
-        Raises:
-            SettingsError: the ranks differ, or a size is not within its bounds.
-        """
+        """Refuse ranks that differ, and sizes that are not in ascending order."""
         if not len(self.smallest) == len(self.usual) == len(self.largest):
             raise SettingsError(f"--shapes {self.name}: the three shapes differ in rank", _SHAPES_HINT)
         if not all(0 <= a <= b <= c for a, b, c in zip(self.smallest, self.usual, self.largest, strict=True)):
@@ -114,11 +120,7 @@ class ShapeRange:
 
     @classmethod
     def parse(cls, text: str) -> ShapeRange:
-        """Read ``name:1x3x224x224,4x3x224x224,8x3x224x224``, or ``name:8x3x224x224`` for one shape.
-
-        Raises:
-            SettingsError: the text is no range of shapes.
-        """
+        """Read ``name:1x3x224x224,4x3x224x224,8x3x224x224``, or ``name:8x3x224x224`` for one shape."""
         name, _, shapes = text.rpartition(":")
         parts = shapes.split(",")
         if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
@@ -133,7 +135,7 @@ class ShapeRange:
 
     def __str__(self) -> str:
         """As ``parse`` reads it."""
-        shapes = ["x".join(map(str, one)) for one in (self.smallest, self.usual, self.largest)]
+        shapes = ["x".join(map(str, shape)) for shape in (self.smallest, self.usual, self.largest)]
         return f"{self.name}:{shapes[0] if len(set(shapes)) == 1 else ','.join(shapes)}"
 
     @classmethod
@@ -189,7 +191,7 @@ class Tolerance:
             given = (given,)
         elif isinstance(given, Mapping):
             given = [f"{output}={limit}" for output, limit in given.items()]
-        return tuple(one if isinstance(one, Tolerance) else cls.parse(one) for one in given)
+        return tuple(tolerance if isinstance(tolerance, Tolerance) else cls.parse(tolerance) for tolerance in given)
 
     def __str__(self) -> str:
         limit = f"{self.limit:g}" if float(f"{self.limit:g}") == self.limit else repr(self.limit)
@@ -206,14 +208,14 @@ _MOST_COLUMNS = 1 << 20
 
 def _columns(inside: str, text: str) -> tuple[int, ...]:
     """The columns between the brackets of a tolerance."""
-    found: list[int] = []
+    columns: list[int] = []
     for part in inside.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})\s*(?::\s*(\d{1,7})\s*)?", part)
         start, end = (0, 0) if match is None else (int(match[1]), int(match[2] or int(match[1]) + 1))
         if not start < end <= _MOST_COLUMNS:
             raise SettingsError(f"--tolerance {text}: [{inside}] names no columns", _TOLERANCE_HINT)
-        found += range(start, end)
-    return tuple(dict.fromkeys(found))
+        columns += range(start, end)
+    return tuple(dict.fromkeys(columns))
 
 
 @dataclass(frozen=True)
@@ -228,25 +230,18 @@ class TensorRtSettings:
             and more alike; TensorRT-RTX measures nothing at build time and has none.
     """
 
-    workspace_mb: Annotated[
-        int | None,
-        Option(
-            "--workspace",
-            ADVANCED,
-            "Limit on the scratch memory of a TensorRT kernel, such as 2GiB. Default: all memory of a GPU, a"
-            " quarter of a Jetson's.",
-            "SIZE",
-        ),
-    ] = None
+    workspace_mb: int | None = _option(
+        None,
+        ADVANCED,
+        "Limit on the scratch memory of a TensorRT kernel, such as 2GiB. Default: all memory of a GPU, a"
+        " quarter of a Jetson's.",
+        "SIZE",
+    )
     optimization_level: int = 3
     timing_cache: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be meant.
-
-        Raises:
-            SettingsError: a value is out of range.
-        """
+        """Refuse values that cannot be meant."""
         if self.workspace_mb is not None and self.workspace_mb < 1:
             raise SettingsError(f"--workspace is {self.workspace_mb} MiB", "give at least 1 MiB, or no limit")
         if not 0 <= self.optimization_level <= 5:
@@ -264,7 +259,7 @@ class DataSettings:
         max_search_samples: at most this many search samples are evaluated per plan; None takes all.
     """
 
-    batch: Annotated[int, Option("--batch", MODEL, "Rows per sample if the batch is dynamic.", "N")] = 1
+    batch: int = _option(1, MODEL, "Rows per sample if the batch is dynamic.", "N")
     random_samples: int = 16
     held_out_fraction: float = 0.25
     max_search_samples: int | None = 64
@@ -317,190 +312,112 @@ class SearchSettings:
         metric_function: computes a metric that the caller gave as a function; called in this process.
     """
 
-    data: Annotated[
-        Path | InMemory | None,
-        Option(
-            "--data",
-            MODEL,
-            "Calibration samples: .npz, .npy, or a folder. Default: random inputs. Repeatable, for samples of"
-            " other sizes: the search uses the first (or the usual size of --shapes), the plan is tried on the"
-            " others.",
-            "PATH",
-        ),
-    ] = None
+    data: Path | InMemory | None = _option(
+        None,
+        MODEL,
+        "Calibration samples: .npz, .npy, or a folder. Default: random inputs. Repeatable, for samples of"
+        " other sizes: the search uses the first (or the usual size of --shapes), the plan is tried on the"
+        " others.",
+        "PATH",
+    )
     data_settings: DataSettings = field(default_factory=DataSettings)
-    shapes: Annotated[
-        tuple[ShapeRange, ...],
-        Option(
-            "--shapes",
-            MODEL,
-            "Shapes that a TensorRT engine accepts, such as x:1x32,4x32,8x32; once for each dynamic input."
-            " Default: the shapes of the data.",
-            "NAME:MIN,OPT,MAX",
-        ),
-    ] = ()
-    target: Annotated[
-        str,
-        Option(
-            "--target",
-            MODEL,
-            "Device to tune for; auto is the GPU here. `mptune targets` lists the names.",
-            "auto|NAME|FILE",
-        ),
-    ] = "auto"
-    engine: Annotated[EngineChoice, Option("--engine", MODEL, "What builds and runs the engines.")] = "auto"
-    space: Annotated[
-        str,
-        Option(
-            "--space",
-            MODEL,
-            "Which groups may be FP16, and which plans to try first; `mptune spaces` lists the names.",
-            "NAME|FILE",
-        ),
-    ] = "default"
-    precisions: Annotated[
-        tuple[str, ...],
-        Option(
-            "--precisions",
-            MODEL,
-            "Precisions that groups may have: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups"
-            " whose values leave FP16's range may be BF16.",
-            "LIST",
-        ),
-    ] = ("fp32", "fp16")
-    opset: Annotated[
-        int | None,
-        Option("--opset", MODEL, "Raise the model to this opset first: most operators have BF16 from 22 on.", "N"),
-    ] = None
+    shapes: tuple[ShapeRange, ...] = _option(
+        (),
+        MODEL,
+        "Shapes that a TensorRT engine accepts, such as x:1x32,4x32,8x32; once for each dynamic input."
+        " Default: the shapes of the data.",
+        "NAME:MIN,OPT,MAX",
+    )
+    target: str = _option(
+        "auto", MODEL, "Device to tune for; auto is the GPU here. `mptune targets` lists the names.", "auto|NAME|FILE"
+    )
+    engine: EngineChoice = _option("auto", MODEL, "What builds and runs the engines.")
+    space: str = _option(
+        "default",
+        MODEL,
+        "Which groups may be FP16, and which plans to try first; `mptune spaces` lists the names.",
+        "NAME|FILE",
+    )
+    precisions: tuple[str, ...] = _option(
+        ("fp32", "fp16"),
+        MODEL,
+        "Precisions that groups may have: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups"
+        " whose values leave FP16's range may be BF16.",
+        "LIST",
+    )
+    opset: int | None = _option(
+        None, MODEL, "Raise the model to this opset first: most operators have BF16 from 22 on.", "N"
+    )
     metric: str = "worst_part"
     reported_metrics: tuple[str, ...] = ()
-    labels: Annotated[
-        Path | None,
-        Option("--labels", ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH"),
-    ] = None
-    tolerance: Annotated[
-        tuple[Tolerance, ...],
-        Option(
-            "--tolerance",
-            ERROR,
-            "Limit the error of an output, or of columns of it (4, 0:4 or 0,2,5), in the metric's unit; abs:X"
-            " limits the absolute error. Repeatable.",
-            "OUTPUT[COLUMNS]=X",
-        ),
-    ] = ()
-    ignore: Annotated[
-        tuple[str, ...], Option("--ignore", ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT")
-    ] = ()
-    feedback: Annotated[
-        tuple[str, ...],
-        Option(
-            "--feedback",
-            ERROR,
-            "Feed OUTPUT back as INPUT over recorded sequences; the error at the end of a sequence counts.",
-            "OUTPUT:INPUT",
-        ),
-    ] = ()
-    steps: Annotated[
-        int | None,
-        Option("--steps", ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K"),
-    ] = None
-    max_error: Annotated[
-        float | None, Option("--max-error", CHOICE, "Choose the fastest plan whose error is at most this.", "X")
-    ] = None
-    max_latency_ms: Annotated[
-        float | None,
-        Option(
-            "--max-latency-ms",
-            CHOICE,
-            "Choose the plan with the smallest error whose latency is at most this, in ms.",
-            "X",
-        ),
-    ] = None
-    max_memory_bytes: Annotated[
-        int | None,
-        Option(
-            "--max-memory",
-            CHOICE,
-            "Choose among plans whose engine and its context take at most this, such as 2GiB.",
-            "SIZE",
-        ),
-    ] = None
-    limits: Annotated[
-        tuple[str, ...],
-        Option(
-            "--limit",
-            CHOICE,
-            "Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
-            "NAME>=X",
-        ),
-    ] = ()
-    budget: Annotated[
-        int, Option("--budget", BUDGET, "Number of plans to evaluate, those of common rules included.", "N")
-    ] = 50
-    timeout_s: Annotated[
-        float | None,
-        Option(
-            "--timeout",
-            BUDGET,
-            "Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit.",
-            "8h",
-        ),
-    ] = None
-    max_disk_bytes: Annotated[
-        int | None,
-        Option(
-            "--max-disk",
-            BUDGET,
-            "Start no new evaluation once the run directory is this large. Default: no limit.",
-            "20GiB",
-        ),
-    ] = None
-    gpus: Annotated[
-        tuple[int, ...],
-        Option(
-            "--gpus", BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1"
-        ),
-    ] = ()
-    out: Annotated[
-        Path | None,
-        Option("--out", RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR"),
-    ] = None
-    fresh: Annotated[bool, Option("--fresh", RUN, "Start a new search; the old run directory is moved aside.")] = False
-    storage: Annotated[
-        str | None,
-        Option(
-            "--storage",
-            RUN,
-            "Optuna storage, to share the search. Default: $MPTUNE_STORAGE, else a file in the run directory.",
-            "URL",
-        ),
-    ] = None
-    sampler: Annotated[
-        str,
-        Option(
-            "--sampler",
-            ADVANCED,
-            "What proposes plans: precision models error and latency group by group, tpe is Optuna's TPESampler.",
-            "precision|tpe",
-        ),
-    ] = "precision"
-    seed: Annotated[int, Option("--seed", ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")] = 0
-    tf32: Annotated[
-        bool, Option("--tf32", ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
-    ] = False
+    labels: Path | None = _option(
+        None, ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH"
+    )
+    tolerance: tuple[Tolerance, ...] = _option(
+        (),
+        ERROR,
+        "Limit the error of an output, or of columns of it (4, 0:4 or 0,2,5), in the metric's unit; abs:X"
+        " limits the absolute error. Repeatable.",
+        "OUTPUT[COLUMNS]=X",
+    )
+    ignore: tuple[str, ...] = _option((), ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT")
+    feedback: tuple[str, ...] = _option(
+        (),
+        ERROR,
+        "Feed OUTPUT back as INPUT over recorded sequences; the error at the end of a sequence counts.",
+        "OUTPUT:INPUT",
+    )
+    steps: int | None = _option(
+        None, ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K"
+    )
+    max_error: float | None = _option(None, CHOICE, "Choose the fastest plan whose error is at most this.", "X")
+    max_latency_ms: float | None = _option(
+        None, CHOICE, "Choose the plan with the smallest error whose latency is at most this, in ms.", "X"
+    )
+    max_memory_bytes: int | None = _option(
+        None, CHOICE, "Choose among plans whose engine and its context take at most this, such as 2GiB.", "SIZE"
+    )
+    limits: tuple[str, ...] = _option(
+        (),
+        CHOICE,
+        "Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
+        "NAME>=X",
+    )
+    budget: int = _option(50, BUDGET, "Number of plans to evaluate, those of common rules included.", "N")
+    timeout_s: float | None = _option(
+        None, BUDGET, "Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit.", "8h"
+    )
+    max_disk_bytes: int | None = _option(
+        None, BUDGET, "Start no new evaluation once the run directory is this large. Default: no limit.", "20GiB"
+    )
+    gpus: tuple[int, ...] = _option(
+        (), BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1"
+    )
+    out: Path | None = _option(
+        None, RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR"
+    )
+    fresh: bool = _option(False, RUN, "Start a new search; the old run directory is moved aside.")
+    storage: str | None = _option(
+        None,
+        RUN,
+        "Optuna storage, to share the search. Default: $MPTUNE_STORAGE, else a file in the run directory.",
+        "URL",
+    )
+    sampler: str = _option(
+        "precision",
+        ADVANCED,
+        "What proposes plans: precision models error and latency group by group, tpe is Optuna's TPESampler.",
+        "precision|tpe",
+    )
+    seed: int = _option(0, ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")
+    tf32: bool = _option(False, ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
     tensorrt: TensorRtSettings = field(default_factory=TensorRtSettings)
-    allow_mixed: Annotated[
-        bool,
-        Option(
-            "--allow-mixed",
-            ADVANCED,
-            "Accept GPUs or hosts that differ; each gets a front of its own. Default: refuse them.",
-        ),
-    ] = False
-    skip_checks: Annotated[
-        bool,
-        Option("--skip-checks", ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong."),
-    ] = False
+    allow_mixed: bool = _option(
+        False, ADVANCED, "Accept GPUs or hosts that differ; each gets a front of its own. Default: refuse them."
+    )
+    skip_checks: bool = _option(
+        False, ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong."
+    )
     confirm_rounds: int = 3
     confirm_points: int = 15
     latency: LatencySettings = field(default_factory=LatencySettings)
@@ -512,11 +429,7 @@ class SearchSettings:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be meant.
-
-        Raises:
-            SettingsError: a value is out of range.
-        """
+        """Refuse values that cannot be meant."""
         _check_positive("--budget", self.budget, "give at least 1; 50 is the default")
         _check_positive("--timeout", self.timeout_s, "give a duration above 0")
         _check_positive("--max-disk", self.max_disk_bytes, "give a size above 0, such as 20GiB")
@@ -533,7 +446,7 @@ class SearchSettings:
             raise SettingsError(
                 f"--gpus is {','.join(map(str, self.gpus))}", "give numbers as `nvidia-smi -L` counts, each once"
             )
-        named = [one.name for one in self.shapes]
+        named = [given.name for given in self.shapes]
         twice = next((name for name in named if named.count(name) > 1), None)
         if twice is not None:
             raise SettingsError(f"--shapes names input {twice!r} twice", "give each input once")

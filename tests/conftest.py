@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from threadpoolctl import threadpool_limits
 
 OPSET = 17
+
+DIGITS = Path(__file__).parent.parent / "benchmarks" / "models" / "digits_vit.onnx"
+DIGITS_DATA = DIGITS.with_name("digits_calib.npz")
 
 # No test may fail because the machine is busy. CI tries the same examples each time; elsewhere each run tries others.
 settings.register_profile("mptune", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -141,6 +147,32 @@ def mlp_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "mlp.npz"
     np.savez(path, x=np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32))
     return path
+
+
+def run_mptune(*arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``mptune`` in a folder, as a process."""
+    command = [sys.executable, "-m", "mptune", *map(str, arguments)]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the README's command ran, with a smaller budget; do not change its run."""
+    folder = tmp_path_factory.mktemp("digits")
+    options = ("--data", DIGITS_DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb")
+    done = run_mptune("search", DIGITS, *options, where=folder)
+    assert done.returncode == 0, done.stderr
+    assert "PREDICTED for jetson-orin-nano-8gb" in done.stdout
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with model.onnx and data.npz."""
+    save_mlp(tmp_path / "model.onnx")
+    shutil.copy(mlp_data, tmp_path / "data.npz")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

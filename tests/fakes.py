@@ -35,7 +35,8 @@ from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
@@ -245,12 +246,12 @@ class FakeToolchain:
             return Failure(Stage.BUILD, FailureKind.ERROR, "no kernel for this")
         if half & set(self.crashes) or (self.restarts and plan.fingerprint in self.fails_fresh):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
-        found = self._measurement(plan, which)
+        measurement = self._measurement(plan, which)
         if not profile or self.profiling == "none":
-            return found
+            return measurement
         self.profiled.append(plan.fingerprint)
         times = {g: self.law.gains[g] * (1.0 if g in half else 2.0) for g in self.law.groups}
-        return replace(found, group_times_ms=times)
+        return replace(measurement, group_times_ms=times)
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         if self.latency_source == "predicted":
@@ -359,3 +360,8 @@ def make_plan(bits: str, sha: str = SHA) -> PrecisionPlan:
     return PrecisionPlan(
         sha, {f"g{i:03d}": Precision.FP16 if bit == "1" else Precision.FP32 for i, bit in enumerate(bits)}
     )
+
+
+def make_toolchain(model: str | Path = "model.onnx", **options: object) -> FakeToolchain:
+    """A fake toolchain for the layer groups of a model."""
+    return FakeToolchain(Law([group.id for group in find_groups(load_model(model))]), **options)  # type: ignore[arg-type]

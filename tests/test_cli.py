@@ -99,13 +99,13 @@ def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.Ca
         elif panels:
             panels[list(panels)[-1]].append(line)
     options = {name: [line.split()[0] for line in lines if line.startswith("  --")] for name, lines in panels.items()}
-    assert {name: tuple(found) for name, found in options.items() if name in search_panels()} == search_panels()
+    assert {name: tuple(names) for name, names in options.items() if name in search_panels()} == search_panels()
     assert list(panels) == ["Arguments", *search_panels(), "Options"]
     assert options["Options"] == [], "no option is left over"
     assert any("--help" in line for line in panels["Options"])
-    said = " ".join(" ".join(panels["Error"]).split())
-    assert all(f"{name}," in said or f"{name};" in said for name in METRICS)
-    assert "[default: worst_part]" in said
+    text = " ".join(" ".join(panels["Error"]).split())
+    assert all(f"{name}," in text or f"{name};" in text for name in METRICS)
+    assert "[default: worst_part]" in text
     assert SearchSettings().metric == "worst_part"
     assert all(f" {name} " in " ".join(" ".join(panels["Advanced"]).split()) for name in SAMPLERS)
 
@@ -220,16 +220,6 @@ def test_what_cannot_be_done_exits_with_1(
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_apply_writes_the_mixed_model(
-    mlp_path: Path, plan_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "mixed.onnx"
-    assert main(["apply", str(mlp_path), str(plan_path), "-o", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}\n"
-    types = {c.dtype for c in load_model(out).initializers.values()}
-    assert "float16" in types
-
-
 def test_apply_overwrites_only_when_told_to(
     mlp_path: Path, plan_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,7 +232,8 @@ def test_apply_overwrites_only_when_told_to(
     assert "--force" in hint
     assert out.read_text() == "mine"
     assert main([*command, "--force"]) == 0
-    assert load_model(out).nodes
+    assert capsys.readouterr().out == f"{out}\n"
+    assert "float16" in {c.dtype for c in load_model(out).initializers.values()}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mixed.onnx", "plan.json"]
 
 
@@ -256,15 +247,6 @@ def test_apply_without_a_plan(mlp_path: Path, tmp_path: Path, capsys: pytest.Cap
         assert sum(c.dtype == "float16" for c in load_model(out).initializers.values()) == halves
 
 
-def test_apply_says_what_it_did_not_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, plan, out = models.save(models.decomposed_norm(), tmp_path), tmp_path / "plan.json", tmp_path / "mixed.onnx"
-    plan.write_text('{"nodes": {"*": "fp16", "op:Sqrt": "fp32"}}')
-    assert main(["apply", str(path), str(plan), "-o", str(out)]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == f"{out}\n"
-    assert captured.err.startswith("warning: norm (LayerNorm written out) is indivisible")
-
-
 def test_inspect_prints_tables_or_json(mlp_path: Path, mlp_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(mlp_path), "--data", str(mlp_data)]) == 0
     captured = capsys.readouterr()
@@ -275,23 +257,6 @@ def test_inspect_prints_tables_or_json(mlp_path: Path, mlp_data: Path, capsys: p
     assert document["shapes"]["assumed"] == {"batch": 2}
     assert [g["name"] for g in document["groups"]] == [g.name for g in find_groups(load_model(mlp_path))]
     assert all(f"{g['id']}  " in captured.out for g in document["groups"])
-
-
-def test_apply_that_fails_keeps_the_old_output(mlp_path: Path, tmp_path: Path) -> None:
-    out, plan = tmp_path / "mixed.onnx", tmp_path / "broken.json"
-    out.write_text("mine")
-    plan.write_text('{"format": 1, "model_sha256": "", "precision": {"g999": "fp16"}}')
-    assert main(["apply", str(mlp_path), str(plan), "-o", str(out), "--force"]) == 1
-    assert out.read_text() == "mine"
-
-
-def test_apply_never_overwrites_what_it_reads(
-    mlp_path: Path, plan_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = mlp_path.read_bytes()
-    assert main(["apply", str(mlp_path), str(plan_path), "-o", str(mlp_path), "--force"]) == 1
-    assert "made from" in complaint_of(capsys)[0]
-    assert mlp_path.read_bytes() == before
 
 
 @pytest.fixture(scope="module")
@@ -461,19 +426,6 @@ def test_a_traceback_only_with_debug(
         assert "Traceback" in asked
         assert asked.endswith(plain)
         assert [asked.count(line) for line in plain.splitlines()] == [1, 1], "the hint is printed once"
-
-
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mptune", "targets", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    errors = process.stderr.read().decode()
-    process.stderr.close()
-    assert process.wait(timeout=120) == 0
-    assert errors == ""
 
 
 @pytest.mark.parametrize(

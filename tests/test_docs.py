@@ -48,14 +48,14 @@ def code_of(text: str) -> list[str]:
 
 def invocations(text: str) -> list[list[str]]:
     """Every ``mptune ...`` command in a page, as words."""
-    found = []
+    named = []
     for line in code_of(text):
         for part in line.split(" && "):
             match = re.match(r"(?:\$ )?(mptune [a-z-].*)", part.strip())
             if match:
                 command = re.split(r"\s(?:#|\||>)", match.group(1))[0]
-                found.append(shlex.split(command))
-    return found
+                named.append(shlex.split(command))
+    return named
 
 
 def anchors(text: str) -> set[str]:
@@ -83,13 +83,13 @@ def test_every_command_is_in_the_readme(name: str) -> None:
 def test_the_commands_in_the_pages_exist(page: str) -> None:
     for words in invocations(read(page)):
         command = next((word for word in words[1:] if not word.startswith("-")), None)
-        known = GLOBAL_OPTIONS
+        options = GLOBAL_OPTIONS
         if command is not None:
             assert command in COMMANDS, f"{page} names `{shlex.join(words)}`"
-            known = known | options_of(command)
+            options = options | options_of(command)
         for word in words[1:]:
             if word.startswith("-") and len(word) > 1:
-                assert word.split("=")[0] in known, f"{page} names {word} in `{shlex.join(words)}`"
+                assert word.split("=")[0] in options, f"{page} names {word} in `{shlex.join(words)}`"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -115,8 +115,8 @@ def test_the_layers_in_contributing_are_the_layers() -> None:
 
 
 def test_the_packages_in_contributing_are_the_packages() -> None:
-    found = (ROOT / "mptune").glob("*/*/__init__.py")
-    packages = {path.parent.relative_to(ROOT / "mptune").as_posix() for path in found}
+    files = (ROOT / "mptune").glob("*/*/__init__.py")
+    packages = {path.parent.relative_to(ROOT / "mptune").as_posix() for path in files}
     named = re.findall(r"^\| `([a-z_]+/[a-z_]+)` \|", read("CONTRIBUTING.md"), re.MULTILINE)
     assert sorted(named) == sorted(packages)
 

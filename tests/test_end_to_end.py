@@ -25,30 +25,13 @@ from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.listener import Silent
+from tests.conftest import DIGITS, DIGITS_DATA, run_mptune
 from tests.engines import faults
 from tests.reporting.infer_support import run_alone
 
-MODELS = Path(__file__).parent.parent / "benchmarks" / "models"
-MODEL, DATA = MODELS / "digits_vit.onnx", MODELS / "digits_calib.npz"
 
-
-def run_mptune(*arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mptune", *map(str, arguments)]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=200)
-
-
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the README's command ran, with a smaller budget."""
-    folder = tmp_path_factory.mktemp("digits")
-    done = run_mptune("search", MODEL, "--data", DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=folder)
-    assert done.returncode == 0, done.stderr
-    assert "PREDICTED for jetson-orin-nano-8gb" in done.stdout
-    return folder
-
-
-def test_the_front_shows_the_trade_off(searched: Path) -> None:
-    front = json.loads((searched / "digits_vit.mptune" / "front.json").read_text())
+def test_the_front_shows_the_trade_off(digits_run: Path) -> None:
+    front = json.loads((digits_run / "digits_vit.mptune" / "front.json").read_text())
     points = front["points"]
     assert len(points) >= 4
     assert [p["latency"]["median_ms"] for p in points] == sorted(p["latency"]["median_ms"] for p in points)
@@ -65,11 +48,11 @@ def test_the_front_shows_the_trade_off(searched: Path) -> None:
     assert front["failures"] == 0
 
 
-def test_the_chosen_model_is_the_plan_and_runs_without_mptune(searched: Path) -> None:
-    chosen = searched / "digits_vit.mptune" / "chosen"
+def test_the_chosen_model_is_the_plan_and_runs_without_mptune(digits_run: Path) -> None:
+    chosen = digits_run / "digits_vit.mptune" / "chosen"
     onnx.checker.check_model(str(chosen / "model.onnx"), full_check=True)
     command = [sys.executable, "-I", "infer.py", "--data", "in.npz", "--save", "out.npz", "--iterations", "3"]
-    images = np.load(DATA)["image"]
+    images = np.load(DIGITS_DATA)["image"]
     np.savez(chosen / "in.npz", image=images)
     done = subprocess.run([*command, "--provider", "cpu"], cwd=chosen, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -82,8 +65,8 @@ def test_the_chosen_model_is_the_plan_and_runs_without_mptune(searched: Path) ->
     assert sum(p == "fp16" for p in plan["precision"].values()) == point["fp16_groups"]
 
 
-def test_infer_finds_the_reported_error_again_with_numpy_and_onnxruntime_alone(searched: Path, tmp_path: Path) -> None:
-    chosen = searched / "digits_vit.mptune" / "chosen"
+def test_infer_finds_the_reported_error_with_numpy_and_onnxruntime_alone(digits_run: Path, tmp_path: Path) -> None:
+    chosen = digits_run / "digits_vit.mptune" / "chosen"
     front = json.loads((chosen.parent / "front.json").read_text())
     point = next(p for p in front["points"] if p["plan"] == front["chosen"])
     assert point["error"]["source"] == "emulated"
@@ -93,8 +76,8 @@ def test_infer_finds_the_reported_error_again_with_numpy_and_onnxruntime_alone(s
     done = run_alone(chosen / "infer.py", "--check", packages=packages)
     assert done.returncode == 0, done.stdout + done.stderr
     words = next(line for line in done.stdout.splitlines() if line.startswith("worst_part")).replace(",", "").split()
-    found, reported, on_all = float(words[1]), float(words[3]), float(words[7].strip("("))
-    assert found == pytest.approx(reported, rel=1e-4)
+    figure, reported, on_all = float(words[1]), float(words[3]), float(words[7].strip("("))
+    assert figure == pytest.approx(reported, rel=1e-4)
     assert on_all == pytest.approx(point["error"]["held_out"], rel=1e-5)
     assert "AGREES" in done.stdout
     assert (chosen / "check.onnx").stat().st_size < 150_000
@@ -109,7 +92,7 @@ def test_infer_finds_the_reported_error_again_with_numpy_and_onnxruntime_alone(s
     refused = run_alone(other / "infer.py", "--check", packages=packages)
     assert refused.returncode == 1
     assert "error: model.onnx is of plan 123" in refused.stderr
-    weight = max(mixed.graph.initializer, key=lambda one: len(one.raw_data))
+    weight = max(mixed.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     weight.raw_data = bytes(len(weight.raw_data))
     onnx.save(mixed, other / "broken.onnx")
     broken = run_alone(other / "infer.py", "--check", "--model", str(other / "broken.onnx"), packages=packages)
@@ -117,17 +100,17 @@ def test_infer_finds_the_reported_error_again_with_numpy_and_onnxruntime_alone(s
     assert "DIFFERS" in broken.stdout
 
 
-def test_the_outputs_of_the_front_are_sketched_as_the_front_says(searched: Path) -> None:
-    run = searched / "digits_vit.mptune"
+def test_the_outputs_of_the_front_are_sketched_as_the_front_says(digits_run: Path) -> None:
+    run = digits_run / "digits_vit.mptune"
     front = json.loads((run / "front.json").read_text())
     outputs = json.loads((run / "outputs.json").read_text())
     points = {point["plan"]: point for point in (*front["points"], *front["baseline"].values())}
     held_out = {plan: point["error"]["held_out"] for plan, point in points.items()}
     assert set(outputs["plans"]) == {plan for plan, error in held_out.items() if error is not None}
     assert next(iter(outputs["plans"])) == front["chosen"]
-    for plan, found in outputs["plans"].items():
-        assert found["source"] == points[plan]["error"]["source"]
-        (part,) = found["outputs"]["logits"]["parts"]
+    for plan, figure in outputs["plans"].items():
+        assert figure["source"] == points[plan]["error"]["source"]
+        (part,) = figure["outputs"]["logits"]["parts"]
         assert part["error"] == pytest.approx(held_out[plan], rel=1e-6)
         assert part["largest"] is not None
         # The held-out error is of the same outputs: none of its statistics may contradict the sketch.
@@ -137,28 +120,20 @@ def test_the_outputs_of_the_front_are_sketched_as_the_front_says(searched: Path)
         for name in ("reference", "plan", "difference"):
             outside = sum(part[name][key] for key in ("below", "above", "non_finite"))
             assert sum(part[name]["counts"]) + outside == 10 * outputs["count"]
-    images = np.load(DATA)["image"]
+    images = np.load(DIGITS_DATA)["image"]
     assert len(outputs["indices"]) == outputs["count"] < len(images)
 
 
-def test_the_same_command_again_starts_no_trial(searched: Path) -> None:
+def test_the_same_command_again_starts_no_trial(digits_run: Path) -> None:
     again = run_mptune(
-        "search", MODEL, "--data", DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=searched
+        "search", DIGITS, "--data", DIGITS_DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=digits_run
     )
     assert again.returncode == 0
     assert "/24]" not in again.stderr
     assert (
-        run_mptune("report", "digits_vit.mptune", where=searched).stdout.splitlines()[7:]
+        run_mptune("report", "digits_vit.mptune", where=digits_run).stdout.splitlines()[7:]
         == again.stdout.splitlines()[7:]
     )
-
-
-def test_impossible_limits_exit_with_3_and_keep_the_run(searched: Path) -> None:
-    limits = ("--max-error", 1e-9, "--max-latency-ms", 1e-3)
-    picked = run_mptune("pick", "digits_vit.mptune", *limits, where=searched)
-    assert picked.returncode == 3
-    assert "no plan has error <= 1e-09 and latency <= 0.001 ms" in picked.stdout + picked.stderr
-    assert run_mptune("pick", "digits_vit.mptune", "--knee", where=searched).returncode == 0
 
 
 IMAGES = np.zeros((4, 1, 8, 8), np.float32)
@@ -184,13 +159,13 @@ def test_wrong_data_is_one_line_and_a_hint(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("data.npz", **arrays)  # type: ignore[arg-type]
-    status = main(["search", str(MODEL), "--data", "data.npz"])
+    status = main(["search", str(DIGITS), "--data", "data.npz"])
     assert_refused(status, *capsys.readouterr(), words)
 
 
 def test_a_pickled_array_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "data.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    done = run_mptune("search", MODEL, "--data", "data.npy", where=tmp_path)
+    done = run_mptune("search", DIGITS, "--data", "data.npy", where=tmp_path)
     assert_refused(done.returncode, done.stdout, done.stderr, "pickle")
 
 
@@ -236,7 +211,7 @@ class Heard(Silent):
 
 
 def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
-    groups = find_groups(load_model(MODEL))
+    groups = find_groups(load_model(DIGITS))
     bad = {  # the seeds meet each: all-FP16, then those with more and more of the first groups in FP32
         groups[0].id: faults.Hang(tmp_path / "pids"),
         groups[9].id: faults.Gorge(3 << 30),
@@ -251,10 +226,10 @@ def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
 
     heard = Heard()
     front = mptune.search(
-        MODEL,
+        DIGITS,
         listener=heard,
         open_toolchain=opened,
-        data=DATA,
+        data=DIGITS_DATA,
         budget=14,
         out=tmp_path / "run.mptune",
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import mptune
-from mptune.cli import main
 from mptune.errors import MptuneError, speak_of_options
 from tests.test_docs import options_of
 
@@ -82,18 +81,6 @@ def test_what_python_programs_give_in_another_form(
     error = mptune.ModelError if expected is None else mptune.SettingsError
     with pytest.raises(error, match=expected or "no such file"):
         mptune.search("model.onnx", **given)  # type: ignore[arg-type]
-
-
-def test_the_same_mistake_in_python_and_at_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(mptune.SettingsError, match="budget= is 0"):
-        mptune.search("model.onnx", budget=0)
-    assert main(["search", "model.onnx", "--budget", "0"]) == 2
-    assert "--budget is 0" in capsys.readouterr().err
-    with pytest.raises(mptune.SettingsError, match="budget= is 0"):
-        mptune.search("model.onnx", budget=0)
 
 
 def test_a_traceback_shows_the_hint() -> None:

@@ -13,14 +13,12 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import load_model
 from mptune.printable import printable, printable_html
 from mptune.reporting.terminal.confirmation import print_confirmation
 from mptune.reporting.terminal.progress import TerminalListener
 from mptune.tuning.evaluation import Origin
 from tests.conftest import save_mlp
-from tests.fakes import FAST, FakeToolchain, Law, make_plan
+from tests.fakes import FAST, FakeToolchain, make_plan, make_toolchain
 from tests.reporting.page.reading import data_of
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\u2066\r\x9b31m\nFORGED"
@@ -31,9 +29,8 @@ def is_clean(text: str) -> bool:
     return all(line.isprintable() and not line.lstrip().startswith("FORGED") for line in lines)
 
 
-def make_toolchain() -> FakeToolchain:
-    group_ids = [group.id for group in find_groups(load_model("model.onnx"))]
-    return FakeToolchain(Law(group_ids), device=f"GPU {HOSTILE}", name=f"engine{HOSTILE}")
+def hostile_toolchain() -> FakeToolchain:
+    return make_toolchain(device=f"GPU {HOSTILE}", name=f"engine{HOSTILE}")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
     shutil.copy(mlp_data, folder / "data.npz")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        mptune.search("model.onnx", data="data.npz", budget=6, latency=FAST, open_toolchain=make_toolchain().open)
+        mptune.search("model.onnx", data="data.npz", budget=6, latency=FAST, open_toolchain=hostile_toolchain().open)
     run_json = folder / "model.mptune" / "run.json"
     document = json.loads(run_json.read_text())
     document["warnings"] = [f"warned {HOSTILE}"]
@@ -102,8 +99,8 @@ def test_every_command(
 def test_a_confirmation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for which in ("search", "held_out"):
         np.savez(f"model.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
-    found = mptune.confirm("model.mptune", open_toolchain=make_toolchain().open)
-    print_confirmation(found)
+    confirmation = mptune.confirm("model.mptune", open_toolchain=hostile_toolchain().open)
+    print_confirmation(confirmation)
     assert is_clean(capsys.readouterr().out)
     page = next(Path("model.mptune/confirmed").glob("*/report.html")).read_text()
     assert is_clean(page.replace("FORGED", ""))

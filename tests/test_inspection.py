@@ -15,11 +15,10 @@ from mptune.errors import BaselineError, DataError, SpaceError
 from mptune.inspection.record import Inspection
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.terminal.inspection import print_inspection, quantity
+from tests.conftest import DIGITS
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
 from tests.zoo.voice import voice
-
-DIGITS = Path(__file__).parent.parent / "benchmarks" / "models" / "digits_vit.onnx"
 
 
 def shown(inspection: Inspection, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
@@ -30,15 +29,15 @@ def shown(inspection: Inspection, monkeypatch: pytest.MonkeyPatch, columns: int 
 
 
 def test_without_data_sizes_are_assumed_and_said_so(mlp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = mptune.inspect(mlp_path, batch=4)
-    assert dict(found.assumed) == {"batch": 4}
-    assert found.observed is None
-    assert found.unknown_shapes == 0
-    gemm = next(o for o in found.operators if o.name == "Gemm")
+    inspection = mptune.inspect(mlp_path, batch=4)
+    assert dict(inspection.assumed) == {"batch": 4}
+    assert inspection.observed is None
+    assert inspection.unknown_shapes == 0
+    gemm = next(o for o in inspection.operators if o.name == "Gemm")
     assert gemm.flops == 2 * 4 * (4 * 32 * 64 + 32 * 8)
-    assert found.parameters == sum(c.nbytes for c in found.model.initializers.values()) / 4
-    assert [g.repeats for g in found.groups if g.group.name == "block0/fc1"] == [2]
-    text = shown(found, monkeypatch)
+    assert inspection.parameters == sum(c.nbytes for c in inspection.model.initializers.values()) / 4
+    assert [g.repeats for g in inspection.groups if g.group.name == "block0/fc1"] == [2]
+    text = shown(inspection, monkeypatch)
     assert "ASSUMED: batch = 4" in text
     assert "hazards: none found" in text
     assert "give --data" in text
@@ -46,11 +45,11 @@ def test_without_data_sizes_are_assumed_and_said_so(mlp_path: Path, monkeypatch:
 
 def test_memory_in_both_precisions(mlp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch 4: at fc1 its input of 4 x 32, the norm's of 4 x 32 and its output of 4 x 64 values are alive."""
-    found = mptune.inspect(mlp_path, batch=4)
-    assert found.memory.fp32_weights == found.weight_bytes
-    assert found.memory.fp32_activations == 4 * 4 * (32 + 64 + 64)  # the caller's input, fc1's output and Relu's
-    assert found.to_json()["memory_bytes"]["fp16_weights"] == found.weight_bytes // 2
-    assert "in FP16 (" in shown(found, monkeypatch)
+    inspection = mptune.inspect(mlp_path, batch=4)
+    assert inspection.memory.fp32_weights == inspection.weight_bytes
+    assert inspection.memory.fp32_activations == 4 * 4 * (32 + 64 + 64)  # the caller's input, fc1's output and Relu's
+    assert inspection.to_json()["memory_bytes"]["fp16_weights"] == inspection.weight_bytes // 2
+    assert "in FP16 (" in shown(inspection, monkeypatch)
 
 
 def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,17 +64,17 @@ def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pyte
     path = models.save(models.model(nodes, [value("x", ["n", 4])], [value("y", ["n", 4])], constants), tmp_path)
     np.savez(tmp_path / "data.npz", x=np.full((3, 4), 5.0, np.float32))
     assert not any(g.pin for g in mptune.inspect(path).groups)
-    found = mptune.inspect(path, data=tmp_path / "data.npz", batch=3)
-    assert found.observed == "data.npz"
-    assert found.samples == 1
-    pins = {g.group.name: g.pin.reason for g in found.groups if g.pin is not None}
+    inspection = mptune.inspect(path, data=tmp_path / "data.npz", batch=3)
+    assert inspection.observed == "data.npz"
+    assert inspection.samples == 1
+    pins = {g.group.name: g.pin.reason for g in inspection.groups if g.pin is not None}
     assert set(pins) == {"one", "two"}
     assert "reached 1.5e+05" in pins["one"]
-    text = shown(found, monkeypatch)
+    text = shown(inspection, monkeypatch)
     assert "observed on 1 samples of data.npz" in text
     assert "FP32 pinned" in text
     assert "FP32 g000: b: reached 1.5e+05 on the calibration data, FP16 ends at 65504" in text
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    document = json.loads(json.dumps(inspection.to_json(), allow_nan=False))
     assert [g["pinned"]["precision"] for g in document["groups"]] == ["fp32", "fp32"]
     assert document["shapes"] == {"assumed": {}, "observed": "data.npz", "unknown": 0}
     assert re.search(r"^hazards: \d+ warnings$", text, re.MULTILINE), "a plan repairs each: none is an error"
@@ -86,13 +85,12 @@ def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pyte
 def test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first(
     columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = mptune.inspect(models.save(voice(), tmp_path))
-    assert (
-        shown(found, monkeypatch, columns).splitlines()[0] == "warning: the network lies in If nodes; nothing to tune"
-    )
-    assert found.warnings[0] == "the network lies in If nodes; nothing to tune"
+    inspection = mptune.inspect(models.save(voice(), tmp_path))
+    words = "the network lies in If nodes; nothing to tune"
+    assert shown(inspection, monkeypatch, columns).splitlines()[0] == f"warning: {words}"
+    assert inspection.warnings[0] == words
     flat = mptune.inspect(models.save(voice(""), tmp_path))
-    assert found.weight_bytes == 2 * flat.weight_bytes
+    assert inspection.weight_bytes == 2 * flat.weight_bytes
     assert not any("nothing to tune" in text for text in flat.warnings)
 
 
@@ -101,8 +99,8 @@ def test_groups_without_a_layer_outside_an_if_are_counted(tmp_path: Path) -> Non
     proto.graph.node[1].output[0] = "raw"
     proto.graph.node.append(node("Mul", ["raw", "gain"], "output", "gain"))
     proto.graph.initializer.append(constant("gain", 2.0))
-    found = mptune.inspect(models.save(proto, tmp_path))
-    assert found.warnings[0] == "the network lies in If nodes; nothing to tune but 1 group outside them"
+    inspection = mptune.inspect(models.save(proto, tmp_path))
+    assert inspection.warnings[0] == "the network lies in If nodes; nothing to tune but 1 group outside them"
 
 
 def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(
@@ -131,26 +129,26 @@ def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(
 def test_random_samples_are_a_hazard_and_reported_once(cnn_path: Path, tmp_path: Path) -> None:
     drawn = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype(np.float32)
     np.savez(tmp_path / "data.npz", image=drawn)
-    found = mptune.inspect(cnn_path, data=tmp_path / "data.npz")
-    assert [(h.severity, h.kind, h.tensor) for h in found.hazards] == [("warning", "input", "image")]
-    assert found.warnings == ()
+    inspection = mptune.inspect(cnn_path, data=tmp_path / "data.npz")
+    assert [(h.severity, h.kind, h.tensor) for h in inspection.hazards] == [("warning", "input", "image")]
+    assert inspection.warnings == ()
 
 
 def test_nan_inside_is_reported(tmp_path: Path) -> None:
     nodes = [node("Log", ["x"], "l", "log"), node("Relu", ["l"], "m", "relu"), node("Min", ["m", "one"], "y", "min")]
     proto = models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], [constant("one", 1.0)])
     np.savez(tmp_path / "data.npz", x=np.array([[-1, 1, 2, 3]], np.float32))
-    found = mptune.inspect(models.save(proto, tmp_path), data=tmp_path / "data.npz")
-    assert any("holds NaN or Inf in FP32 already" in text for text in found.warnings)
+    inspection = mptune.inspect(models.save(proto, tmp_path), data=tmp_path / "data.npz")
+    assert any("holds NaN or Inf in FP32 already" in text for text in inspection.warnings)
 
 
 def test_the_space_decides_granularity_and_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = tmp_path / "mine.toml"
     space.write_text('format = 1\ngranularity = "block"\n[pin]\nfp32 = ["stem"]\n')
-    found = mptune.inspect(DIGITS, space=str(space))
-    assert found.granularity == "block"
-    assert [g.group.name for g in found.groups if g.pin] == ["stem"]
-    text = shown(found, monkeypatch)
+    inspection = mptune.inspect(DIGITS, space=str(space))
+    assert inspection.granularity == "block"
+    assert [g.group.name for g in inspection.groups if g.pin] == ["stem"]
+    text = shown(inspection, monkeypatch)
     assert "at block granularity" in text
     assert f"FP32 g000: pinned to fp32 by 'stem' of {space}" in text
     space.write_text('format = 1\ngranularity = "auto"\n')
@@ -219,11 +217,11 @@ def test_names_are_whole_where_nobody_looks(tmp_path: Path, monkeypatch: pytest.
     name = "/".join(f"encoder_{k}.attention" for k in range(8)) + "/query/MatMul"
     nodes = [node("MatMul", ["x", "w"], "y", name)]
     proto = models.model(nodes, [value("x", [2, 4])], [value("y", [2, 4])], [weight("w", 4, 4)])
-    found = mptune.inspect(models.save(proto, tmp_path))
-    text = shown(found, monkeypatch, 80)
-    assert len(found.groups[0].group.name) > 80
+    inspection = mptune.inspect(models.save(proto, tmp_path))
+    text = shown(inspection, monkeypatch, 80)
+    assert len(inspection.groups[0].group.name) > 80
     (row,) = [line for line in text.splitlines() if line.startswith("g000")]
-    assert row.split()[1] == found.groups[0].group.name
+    assert row.split()[1] == inspection.groups[0].group.name
     assert row.rstrip().endswith("free")
 
 
@@ -244,17 +242,18 @@ def test_which_groups_could_be_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
     path = models.save(models.model(nodes, [value("x", [1, 2, 4, 4])], [value("y", [1, 2, 4, 4])], constants), tmp_path)
     np.savez(tmp_path / "x.npz", x=rng.standard_normal((8, 2, 4, 4)).astype(np.float32))
-    found = mptune.inspect(path, data=tmp_path / "x.npz")
-    conv = next(g for g in found.groups if "Conv" in g.group.ops)
+    inspection = mptune.inspect(path, data=tmp_path / "x.npz")
+    conv = next(g for g in inspection.groups if "Conv" in g.group.ops)
     assert conv.no_bf16 == ("ONNX has no BF16 for Conv at opset 17; --opset 22 raises the model to one that has it")
-    beyond = [g for g in found.groups if g.only_bf16]
+    beyond = [g for g in inspection.groups if g.only_bf16]
     assert beyond
     assert all(g.pin is not None and g.no_bf16 is None for g in beyond)
     assert any("/large/MatMul" in g.group.nodes for g in beyond)
-    last = next(g for g in found.groups if "/last/MatMul" in g.group.nodes)
+    last = next(g for g in inspection.groups if "/last/MatMul" in g.group.nodes)
     assert (last.no_bf16, last.only_bf16) == (None, False)
-    document = next(g for g in found.to_json()["groups"] if g["id"] == conv.group.id)
+    document = next(g for g in inspection.to_json()["groups"] if g["id"] == conv.group.id)
     assert document["no_bf16"] == conv.no_bf16
-    text = " ".join(shown(found, monkeypatch, 200).split())
-    assert f"{len(found.groups) - 1} of {len(found.groups)} groups could be BF16, {len(beyond)} of them pinned" in text
+    text = " ".join(shown(inspection, monkeypatch, 200).split())
+    count = len(inspection.groups)
+    assert f"{count - 1} of {count} groups could be BF16, {len(beyond)} of them pinned" in text
     assert "1 not: ONNX has no BF16 for Conv" in text

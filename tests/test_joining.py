@@ -139,25 +139,6 @@ def test_a_worker_joins_a_search_that_runs(mlp_path: Path, mlp_data: Path, tmp_p
     assert not has_workers(read_run(place)[0])
 
 
-def test_a_worker_on_another_device_is_refused(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
-    place = tmp_path / "run.mptune"
-    search(mlp_path, mlp_data, place, opener, budget=2)
-    run_json = (place / "run.json").read_text()
-    (place / "run.json").write_text(run_json.replace('"budget": 2', '"budget": 5'))
-    directory, file = read_run(place)
-    record = read_record(directory, file)
-    record.set_note("budget", 5)
-    record.close()
-    with pytest.raises(RunError, match="another target"):
-        mptune.worker(place, open_toolchain=Opener(opener.folder, device="Fake 2000"))
-    assert len(evaluated(place)) == 2
-
-
-def test_a_worker_without_a_search_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="does not exist"):
-        mptune.worker(tmp_path / "nothing.mptune")
-
-
 def test_a_directory_that_workers_use_is_not_moved_aside(
     mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
 ) -> None:

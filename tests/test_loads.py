@@ -112,9 +112,9 @@ def fused_wrongly(tmp_path: Path) -> tuple[Path, Path]:
 def test_what_only_an_optimisation_breaks_is_a_warning(fused_wrongly: tuple[Path, Path], tmp_path: Path) -> None:
     source, mixed = fused_wrongly
     np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).standard_normal((6, 9, 16), np.float32))
-    found = mptune.compare(source, mixed, data=tmp_path / "data.npz")
-    assert found.agrees
-    assert f"{mixed} loads in ONNX Runtime without graph optimisations only" in found.warnings[0]
+    comparison = mptune.compare(source, mixed, data=tmp_path / "data.npz")
+    assert comparison.agrees
+    assert f"{mixed} loads in ONNX Runtime without graph optimisations only" in comparison.warnings[0]
     warned: list[str] = []
     mptune.apply(source, None, mixed, keep_fp32=["kind:norm"], force=True, warn=warned.append)
     assert any("without graph optimisations only" in text for text in warned)

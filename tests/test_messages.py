@@ -14,7 +14,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.rewrite import Rewriter
-from tests.fakes import FAST, FakeToolchain, Law
+from tests.fakes import FAST, make_toolchain
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -159,8 +159,9 @@ def test_a_frequent_mistake(
 
 
 def test_where_an_export_goes_must_be_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fake = FakeToolchain(Law([group.id for group in find_groups(load_model("mlp.onnx"))]))
-    mptune.search("mlp.onnx", out="run", budget=2, target="cpu", latency=FAST, open_toolchain=fake.open)
+    mptune.search(
+        "mlp.onnx", out="run", budget=2, target="cpu", latency=FAST, open_toolchain=make_toolchain("mlp.onnx").open
+    )
     assert said(["export", "run", "-o", "missing/run.tar.gz"], capsys) == (
         1,
         "cannot write missing/run.tar.gz: there is no folder missing",
@@ -185,16 +186,16 @@ def test_a_model_that_is_mixed_already_is_told_with_counts(
     half = [group.id for group in grouped.groups][:3]  # norm, Gemm with Relu, Gemm
     plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(half, precision))
     mixed = Rewriter(grouped).export(plan, tmp_path / "mixed.onnx")
-    (found,) = [one for one in mptune.inspect(mixed).findings if one.code == "already-mixed"]
+    (finding,) = [each for each in mptune.inspect(mixed).findings if each.code == "already-mixed"]
     left = len(grouped.groups) - len(half)
-    assert found.text.startswith(f"4 of 10 layers are {precision.name} already, ")
-    assert f"only the other {left} groups are searched" in found.text
-    assert found.cure == "give the FP32 model that it was made from"
-    evidence = found.evidence
-    assert (found.severity, evidence[f"{precision}_layers"], evidence["other_groups"]) == ("warning", 4, left)
-    assert found.where.nodes == ("block0/norm", "block0/fc1/Gemm", "block0/fc1/Relu", "block0/fc2/Gemm")
-    assert 0.4 < float(found.evidence["flops_share"]) < 0.6
-    assert not [one for one in mptune.inspect(mlp_path).findings if one.code == "already-mixed"], "the sound twin"
+    assert finding.text.startswith(f"4 of 10 layers are {precision.name} already, ")
+    assert f"only the other {left} groups are searched" in finding.text
+    assert finding.cure == "give the FP32 model that it was made from"
+    evidence = finding.evidence
+    assert (finding.severity, evidence[f"{precision}_layers"], evidence["other_groups"]) == ("warning", 4, left)
+    assert finding.where.nodes == ("block0/norm", "block0/fc1/Gemm", "block0/fc1/Relu", "block0/fc2/Gemm")
+    assert 0.4 < float(finding.evidence["flops_share"]) < 0.6
+    assert not [each for each in mptune.inspect(mlp_path).findings if each.code == "already-mixed"], "the sound twin"
 
 
 def test_a_model_that_computes_in_bf16_and_does_not_run_says_what_to_give(mlp_path: Path, tmp_path: Path) -> None:

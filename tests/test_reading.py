@@ -16,9 +16,9 @@ def imported(modules: str) -> set[str]:
 
 @pytest.mark.parametrize("modules", ["mptune.api.reading, mptune.reporting.terminal.front", "mptune.tuning.space"])
 def test_what_runs_no_model_is_without_what_does(modules: str) -> None:
-    found = imported(modules)
-    assert "mptune.tuning.evaluation" in found
+    names = imported(modules)
+    assert "mptune.tuning.evaluation" in names
     heavy = {"onnx", "onnxruntime", "scipy", "scipy.special", "PIL", "mptune.engines.toolchains.choose"}
-    assert not heavy & found
-    running = {name for name in found if name.startswith(("mptune.graph.writing.", "mptune.engines.worker."))}
+    assert not heavy & names
+    running = {name for name in names if name.startswith(("mptune.graph.writing.", "mptune.engines.worker."))}
     assert running <= {"mptune.engines.worker.failure"}, "how a plan failed stands in the record"

@@ -10,8 +10,7 @@ import pytest
 
 import mptune
 from tests.conftest import save_mlp
-from tests.fakes import FAST
-from tests.test_api import make_toolchain
+from tests.fakes import FAST, make_toolchain
 
 
 @pytest.fixture(scope="session")
@@ -111,12 +110,8 @@ def test_tolerance_and_ignore_of_a_run(run: mptune.Run) -> None:
         run.report(ignore=["nothing"])
 
 
-def test_a_limit_of_zero_is_refused(run: mptune.Run) -> None:
-    with pytest.raises(mptune.SettingsError, match="max_error= is 0"):
-        run.pick(max_error=0)
-
-
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_what_is_no_run_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(mptune.RunError, match=r"does not exist|is no run directory"):
-        mptune.open_run(tmp_path / name)
+    for call in (mptune.open_run, mptune.report, lambda place: mptune.pick(place, knee=True)):
+        with pytest.raises(mptune.RunError, match=r"does not exist|is no run directory"):
+            call(tmp_path / name)

@@ -13,11 +13,9 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.errors import RunError
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import load_model
 from mptune.rundir import open_run, read_run
 from tests.conftest import save_mlp
-from tests.fakes import FAST, FakeToolchain, Law
+from tests.fakes import FAST, make_toolchain
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +40,8 @@ def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def search(**settings: object) -> None:
-    fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
     wanted = {"data": "data.npz", "budget": 4, "latency": FAST, "out": "model.mptune", **settings}
-    mptune.search("model.onnx", open_toolchain=fake.open, **wanted)  # type: ignore[arg-type]
+    mptune.search("model.onnx", open_toolchain=make_toolchain().open, **wanted)  # type: ignore[arg-type]
 
 
 def change(run: str, edit: Callable[[dict[str, object]], object]) -> None:

@@ -25,10 +25,9 @@ from mptune.cli import main
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.front import print_front
 from tests.conftest import save_mlp
-from tests.reporting.terminal.test_front import Terminal
+from tests.reporting.conftest import Terminal
 from tests.zoo.detector import LAYOUTS, detector, images
 
-DIGITS = Path(__file__).parent.parent / "benchmarks" / "models"
 RUNS = ("digits", "detector", "measured")
 
 
@@ -55,11 +54,12 @@ class View:
 
 @pytest.fixture(scope="module", params=RUNS)
 def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "digits":
+        folder: Path = request.getfixturevalue("digits_run")
+        return folder / "digits_vit.mptune"
     folder = tmp_path_factory.mktemp(request.param)
     predicted: dict[str, Any] = {"out": folder / "run", "target": "jetson-orin-nano-8gb", "budget": 24}
-    if request.param == "digits":
-        mptune.search(DIGITS / "digits_vit.onnx", data=DIGITS / "digits_calib.npz", **predicted)
-    elif request.param == "detector":
+    if request.param == "detector":
         onnx.save(detector(LAYOUTS[0]), folder / "detector.onnx")
         np.savez(folder / "data.npz", image=images(16))
         mptune.search(folder / "detector.onnx", data=folder / "data.npz", **predicted)
@@ -93,7 +93,7 @@ def of_json(run_dir: Path) -> View:
         "faster" if each["latency_ms_delta"] < 0 else "more exact": each["plan"]
         for each in front["choice"]["neighbours"]
     }
-    codes = [one["code"] for one in front["findings"]]
+    codes = [finding["code"] for finding in front["findings"]]
     return View(front["chosen"], beside, lines, ", ".join(f"{n} {word}" for word, n in counts.items()), codes)
 
 
@@ -110,9 +110,9 @@ def of_readme(run_dir: Path) -> View:
     (chosen,) = re.findall(r"^plan +(\w+)", text, re.MULTILINE)
     kept = text.partition("Kept in FP32 because\n")[2].partition("\n\n")[0].splitlines()[1:]
     reasons = [line.removeprefix("  - ") for line in kept if re.match(r"  - g\d+ ", line)]
-    found = text.partition("What was found\n")[2].partition("\n\n")[0]
+    section = text.partition("What was found\n")[2].partition("\n\n")[0]
     return View(
-        chosen, dict(BESIDE.findall(text)), reasons, breaks=re.findall(r"^  - \w+: ([\w-]+):", found, re.MULTILINE)
+        chosen, dict(BESIDE.findall(text)), reasons, breaks=re.findall(r"^  - \w+: ([\w-]+):", section, re.MULTILINE)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -15,8 +16,6 @@ from typing import Any, TypeAlias
 import onnx
 
 from mptune.api.reading import one_or_several
-from mptune.api.run_path import file_stem
-from mptune.choice import Choice
 from mptune.data.checks import shape_text
 from mptune.data.forms.samples import copied_samples
 from mptune.data.metrics.accuracy import TaskMetric
@@ -27,7 +26,7 @@ from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.rundir import RunDirectory
-from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
+from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance
 from mptune.tuning.listener import Both, Listener, Silent
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
@@ -38,6 +37,22 @@ Shapes: TypeAlias = "Mapping[str, Shape | Sequence[Shape]] | Iterable[str | Shap
 """Input -> one shape, or (smallest, usual, largest); or texts as ``--shapes`` takes them."""
 
 _SHAPES_HINT = "give {'x': (8, 32)} for one shape, or {'x': ((1, 32), (4, 32), (8, 32))} for smallest, usual, largest"
+
+
+def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:
+    """Where a search keeps its run: ``out``, else the model's name + ``.mptune`` in the working directory."""
+    if out is not None:
+        return Path(out)
+    if isinstance(model, (str, os.PathLike)):
+        return Path(f"{Path(model).stem}.mptune")
+    if not model.graph.name:
+        raise SettingsError("a ModelProto without a graph name says nowhere to keep the run", "give --out DIR")
+    return Path(f"{_file_stem(model)}.mptune")
+
+
+def _file_stem(model: onnx.ModelProto) -> str:
+    """What a file of a model in memory is called, without suffix."""
+    return re.sub(r"[^\w.-]+", "_", model.graph.name).strip("._") or "model"
 
 
 def data_argument(data: Any) -> Path | InMemory | None:
@@ -52,11 +67,10 @@ def data_argument(data: Any) -> Path | InMemory | None:
 
 def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]:
     """The ``data`` of a search, and the paths of data sets of further sizes where there are several paths."""
-    is_several = isinstance(data, (list, tuple)) and data and all(isinstance(one, (str, os.PathLike)) for one in data)
-    if not is_several:
-        return data_argument(data), ()
-    first, *others = map(Path, data)
-    return first, tuple(others)
+    if isinstance(data, (list, tuple)) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
+        first, *others = map(Path, data)
+        return first, tuple(others)
+    return data_argument(data), ()
 
 
 def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
@@ -74,16 +88,16 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str,
     several = _resumed_metrics(run, fresh=fresh) if metric is None else _several(metric)
     if not several:
         raise SettingsError("--metric names nothing", "give at least one, or leave it away")
-    if any(callable(one) for one in several[1:]):
+    if any(callable(metric) for metric in several[1:]):
         raise SettingsError(
             "--metric takes a function as the first metric only", "give the others as script.py:function"
         )
-    found = [metric_argument(one, run) for one in several]
-    names = [name for name, _ in found]
+    resolved = [metric_argument(each, run) for each in several]
+    names = [name for name, _ in resolved]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise SettingsError(f"--metric {twice} is given twice", "give each metric once")
-    return found[0], tuple(names[1:])
+    return resolved[0], tuple(names[1:])
 
 
 def _several(metric: Any) -> list[Any]:
@@ -93,12 +107,12 @@ def _several(metric: Any) -> list[Any]:
 def _resumed_metrics(run: Path, *, fresh: bool) -> list[str]:
     """The metrics of a search that names none: those that the run was made with, else the default."""
     try:
-        known = None if fresh else RunDirectory(run).load()
+        file = None if fresh else RunDirectory(run).load()
     except RunError:  # said where the run is opened
-        known = None
-    if known is None:
+        file = None
+    if file is None:
         return [SearchSettings().metric]
-    names = [known.search.metric, *known.search.reported_metrics]
+    names = [file.search.metric, *file.search.reported_metrics]
     _refuse_unnamed(names, (), run, f"mptune search MODEL --out {shlex.quote(str(run))}")
     return names
 
@@ -108,7 +122,7 @@ def _refuse_unnamed(recorded: Sequence[str], named: Collection[str], run: Path, 
     for metric in scripts:
         if metric not in named:
             refuse_inside(metric, run)
-            options = " ".join(f"--metric {shlex.quote(one)}" for one in scripts)
+            options = " ".join(f"--metric {shlex.quote(script)}" for script in scripts)
             raise RunError(
                 f"the run's metric is the Python script {script_of(metric)}, which is not run unless you name it",
                 f"read the script; if you trust it: `{command} {options}`",
@@ -118,30 +132,23 @@ def _refuse_unnamed(recorded: Sequence[str], named: Collection[str], run: Path, 
 def recorded_metric(recorded: Sequence[str], given: Any, run: Path, command: str) -> tuple[str, TaskMetric | None]:
     """The objective of a run that may come from a stranger, and the function where the caller gave one.
 
-    No script that only the run names is executed.
-
-    Args:
-        recorded: the metrics in run.json, the objective first.
-        given: the caller's, one or several; None where the caller gave none.
-        run: the run directory.
-        command: of the command line, for the hint.
-
-    Returns:
-        The name, which differs from the recorded one where the caller's script lies elsewhere; and the function.
+    No script that only the run names is executed: ``recorded`` are the metrics in run.json, the objective first,
+    ``given`` those of the caller, if any. The name differs from the recorded one where the caller's script lies
+    elsewhere.
     """
     objective = recorded[0]
     function, named = None, dict[str, str]()
-    for one in () if given is None else _several(given):
-        if callable(one):
-            function = one
+    for metric in () if given is None else _several(given):
+        if callable(metric):
+            function = metric
             continue
-        is_moved = script_of(one) and script_of(objective) and _function_of(one) == _function_of(objective)
-        if one not in recorded and not is_moved:
+        is_moved = script_of(metric) and script_of(objective) and _function_of(metric) == _function_of(objective)
+        if metric not in recorded and not is_moved:
             raise SettingsError(
-                f"the run's metric is {objective!r}, not {one!r}", "leave --metric away, or give that one"
+                f"the run's metric is {objective!r}, not {metric!r}", "leave --metric away, or give that one"
             )
-        metric_argument(one, run)
-        named[one if one in recorded else objective] = one
+        metric_argument(metric, run)
+        named[metric if metric in recorded else objective] = metric
     _refuse_unnamed(recorded, named, run, shlex.join(["mptune", command, str(run)]))
     resolve_metric(named.get(objective, objective), function)
     return named.get(objective, objective), function
@@ -157,7 +164,7 @@ def shapes_argument(shapes: Shapes) -> tuple[ShapeRange, ...]:
         return (ShapeRange.parse(shapes),)
     if isinstance(shapes, Mapping):
         return tuple(_range(name, given) for name, given in shapes.items())
-    return tuple(one if isinstance(one, ShapeRange) else ShapeRange.parse(one) for one in shapes)
+    return tuple(given if isinstance(given, ShapeRange) else ShapeRange.parse(given) for given in shapes)
 
 
 def _range(name: str, given: Any) -> ShapeRange:
@@ -189,7 +196,7 @@ def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
     """The settings that the arguments of ``mptune.search`` come to; None is the default."""
     (metric, function), reported = metric_arguments(arguments["metric"], run, fresh=arguments["fresh"])
     data, more_data = data_arguments(arguments["data"])
-    names = {one.name for one in fields(SearchSettings)} & {
+    names = {setting.name for setting in fields(SearchSettings)} & {
         name for name, value in arguments.items() if value is not None
     }
     settings = {name: _AS_SETTING.get(name, lambda given: given)(arguments[name]) for name in names}
@@ -203,24 +210,24 @@ def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> 
     """Refuse shapes of inputs that the model does not have, or has in another rank or with fixed sizes."""
     declared = {info.name: info for info in inputs}
     dynamic = ", ".join(f"{i.name} {shape_text(i.shape or ())}" for i in inputs if not _is_fixed(i)) or "none"
-    for one in shapes:
-        info = declared.get(one.name)
+    for wanted in shapes:
+        info = declared.get(wanted.name)
         if info is None:
-            raise SettingsError(f"--shapes: the model has no input {one.name!r}", f"inputs of any size: {dynamic}")
+            raise SettingsError(f"--shapes: the model has no input {wanted.name!r}", f"inputs of any size: {dynamic}")
         if _is_fixed(info):
-            text = f"--shapes {one.name}: the input's shape is fixed at {shape_text(info.shape or ())}"
+            text = f"--shapes {wanted.name}: the input's shape is fixed at {shape_text(info.shape or ())}"
             raise SettingsError(text, f"inputs of any size: {dynamic}")
         if info.shape is None:
             continue
-        if len(one.usual) != len(info.shape):
+        if len(wanted.usual) != len(info.shape):
             raise SettingsError(
-                f"--shapes {one}: input {one.name!r} has rank {len(info.shape)}, not {len(one.usual)}",
+                f"--shapes {wanted}: input {wanted.name!r} has rank {len(info.shape)}, not {len(wanted.usual)}",
                 f"its shape is {shape_text(info.shape or ())}",
             )
-        for size, *given in zip(info.shape, one.smallest, one.usual, one.largest, strict=True):
+        for size, *given in zip(info.shape, wanted.smallest, wanted.usual, wanted.largest, strict=True):
             if isinstance(size, int) and set(given) != {size}:
                 raise SettingsError(
-                    f"--shapes {one}: input {one.name!r} has the shape {shape_text(info.shape or ())}",
+                    f"--shapes {wanted}: input {wanted.name!r} has the shape {shape_text(info.shape or ())}",
                     "give every dimension, the fixed ones as they are",
                 )
 
@@ -241,41 +248,11 @@ def _is_fixed(info: TensorInfo) -> bool:
     return info.shape is not None and all(isinstance(size, int) for size in info.shape)
 
 
-def choice_argument(
-    max_error: float | None,
-    max_latency_ms: float | None,
-    max_memory_bytes: int | None,
-    knee: bool,
-    plan: str | None,
-    tolerance: Tolerances | None = None,
-    metric_limits: Sequence[str] | None = None,
-) -> Choice:
-    """How a plan is chosen.
-
-    ``metric_limits`` are those on the metrics' own values.
-    """
-    check_limits(max_error, max_latency_ms, max_memory_bytes)
-    tolerances = Tolerance.parse_all(tolerance or ())
-    limits = (max_error, max_latency_ms, max_memory_bytes)
-    is_limited = any(limit is not None for limit in limits) or bool(tolerances) or bool(metric_limits)
-    ways = [is_limited, knee, plan is not None]
-    if sum(ways) > 1:
-        raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
-    return Choice(
-        max_error=max_error,
-        max_latency_ms=max_latency_ms,
-        max_memory_bytes=max_memory_bytes,
-        plan=plan,
-        tolerance=tuple(map(str, tolerances)),
-        limits=tuple(metric_limits or ()),
-    )
-
-
 @contextlib.contextmanager
-def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
+def loaded_model(model: ModelLike, opset: int | None = None, *, any_precision: bool = False) -> Iterator[Model]:
     """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends."""
     if not isinstance(model, onnx.ModelProto):
-        yield load_typed_model(Path(model), opset=opset)
+        yield load_typed_model(Path(model), opset=opset, any_precision=any_precision)
         return
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
         raise ModelError(
@@ -283,25 +260,25 @@ def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
             "give the path of its file, or load the data: onnx.load(path)",
         )
     with tempfile.TemporaryDirectory(prefix="mptune-model-") as folder:
-        path = Path(folder) / f"{file_stem(model)}.onnx"
+        path = Path(folder) / f"{_file_stem(model)}.onnx"
         try:
             path.write_bytes(model.SerializeToString(deterministic=True))
         except ValueError:  # protobuf's limit
             text = "the ModelProto is larger than 2 GiB"
             raise ModelError(text, "save it with external data, and give the path of its file") from None
         try:
-            found = load_typed_model(path, opset=opset)
+            loaded = load_typed_model(path, opset=opset, any_precision=any_precision)
         except ModelError as error:
             raise ModelError(error.message.replace(str(path), "the ModelProto"), error.hint) from None
-        yield found
+        yield loaded
 
 
 def placed_model(model: Model, given: ModelLike, run: RunDirectory) -> Model:
     """The model at a path that lasts: one that was given in memory is written into the run directory."""
     if not isinstance(given, onnx.ModelProto):
         return model
-    known = run.load()
-    if known is None or known.model.sha256 == model.sha256:  # the search refuses another model, and touches nothing
+    file = run.load()
+    if file is None or file.model.sha256 == model.sha256:  # the search refuses another model, and touches nothing
         write_bytes(run.source_onnx, [model.path.read_bytes()])
     return replace(model, path=run.source_onnx)
 

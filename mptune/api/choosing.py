@@ -6,14 +6,15 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from mptune.api.arguments import choice_argument
 from mptune.api.reading import one_or_several
+from mptune.choice import Choice
+from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run, read_run
-from mptune.settings import Tolerances
+from mptune.settings import Tolerance, Tolerances, check_limits
 from mptune.tuning.front import Front
 from mptune.tuning.runs.confirm_run import known_confirmation
 from mptune.tuning.runs.model_copy import load_either
@@ -55,14 +56,23 @@ def pick(
         PlanError: no such plan, or it is not feasible.
         RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
     """
-    given = None if limits is None else one_or_several(limits)
-    choice = choice_argument(max_error, max_latency_ms, max_memory_bytes, knee, plan, tolerance, given)
+    check_limits(max_error, max_latency_ms, max_memory_bytes)
+    choice = Choice(
+        max_error=max_error,
+        max_latency_ms=max_latency_ms,
+        max_memory_bytes=max_memory_bytes,
+        plan=plan,
+        tolerance=tuple(map(str, Tolerance.parse_all(tolerance or ()))),
+        limits=one_or_several(limits or ()),
+    )
+    if sum((choice.has_limits, knee, plan is not None)) > 1:
+        raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it
         record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
         ignored = file.choice.ignore if ignore is None else one_or_several(ignore)
-        limited = file.choice.limits if given is None else choice.limits
+        limited = file.choice.limits if limits is None else choice.limits
         searched = file.choice.search_limits or file.choice.given_limits
         kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited), "search_limits": searched}
         front = front_of(directory, file, record, asked=choice.model_copy(update=kept))

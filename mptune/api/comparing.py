@@ -23,7 +23,6 @@ from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
-from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.library import Kind
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.finding import Finding
@@ -90,7 +89,24 @@ def compare(
         BaselineError: A model or an engine does not run on the data.
         RunError: ``out`` cannot be written.
     """
-    _check(candidate, outputs, reference_outputs, data, repeat, stress, trace, batch, max_error)
+    is_recorded = outputs is not None
+    _refuse(
+        (repeat < 1, f"--repeat is {repeat}", "give at least 1"),
+        (candidate is not None and is_recorded, "a candidate and --outputs exclude each other", "give one of them"),
+        (
+            candidate is None and not is_recorded and reference_outputs is None and repeat < 2 and not stress,
+            "there is nothing to compare",
+            "give a CANDIDATE, --outputs FILE or --reference-outputs FILE",
+        ),
+        (
+            trace and candidate is None,
+            "--trace needs two models",
+            "give a CANDIDATE; recorded outputs hold no inner values",
+        ),
+        (data is None, "--data is missing", "give the samples that both sides compute"),
+        (batch < 1, f"--batch is {batch}", "give at least 1"),
+        (max_error is not None and not max_error > 0, f"--max-error is {max_error or 0:g}", "give a limit above 0"),
+    )
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(loaded_model(model))
         other = stack.enter_context(_opened(candidate))
@@ -122,12 +138,12 @@ def compare(
         if reference_outputs is None:
             more += already_mixed_findings(left.grouped, static_shapes(loaded, batch).shapes, "compare")
         models = (loaded, right.model) if isinstance(right, Runner) else (loaded,)
-        drawn = [each for one in models for each in training_findings(one, "compare", is_run=False)]
-        found = compare_sides(sides, samples, structural, more, drawn[:1])
-        found = replace(found, warnings=(*loading, *found.warnings))
+        drawn = [each for each_model in models for each in training_findings(each_model, "compare", is_run=False)]
+        comparison = compare_sides(sides, samples, structural, more, drawn[:1])
+        comparison = replace(comparison, warnings=(*loading, *comparison.warnings))
     if out is not None:
-        write_comparison(found, Path(out))
-    return found
+        write_comparison(comparison, Path(out))
+    return comparison
 
 
 def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, batch: int = 1) -> Comparison:
@@ -149,48 +165,26 @@ def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, 
     return compare(against, mixed, data=data, max_error=max_error, batch=batch)
 
 
-def _check(
-    candidate: ModelLike | None,
-    outputs: object,
-    reference_outputs: object,
-    data: Any,
-    repeat: int,
-    stress: bool,
-    trace: bool,
-    batch: int,
-    max_error: float | None,
-) -> None:
-    if repeat < 1:
-        raise SettingsError(f"--repeat is {repeat}", "give at least 1")
-    if candidate is not None and outputs is not None:
-        raise SettingsError("a candidate and --outputs exclude each other", "give one of them")
-    if candidate is None and outputs is None and reference_outputs is None and repeat < 2 and not stress:
-        raise SettingsError(
-            "there is nothing to compare", "give a CANDIDATE, --outputs FILE or --reference-outputs FILE"
-        )
-    if trace and candidate is None:
-        raise SettingsError("--trace needs two models", "give a CANDIDATE; recorded outputs hold no inner values")
-    if data is None:
-        raise SettingsError("--data is missing", "give the samples that both sides compute")
-    if batch < 1:
-        raise SettingsError(f"--batch is {batch}", "give at least 1")
-    if max_error is not None and not max_error > 0:
-        raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
+def _refuse(*faults: tuple[bool, str, str]) -> None:
+    """Raise the first fault that is there: message and hint."""
+    for is_there, message, hint in faults:
+        if is_there:
+            raise SettingsError(message, hint)
 
 
 def _samples(data: Any, model: Model, batch: int) -> CalibrationSet:
     """The samples of one data set, or of several, one after the other: each sample is of its own size."""
     first, others = data_arguments(data)
     settings, states = DataSettings(batch=batch), state_inputs(model)
-    every = [load_calibration(one, model.inputs, settings, 0, states) for one in (first, *others)]
+    every = [load_calibration(each, model.inputs, settings, 0, states) for each in (first, *others)]
     if not others:
         return every[0]
     return replace(
         every[0],
-        samples=[sample for one in every for sample in one.samples],
-        source=", ".join(one.source for one in every),
-        warnings=tuple(dict.fromkeys(text for one in every for text in one.warnings)),
-        findings=tuple(dict.fromkeys(finding for one in every for finding in one.findings)),
+        samples=[sample for each in every for sample in each.samples],
+        source=", ".join(each.source for each in every),
+        warnings=tuple(dict.fromkeys(text for each in every for text in each.warnings)),
+        findings=tuple(dict.fromkeys(finding for each in every for finding in each.findings)),
         names=(),
     )
 
@@ -217,15 +211,11 @@ def _opened(candidate: ModelLike | None) -> Iterator[Model | _CandidateEngine | 
     """The candidate, read; None where there is none."""
     if candidate is None:
         yield None
-    elif isinstance(candidate, onnx.ModelProto):
-        with tempfile.TemporaryDirectory(prefix="mptune-candidate-") as folder:
-            path = Path(folder) / "candidate.onnx"
-            path.write_bytes(candidate.SerializeToString(deterministic=True))
-            yield load_typed_model(path, any_precision=True)
-    elif is_engine(Path(candidate)):
+    elif not isinstance(candidate, onnx.ModelProto) and is_engine(Path(candidate)):
         yield _CandidateEngine(Path(candidate), engine_kinds(Path(candidate)))
     else:
-        yield load_typed_model(Path(candidate), any_precision=True)
+        with loaded_model(candidate, any_precision=True) as loaded:
+            yield loaded
 
 
 def _runner(

@@ -87,16 +87,16 @@ def confirm(
                 max_disk_bytes=max_disk_bytes,
             )
             stack.callback(confirming.close)
-            found = confirming.run()
+            confirmation = confirming.run()
             write_run_files(
                 confirming.directory,
-                found.front,
+                confirmation.front,
                 confirming.record,
                 confirming.grouped,
                 confirming.environment,
-                found,
+                confirmation,
             )
-    return found
+    return confirmation
 
 
 def export(

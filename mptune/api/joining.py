@@ -129,9 +129,9 @@ def worker_starter(
     variables = {gpu: gpu_variables(gpu) for gpu in settings.gpus}
 
     metrics = (settings.metric_function or settings.metric, *settings.reported_metrics)
-    own = [one for one in metrics if callable(one) or script_of(one)]
+    own = [metric for metric in metrics if callable(metric) or script_of(metric)]
 
-    def of(run: RunDirectory) -> StartWorker:
+    def for_run(run: RunDirectory) -> StartWorker:
         def start(gpu: int) -> WorkerProcess:
             arguments = {
                 "run": run.path.resolve(),
@@ -146,7 +146,7 @@ def worker_starter(
 
         return start
 
-    return of
+    return for_run
 
 
 def _check_gpus(option: str, wanted: Sequence[int], open_toolchain: OpenToolchain | None) -> None:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mptune.api.arguments import search_settings
-from mptune.api.run_path import run_path
-from mptune.api.search_call import run_search
-from mptune.settings import (
-    DataSettings,
-    EngineChoice,
-    LatencySettings,
-    TensorRtSettings,
-    Tolerances,
-    WorkerSettings,
+from mptune.api.arguments import (
+    ModelLike,
+    Shapes,
+    check_batch,
+    check_shapes,
+    listening,
+    loaded_model,
+    placed_model,
+    run_path,
+    search_settings,
 )
-
-if TYPE_CHECKING:
-    from mptune.api.arguments import ModelLike, Shapes
-    from mptune.data.metrics.accuracy import TaskMetric
-    from mptune.data.metrics.whole_set import SetFunction
-    from mptune.tuning.front import Front
-    from mptune.tuning.listener import Listener
-    from mptune.tuning.runs.measuring_run import OpenToolchain
+from mptune.api.joining import only_gpu, worker_starter
+from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.whole_set import SetFunction
+from mptune.files import full_disk_as_error
+from mptune.reporting.run_files import write_run_files
+from mptune.rundir import open_run
+from mptune.settings import DataSettings, EngineChoice, LatencySettings, TensorRtSettings, Tolerances, WorkerSettings
+from mptune.targets.target import load_target
+from mptune.tuning.front import Front
+from mptune.tuning.fronts.limits import check_tolerances
+from mptune.tuning.fronts.stopped import findings_kept
+from mptune.tuning.listener import Listener
+from mptune.tuning.runs.measuring_run import OpenToolchain
+from mptune.tuning.runs.search_run import SearchRun
+from mptune.tuning.sampler.stock import check_sampler
 
 
 def search(
@@ -152,4 +160,24 @@ def search(
     arguments = locals()  # every argument by its name
     path = run_path(model, out)
     settings = search_settings(arguments, path)
-    return run_search(model, path, settings, listener=listener, progress=progress, open_toolchain=open_toolchain)
+    check_sampler(settings.sampler)
+    if settings.target != "auto":
+        load_target(settings.target)
+    starter = worker_starter(settings, open_toolchain)
+    with contextlib.ExitStack() as stack:
+        loaded = stack.enter_context(loaded_model(model, settings.opset))
+        outputs = [output.name for output in loaded.outputs]
+        check_tolerances(settings.tolerance, settings.ignore, settings.metric, outputs)
+        check_shapes(settings.shapes, loaded.inputs)
+        check_batch(settings.data_settings.batch, loaded.inputs)
+        listens = stack.enter_context(listening(progress, listener, settings.max_error, settings.max_latency_ms))
+        stack.enter_context(full_disk_as_error(path))
+        stack.enter_context(only_gpu(settings.gpus[0] if settings.gpus else None))
+        run = stack.enter_context(open_run(path, fresh=settings.fresh))
+        placed = placed_model(loaded, model, run)
+        session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))
+        stack.enter_context(contextlib.closing(session))
+        stack.enter_context(findings_kept(run))
+        front = session.run()
+        write_run_files(run, front, session.record, session.grouped, session.environment)
+    return front

@@ -25,6 +25,7 @@ from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.printable import printable
 
 if TYPE_CHECKING:
+    from mptune.reporting.terminal.progress import TerminalListener
     from mptune.tuning.front import Front
 
 EXIT_INTERRUPTED = 130
@@ -113,7 +114,21 @@ def interrupted(resume: str) -> int:
     return EXIT_INTERRUPTED
 
 
-def resume_command(context: typer.Context) -> str:
+@contextlib.contextmanager
+def resumable(
+    context: typer.Context, max_error: float | None = None, max_latency_ms: float | None = None
+) -> Iterator[TerminalListener]:
+    """Show the progress of what goes on in the block; say how to go on where it is interrupted."""
+    try:
+        from mptune.reporting.terminal.progress import TerminalListener
+
+        with TerminalListener(None, max_error, max_latency_ms) as listener:
+            yield listener
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupted(_resume_command(context))) from None
+
+
+def _resume_command(context: typer.Context) -> str:
     """The command as it was given, without ``--fresh``, which would start over, and URLs that may hold a secret."""
     invocation = context.find_root().obj
     given = list(invocation.arguments if isinstance(invocation, Invocation) else sys.argv[1:])
@@ -153,34 +168,35 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def finish(front: Front, as_json: bool, *, every: bool = False, said: Collection[str] = ()) -> None:
-    """Print the front and leave with 3 where no plan meets the limits asked for.
+def finish(front: Front, as_json: bool, *, every: bool = False, warned: Collection[str] = ()) -> None:
+    """Print the front, with ``every`` row, and leave with 3 where no plan meets the limits asked for.
 
-    Args:
-        front: to print.
-        as_json: as ``front.json`` has it.
-        every: all rows of the table.
-        said: warnings that stand on stderr already; they are not repeated where stdout goes to the same place.
+    Warnings in ``warned`` stand on stderr already; they are not repeated where stdout goes to the same place.
     """
     if as_json:
         print_json(front.to_json())
     else:
         from mptune.reporting.terminal.front import print_front
 
-        print_front(front, every=every, said=seen_with_stdout(said))
+        print_front(front, every=every, warned=seen_with_stdout(warned))
+    leave_unmet(front, as_json=as_json)
+
+
+def leave_unmet(front: Front, *, as_json: bool) -> None:
+    """Leave with 3 where no plan meets the limits asked for."""
     if not front.limits_met:
         if as_json:
             complain(f"warning: {front.choice.unmet}")
         raise typer.Exit(EXIT_NOT_MET)
 
 
-def seen_with_stdout(said: Collection[str]) -> Collection[str]:
-    """What was said on stderr, where that is the same terminal or file as stdout; else nothing."""
+def seen_with_stdout(warned: Collection[str]) -> Collection[str]:
+    """What was warned on stderr, where that is the same terminal or file as stdout; else nothing."""
     try:
         is_one_place = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):  # a stream that is no file
         is_one_place = False
-    return said if is_one_place else ()
+    return warned if is_one_place else ()
 
 
 def print_csv(records: Sequence[Mapping[str, object]]) -> None:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mptune.commands.common import JsonOption, ModelArgument, guarded, print_json
+from mptune.commands.options import BatchOption, read_options
 from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.settings import DataSettings
 
 if TYPE_CHECKING:
     from mptune.diagnosis.comparison import Comparison
-
-_BATCH = DataSettings().batch
-BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")]
 
 
 @guarded
@@ -67,7 +65,7 @@ def compare(
     stress: Annotated[
         bool, typer.Option("--stress", help="Run it in several threads at once, and compare with single runs.")
     ] = False,
-    batch: BatchOption = _BATCH,
+    batch: BatchOption = DataSettings.batch,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="Write comparison.json and comparison.html to this folder."),
@@ -87,23 +85,10 @@ def compare(
       mptune compare model.onnx model.engine --data val.npz --repeat 3 --stress
       mptune compare model.onnx --data val.npz --outputs deployed.npz --tolerance boxes=abs:0.5 --json
     """
+    arguments = read_options(locals())
     from mptune.api import comparing
 
-    found = comparing.compare(
-        model,
-        candidate,
-        data=data,
-        outputs=outputs,
-        reference_outputs=reference_outputs,
-        tolerance=tolerance or (),
-        ignore=ignore or (),
-        trace=trace,
-        repeat=repeat,
-        stress=stress,
-        batch=batch,
-        out=out,
-    )
-    _finish(found, as_json=json_)
+    _finish(comparing.compare(**arguments), as_json=json_)
 
 
 @guarded
@@ -115,7 +100,7 @@ def check(
         typer.Option(metavar="PATH", help="Samples, such as a validation set. Repeatable, for samples of other sizes."),
     ],
     max_error: Annotated[float, typer.Option(metavar="X", help="Limit on the error of every output.")],
-    batch: BatchOption = _BATCH,
+    batch: BatchOption = DataSettings.batch,
     json_: JsonOption = False,
 ) -> None:
     """Check a mixed-precision model against its FP32 model.
@@ -129,17 +114,18 @@ def check(
     """
     if not max_error > 0:
         raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
+    arguments = read_options(locals())
     from mptune.api import comparing
 
-    _finish(comparing.check(mixed, against=against, data=data, max_error=max_error, batch=batch), as_json=json_)
+    _finish(comparing.check(**arguments), as_json=json_)
 
 
-def _finish(found: Comparison, *, as_json: bool) -> None:
+def _finish(comparison: Comparison, *, as_json: bool) -> None:
     if as_json:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
     else:
         from mptune.reporting.terminal.comparison import print_comparison
 
-        print_comparison(found)
-    if not found.agrees:
+        print_comparison(comparison)
+    if not comparison.agrees:
         raise typer.Exit(EXIT_NOT_MET)

@@ -14,9 +14,9 @@ from mptune.commands.common import (
     StorageOption,
     complain,
     guarded,
-    interrupted,
+    leave_unmet,
     print_json,
-    resume_command,
+    resumable,
     say,
     seen_with_stdout,
 )
@@ -27,13 +27,9 @@ from mptune.commands.options import (
     MaxDiskOption,
     TimeoutOption,
     ToleranceOption,
-    parse_duration,
-    parse_size,
+    read_options,
 )
-from mptune.errors import EXIT_NOT_MET
 from mptune.settings import SearchSettings
-
-_SEARCH = SearchSettings()
 
 
 @guarded
@@ -46,14 +42,14 @@ def confirm(
             metavar="auto|NAME|FILE",
             help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
         ),
-    ] = _SEARCH.target,
+    ] = SearchSettings.target,
     engine: EngineOption = Engine.AUTO,
     metric: RecordedMetricOption = None,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
     storage: StorageOption = None,
-    timeout: TimeoutOption = None,
-    max_disk: MaxDiskOption = None,
+    timeout_s: TimeoutOption = None,
+    max_disk_bytes: MaxDiskOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Measure the front of a search on this device.
@@ -69,37 +65,18 @@ def confirm(
       mptune confirm model.mptune --target cpu --json | jq .agreement
       mptune pick model.mptune/confirmed/h200-onnxruntime --max-latency-ms 2.5
     """
-    timeout_s = None if timeout is None else parse_duration(timeout)
-    max_disk_bytes = None if max_disk is None else parse_size(max_disk)
-    try:
+    arguments = read_options(locals())
+    with resumable(context) as listener:
         from mptune.api import deploying
-        from mptune.reporting.terminal.progress import TerminalListener
 
-        with TerminalListener() as listener:
-            found = deploying.confirm(
-                run,
-                target=target,
-                engine=engine.value,
-                metric=metric,
-                tolerance=tolerance,
-                ignore=ignore,
-                storage=storage,
-                timeout_s=timeout_s,
-                max_disk_bytes=max_disk_bytes,
-                listener=listener,
-            )
-    except KeyboardInterrupt:
-        raise typer.Exit(interrupted(resume_command(context))) from None
+        confirmation = deploying.confirm(**arguments, listener=listener)
     if json_:
-        print_json(found.to_json())
+        print_json(confirmation.to_json())
     else:
         from mptune.reporting.terminal.confirmation import print_confirmation
 
-        print_confirmation(found, said=seen_with_stdout(listener.warned))
-    if not found.front.limits_met:
-        if json_:
-            complain(f"warning: {found.front.choice.unmet}")
-        raise typer.Exit(EXIT_NOT_MET)
+        print_confirmation(confirmation, warned=seen_with_stdout(listener.warned))
+    leave_unmet(confirmation.front, as_json=json_)
 
 
 @guarded

@@ -66,7 +66,7 @@ def _usage(error: BaseException) -> Complaint:
     choices = re.findall(r"'([^']*)'", listed)
     if is_choice and value:
         close = close_to(value, choices)
-        meant = f"did you mean {' or '.join(f'{option} {one}' for one in close)}? " if close else ""
+        meant = f"did you mean {' or '.join(f'{option} {word}' for word in close)}? " if close else ""
         return Complaint(
             f"there is no {option[2:]} {value!r}", f"{meant}{option} takes {', '.join(choices)}", EXIT_USAGE
         )
@@ -79,18 +79,18 @@ def _usage(error: BaseException) -> Complaint:
 def _value_of(option: str, invocation: object) -> str:
     """What a command line gives an option, the last where it is given several times; "" where that is not known."""
     arguments: Sequence[str] = getattr(invocation, "arguments", ())
-    found = ""
+    given = ""
     for argument, following in zip(arguments, (*arguments[1:], ""), strict=True):
         name, is_joined, value = argument.partition("=")
         if name == option:
-            found = value if is_joined else following
-    return found
+            given = value if is_joined else following
+    return given
 
 
-def close_to(word: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The known words that a word may stand for: those that it abbreviates (``trt``: ``tensorrt``), else close ones."""
-    short = [one for one in known if len(word) > 1 and _abbreviates(word.lower(), one.lower())]
-    return tuple(short or difflib.get_close_matches(word.lower(), known, 2))
+def close_to(word: str, words: Sequence[str]) -> tuple[str, ...]:
+    """The words that a word may stand for: those that it abbreviates (``trt``: ``tensorrt``), else close ones."""
+    short = [other for other in words if len(word) > 1 and _abbreviates(word.lower(), other.lower())]
+    return tuple(short or difflib.get_close_matches(word.lower(), words, 2))
 
 
 def _abbreviates(word: str, other: str) -> bool:

@@ -44,13 +44,13 @@ def targets(
 
         print_target(target)
         return
-    found = list_targets()
+    profiles = list_targets()
     if json_:
-        print_json([asdict(target) for target in found])
+        print_json([asdict(target) for target in profiles])
         return
     from mptune.reporting.terminal.listings import print_targets
 
-    print_targets(found)
+    print_targets(profiles)
 
 
 @guarded
@@ -66,15 +66,15 @@ def spaces(json_: JsonOption = False) -> None:
     """
     from mptune.tuning.space import list_spaces
 
-    found = list_spaces()
+    named = list_spaces()
     if json_:
         print_json(
-            [{"name": s.name, "path": str(s.path), "sha256": s.sha256, **s.file.model_dump(mode="json")} for s in found]
+            [{"name": s.name, "path": str(s.path), "sha256": s.sha256, **s.file.model_dump(mode="json")} for s in named]
         )
         return
     from mptune.reporting.terminal.listings import print_spaces
 
-    print_spaces(found)
+    print_spaces(named)
 
 
 @guarded
@@ -101,28 +101,25 @@ def doctor(
     from mptune.engines.toolchains.choose import list_toolchains
 
     environment, toolchains = describe_environment(), list_toolchains()
-    known = {"environment": environment.to_json(), "toolchains": [asdict(status) for status in toolchains]}
-    if json_ and not selftest:
-        print_json(known)
-        return
+    document: dict[str, Any] = {
+        "environment": environment.to_json(),
+        "toolchains": [asdict(status) for status in toolchains],
+    }
     if not json_:
         from mptune.reporting.terminal.listings import print_doctor
 
         print_doctor(environment, toolchains)
+    result = None
     if selftest:
-        _selftest(known if json_ else None)
+        from mptune.selftest.run import run_selftest
 
+        result = run_selftest(progress=lambda text: print(f"self-test: {text}", file=sys.stderr, flush=True))
+        document["selftest"] = result.to_json()
+        if not json_:
+            from mptune.reporting.terminal.listings import print_selftest
 
-def _selftest(known: dict[str, Any] | None) -> None:
-    """Run the self-test; as JSON beside what is known already, else as lines."""
-    from mptune.selftest.run import run_selftest
-
-    result = run_selftest(progress=lambda text: print(f"self-test: {text}", file=sys.stderr, flush=True))
-    if known is not None:
-        print_json({**known, "selftest": result.to_json()})
-    else:
-        from mptune.reporting.terminal.selftest import print_selftest
-
-        print_selftest(result)
-    if not result.holds:
+            print_selftest(result)
+    if json_:
+        print_json(document)
+    if result is not None and not result.holds:
         raise typer.Exit(1)

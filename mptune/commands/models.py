@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
-from mptune.commands.options import BatchOption, OpsetOption
+from mptune.commands.options import BatchOption, OpsetOption, read_options
 from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 
@@ -39,11 +39,11 @@ def inspect(
       mptune inspect model.onnx --data samples.npz --strict
       mptune inspect model.onnx --json | jq '.groups[] | select(.pinned)'
     """
-    if batch < 1:
-        raise SettingsError(f"--batch is {batch}", "give at least 1")
+    arguments = read_options(locals())
+    del arguments["strict"]
     from mptune.api import models
 
-    inspection = models.inspect(model, data=data, space=space, batch=batch)
+    inspection = models.inspect(**arguments)
     if json_:
         print_json(inspection.to_json())
     else:
@@ -105,24 +105,15 @@ def apply(
       mptune apply model.onnx --keep-fp32 kind:norm --keep-fp32 "head/*" -o mixed.onnx
       mptune apply model.onnx --fp16-all --keep-bf16 "decoder/*" --opset 22 -o mixed.onnx
     """
+    arguments = read_options(locals())
+    del arguments["fp16_all"], arguments["bf16_all"]
     if plan is None and not (fp16_all or bf16_all or keep_fp32 or keep_bf16):
         raise SettingsError("nothing says which plan to apply", "give a plan.json, --fp16-all or --keep-fp32 PATTERN")
-    given = ["PLAN"] * (plan is not None) + ["--fp16-all"] * fp16_all + ["--bf16-all"] * bf16_all
-    if len(given) > 1:
-        raise SettingsError(f"{' and '.join(given)} exclude each other", "give one of them")
+    ways = {"PLAN": plan is not None, "--fp16-all": fp16_all, "--bf16-all": bf16_all}
+    if sum(ways.values()) > 1:
+        named = " and ".join(way for way, is_given in ways.items() if is_given)
+        raise SettingsError(f"{named} exclude each other", "give one of them")
+    arguments = {**arguments, "plan": plan, "reduced": "bf16" if bf16_all else "fp16"}
     from mptune.api import models
 
-    written = models.apply(
-        model,
-        plan,
-        out,
-        keep_fp32=keep_fp32 or (),
-        keep_bf16=keep_bf16 or (),
-        reduced="bf16" if bf16_all else "fp16",
-        opset=opset,
-        force=force,
-        warn=lambda text: complain(f"warning: {text}"),
-        data=data,
-        batch=batch,
-    )
-    say(written)
+    say(models.apply(**arguments, warn=lambda text: complain(f"warning: {text}")))

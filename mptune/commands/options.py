@@ -27,16 +27,11 @@ from mptune.settings import (
 )
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i?)B?|B)?", re.IGNORECASE)
-
 _DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
 
 
 def parse_duration(text: str, option: str = "--timeout") -> float:
-    """Read ``8h``, ``90m``, ``1h30m``, ``30s`` or plain seconds.
-
-    Returns:
-        Seconds.
-    """
+    """The seconds of ``8h``, ``90m``, ``1h30m``, ``30s`` or plain seconds."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):
         raise SettingsError(f"{option} {text} is not a duration", "write 8h, 90m, 1h30m, 30s or plain seconds")
@@ -53,11 +48,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str, option: str = "--max-disk") -> int:
-    """Read ``20GiB``, ``500MB`` or plain bytes.
-
-    Returns:
-        Bytes.
-    """
+    """The bytes of ``20GiB``, ``500MB`` or plain bytes."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise SettingsError(f"{option} {text} is not a size", "write 20GiB, 500MB or plain bytes")
@@ -76,7 +67,6 @@ MetricOption = Annotated[
 ]
 
 OTHER = "Options"
-
 """The panel of the options that no panel lists."""
 
 
@@ -120,11 +110,9 @@ class Engine(str, Enum):
 
 
 _DEFAULTS = SearchSettings()
-
 _OPTIONS = options_of(_DEFAULTS)
-
 _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
-    "data": (list[Path] | None, None, lambda paths: paths if len(paths) > 1 else paths[0]),
+    "data": (list[Path] | None, None, lambda given: given[0] if isinstance(given, list) and len(given) == 1 else given),
     "shapes": (list[str] | None, None, lambda texts: tuple(map(ShapeRange.parse, texts))),
     "engine": (Engine, Engine(_DEFAULTS.engine), lambda engine: engine.value),
     "precisions": (str, ",".join(_DEFAULTS.precisions), lambda text: tuple(word.strip() for word in text.split(","))),
@@ -138,7 +126,6 @@ _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "max_memory_bytes": (str | None, None, lambda text: parse_size(text, "--max-memory")),
     "workspace_mb": (str | None, None, lambda text: parse_size(text, "--workspace") // 2**20),
 }
-
 """Setting -> its type and default at the command line, and what makes the setting of it, where these differ."""
 
 
@@ -150,62 +137,51 @@ def option_of(setting: str) -> Any:
 
 def panels() -> dict[str, tuple[str, ...]]:
     """Headings of ``mptune search --help``, with their options."""
-    found: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {}
     for option, _, _ in _OPTIONS.values():
-        found.setdefault(option.panel, ("--metric",) if option.panel == ERROR else ())
-        found[option.panel] += (option.name,)
-    return found | {RUN: (*found[RUN], "--json")}
+        names[option.panel] = (*names.get(option.panel, ("--metric",) if option.panel == ERROR else ()), option.name)
+    return names | {RUN: (*names[RUN], "--json")}
 
 
 def with_settings(command: Command) -> Command:
     """A command that takes an option for each setting, as keyword arguments by the settings' names."""
     signature = inspect.signature(command, eval_str=True)
-    parameters = {one.name: one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD}
+    parameters = {name: p for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
     for name, (_, kind, default) in _OPTIONS.items():
         kind, default, _ = _FORMS.get(name, (kind, default, None))
         parameters[name] = inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option_of(name)]
         )
     command.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
-    command.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+    command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return command
 
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that options come to, by their names; those that are not given are left out.
+    """A command's arguments as the function of the same name takes them; those that are not given are left out.
 
     Raises:
         SettingsError: a value is not understood, or is out of range: before anything that is slow is imported.
     """
-    values = {name: value for name, value in given.items() if value is not None and value != []}
+    own = ("context", "json_")
+    values = {name: value for name, value in given.items() if value is not None and value != [] and name not in own}
     read = {name: _FORMS[name][2](value) if name in _FORMS else value for name, value in values.items()}
-    read["data_settings"] = DataSettings(batch=read.pop("batch"))
     if "workspace_mb" in read:
         read["tensorrt"] = TensorRtSettings(workspace_mb=read.pop("workspace_mb"))
-    replace(_DEFAULTS, **read)
+    settings = {name: value for name, value in read.items() if name in _OPTIONS and name != "batch"}
+    replace(_DEFAULTS, **settings, data_settings=DataSettings(batch=read.get("batch", 1)))
     return read
 
 
 OpsetOption = Annotated[int | None, option_of("opset")]
-
 BatchOption = Annotated[int, option_of("batch")]
-
 EngineOption = Annotated[Engine, option_of("engine")]
-
 ToleranceOption = Annotated[list[str] | None, option_of("tolerance")]
-
 IgnoreOption = Annotated[list[str] | None, option_of("ignore")]
-
 LimitOption = Annotated[list[str] | None, option_of("limits")]
-
 MaxErrorOption = Annotated[float | None, option_of("max_error")]
-
 MaxLatencyOption = Annotated[float | None, option_of("max_latency_ms")]
-
 MaxMemoryOption = Annotated[str | None, option_of("max_memory_bytes")]
-
 TimeoutOption = Annotated[str | None, option_of("timeout_s")]
-
 MaxDiskOption = Annotated[str | None, option_of("max_disk_bytes")]
-
 AllowMixedOption = Annotated[bool, option_of("allow_mixed")]

@@ -17,10 +17,9 @@ from mptune.commands.common import (
     complain,
     finish,
     guarded,
-    interrupted,
     print_csv,
     print_json,
-    resume_command,
+    resumable,
     start_no_blas_threads,
 )
 from mptune.commands.options import (
@@ -33,12 +32,10 @@ from mptune.commands.options import (
     MetricOption,
     ToleranceOption,
     parse_duration,
-    parse_size,
     read_options,
     with_settings,
 )
 from mptune.errors import BaselineError, EndedEarlyError, SettingsError
-from mptune.settings import Tolerance, check_limits
 
 
 @guarded
@@ -58,22 +55,19 @@ def search(
     """
     settings = read_options(given)
     try:
-        from mptune.api import searching
-        from mptune.reporting.terminal.progress import TerminalListener
+        with resumable(context, max_error=given["max_error"], max_latency_ms=given["max_latency_ms"]) as listener:
+            from mptune.api import searching
 
-        with TerminalListener(max_error=given["max_error"], max_latency_ms=given["max_latency_ms"]) as listener:
             front = searching.search(model, metric=metric or None, listener=listener, **settings)
-    except KeyboardInterrupt:
-        raise typer.Exit(interrupted(resume_command(context))) from None
     except (BaselineError, EndedEarlyError) as error:
         if json_ and (isinstance(error, EndedEarlyError) or error.findings):
             _print_stopped(model, given["out"])
         raise
-    finish(front, json_, said=listener.warned)
+    finish(front, json_, warned=listener.warned)
 
 
 def _print_stopped(model: Path, out: Path | None) -> None:
-    from mptune.api.run_path import run_path
+    from mptune.api.arguments import run_path
     from mptune.rundir import read_run
     from mptune.tuning.fronts.stopped import stopped_document
 
@@ -105,23 +99,11 @@ def worker(
       mptune worker model.mptune --gpu 1
       mptune worker model.mptune --storage postgresql+psycopg://user@host/name
     """
-    wait_s = parse_duration(wait, "--wait")
-    try:
+    arguments = read_options({**locals(), "wait": None, "wait_s": parse_duration(wait, "--wait")})
+    with resumable(context) as listener:
         from mptune.api import joining
-        from mptune.reporting.terminal.progress import TerminalListener
 
-        with TerminalListener() as listener:
-            joining.worker(
-                run,
-                storage=storage,
-                gpu=gpu,
-                metric=metric,
-                allow_mixed=allow_mixed,
-                wait_s=wait_s,
-                listener=listener,
-            )
-    except KeyboardInterrupt:
-        raise typer.Exit(interrupted(resume_command(context))) from None
+        joining.worker(**arguments, listener=listener)
 
 
 @guarded
@@ -181,8 +163,8 @@ def pick(
     run: RunArgument,
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
-    max_memory: MaxMemoryOption = None,
-    limit: LimitOption = None,
+    max_memory_bytes: MaxMemoryOption = None,
+    limits: LimitOption = None,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
     knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
@@ -201,27 +183,11 @@ def pick(
       mptune pick model.mptune --max-error 1e-3
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
-    max_memory_bytes = None if max_memory is None else parse_size(max_memory, "--max-memory")
-    limits = (max_error, max_latency_ms, max_memory_bytes, tolerance or None, limit or None)
-    asked = next((one for one in limits if one is not None), None)
-    if at_most_one({"a limit": asked, "--knee": knee, "--plan": plan}) == 0:
+    arguments = read_options(locals())
+    limited = {"max_error", "max_latency_ms", "max_memory_bytes", "limits", "tolerance"} & arguments.keys()
+    if at_most_one({"a limit": limited or None, "--knee": knee, "--plan": plan}) == 0:
         hint = "limits: --max-error, --max-latency-ms, --max-memory, --limit, --tolerance; or name the plan with --plan"
         raise SettingsError("give a limit or --knee", hint)
-    check_limits(max_error, max_latency_ms, max_memory_bytes)
-    for text in tolerance or ():
-        Tolerance.parse(text)
     from mptune.api import choosing
 
-    front = choosing.pick(
-        run,
-        max_error=max_error,
-        max_latency_ms=max_latency_ms,
-        max_memory_bytes=max_memory_bytes,
-        limits=limit or None,
-        tolerance=tolerance,
-        ignore=ignore,
-        knee=knee,
-        plan=plan,
-        storage=storage,
-    )
-    finish(front, json_)
+    finish(choosing.pick(**arguments), json_)

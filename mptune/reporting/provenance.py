@@ -14,10 +14,6 @@ def provenance(front: Front, evaluation: Evaluation) -> dict[str, str]:
     """Where a plan's model comes from and what is known of it; keys without the prefix ``mptune.``.
 
     ``precision`` is JSON: layer group -> precision. The same plan with the same figures gives the same text.
-
-    Args:
-        front: where the plan was chosen.
-        evaluation: of the plan.
     """
     latency = evaluation.latency
     facts = {

@@ -43,18 +43,9 @@ def write_run_files(
 ) -> None:
     """Write ``chosen/``, the choice in run.json, ``report.html`` and, as the mark that all is there, ``front.json``.
 
-    Where all are there already and say the same, nothing is written. A search's run keeps a copy of its model,
-    and frees the engines of plans that are not on the front.
-
-    Args:
-        run: the run directory, locked.
-        grouped: the user's model, or the run's copy of it, and its layer groups.
-        environment: where the figures were taken; None describes this machine.
-        confirmation: what the run is; None for a search's own.
-
-    Raises:
-        RunError: the directory cannot be written, or the disk is full.
-        PlanError: the plan does not fit the model.
+    Where all are there already and say the same, nothing is written. A search's own run (no ``confirmation``) keeps a
+    copy of its model, and frees the engines of plans that are not on the front. ``environment`` is where the figures
+    were taken; None describes this machine.
     """
     document = front.to_json() if confirmation is None else confirmation.to_json()
     if confirmation is None:
@@ -151,7 +142,7 @@ def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyReco
                 Path(path).unlink()
 
 
-def _times_apart(one: Evaluation, other: Evaluation) -> float:
-    """How many times slower the slower one is, as a logarithm; a latency of 0 is as far off as can be."""
-    pair = sorted((one.latency.median_ms, other.latency.median_ms))
+def _times_apart(first: Evaluation, second: Evaluation) -> float:
+    """How many times slower the slower plan is, as a logarithm; a latency of 0 is as far off as can be."""
+    pair = sorted((first.latency.median_ms, second.latency.median_ms))
     return math.log(pair[1] / pair[0]) if pair[0] > 0 else math.inf

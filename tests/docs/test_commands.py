@@ -180,5 +180,5 @@ def test_the_stored_network_is_what_the_tutorial_exports(tmp_path: Path, monkeyp
     run("python export.py", "")
     exported, stored = onnx.load("model.onnx").graph, onnx.load(HERE / "denoiser.onnx").graph
     assert [node.op_type for node in exported.node] == [node.op_type for node in stored.node]
-    for one, other in zip(exported.initializer, stored.initializer, strict=True):
-        np.testing.assert_allclose(numpy_helper.to_array(one), numpy_helper.to_array(other))
+    for ours, other in zip(exported.initializer, stored.initializer, strict=True):
+        np.testing.assert_allclose(numpy_helper.to_array(ours), numpy_helper.to_array(other))

@@ -32,9 +32,9 @@ def test_the_notebook_runs_and_says_what_it_said(monkeypatch: pytest.MonkeyPatch
     shown = 0
     for before, after in zip(stored.cells, fresh.cells, strict=True):
         if before.cell_type == "code":
-            known = set(words(before))
-            assert bool(known) == bool(words(after)), before.source
-            missing = known - set(words(after))
-            assert len(missing) <= len(known) / 5, f"{before.source}\nno longer prints {sorted(missing)}"
-            shown += len(known)
+            printed = set(words(before))
+            assert bool(printed) == bool(words(after)), before.source
+            missing = printed - set(words(after))
+            assert len(missing) <= len(printed) / 5, f"{before.source}\nno longer prints {sorted(missing)}"
+            shown += len(printed)
     assert shown > 20

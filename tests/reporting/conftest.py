@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +18,38 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.front import Front, choose, hypervolume, pareto
 from mptune.tuning.reasons.ranking import error_agreement, latency_agreement
 from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
 
+MakeFront = Callable[..., tuple]
+
 SEARCHED = TargetSection(
     name="h200", engine="emulation", device="NVIDIA H200 SXM", latency_source="predicted", error_source="emulated"
 )
+
+
+class Terminal(io.StringIO):
+    """A terminal, as far as rich asks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(show: Callable[..., None], content: object, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
+    """What a function prints where there is no terminal."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = io.StringIO()
+    show(content, stream)
+    return stream.getvalue()
+
+
+def front_text(front: object, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
+    """A front as it is printed where there is no terminal."""
+    return printed(print_front, front, monkeypatch, columns)
 
 
 def make_error(value: float, output: str = "y", non_finite: float = 0.0) -> OutputError:
@@ -159,7 +183,7 @@ def environment() -> Environment:
 
 
 @pytest.fixture
-def make_front(bench: Bench, run_dir: Path) -> Callable[..., tuple[Front, tuple[Evaluation, ...]]]:
+def make_front(bench: Bench, run_dir: Path) -> MakeFront:
     """Make a front in the run directory, with fields changed by keyword."""
     return lambda **changes: bench.front(run_dir, **changes)
 

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +16,13 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page.document import PageContent, page_document
-from mptune.reporting.terminal.front import print_front
 from mptune.tuning.front import Front, choose
 from mptune.tuning.fronts.limits import MetricLimit
 from mptune.tuning.fronts.table import compared, front_records
-from tests.reporting.conftest import Bench
+from tests.reporting.conftest import Bench, MakeFront
+from tests.reporting.conftest import front_text as printed
 from tests.reporting.page.reading import plans_of
 
-MakeFront = Callable[..., tuple]
 SCRIPT = "my metrics.py:text_differs"
 
 
@@ -43,13 +41,6 @@ def lucky(make_front: MakeFront) -> Front:
     chosen = replace(front.chosen, error=errors[0], held_out=errors[1])
     points = tuple({front.chosen.plan: chosen, fp16.plan: fp16}.get(point.plan, point) for point in front.points)
     return replace(front, fp16=fp16, chosen=chosen, points=points, reported_metrics=("psnr", SCRIPT))
-
-
-def printed(front: Front, monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    stream = io.StringIO()
-    print_front(front, stream)
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize("columns", [80, 130])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +24,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter, rewrite
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
-from tests.reporting.conftest import Bench, predicted
-
-MakeFront = Callable[..., tuple]
+from tests.reporting.conftest import Bench, MakeFront, predicted
 
 
 @pytest.fixture
@@ -75,17 +72,17 @@ def test_the_model_says_what_made_it(
     front, _ = make_front()
     mixed = onnx.load(chosen_dir / "model.onnx")
     onnx.checker.check_model(mixed, full_check=True)
-    known = {entry.key: entry.value for entry in mixed.metadata_props}
-    assert known["mptune.version"] == __version__
-    assert known["mptune.source_sha256"] == bench.model.sha256
-    assert known["mptune.plan"] == front.chosen.plan.fingerprint
-    assert (known["mptune.error"], known["mptune.error_source"]) == ("0.002", "measured")
-    assert (known["mptune.latency_ms"], known["mptune.latency_source"]) == ("1.2", "measured")
-    assert known["mptune.target"] == "this-gpu"
-    precision = json.loads(known["mptune.precision"])
+    entries = {entry.key: entry.value for entry in mixed.metadata_props}
+    assert entries["mptune.version"] == __version__
+    assert entries["mptune.source_sha256"] == bench.model.sha256
+    assert entries["mptune.plan"] == front.chosen.plan.fingerprint
+    assert (entries["mptune.error"], entries["mptune.error_source"]) == ("0.002", "measured")
+    assert (entries["mptune.latency_ms"], entries["mptune.latency_source"]) == ("1.2", "measured")
+    assert entries["mptune.target"] == "this-gpu"
+    precision = json.loads(entries["mptune.precision"])
     assert precision == {group: str(p) for group, p in front.chosen.plan.precision.items()}
     session = onnxruntime.InferenceSession(chosen_dir / "model.onnx", providers=["CPUExecutionProvider"])
-    assert session.get_modelmeta().custom_metadata_map == known
+    assert session.get_modelmeta().custom_metadata_map == entries
     written = (chosen_dir / "model.onnx").read_bytes()
     write_chosen(front, front.chosen, bench.grouped, chosen_dir, environment)
     assert (chosen_dir / "model.onnx").read_bytes() == written
@@ -168,8 +165,8 @@ def test_readme_has_the_findings_by_code_and_names_the_baseline_as_the_tables_do
         where = Where(nodes=(f"n{number}",))
         return Finding(code, severity, "search", where, {}, f"text {number} \x1b[2J\n<b>", f"cure {number}")
 
-    found = (finding("rows-mix", "error", 0), *(finding("overflow", "info", k) for k in range(1, 6)))
-    front = replace(make_front()[0], findings=found)
+    findings = (finding("rows-mix", "error", 0), *(finding("overflow", "info", k) for k in range(1, 6)))
+    front = replace(make_front()[0], findings=findings)
     assert front.fp16 is not None
     kept = next(iter(front.fp16.plan.precision))
     fp16 = replace(front.fp16, plan=front.fp16.plan.replace({kept: Precision.FP32}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,10 +15,8 @@ from mptune.reporting.terminal.front import print_front
 from mptune.reporting.text import latency_text, speedup_of
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from tests.reporting.conftest import Bench, predicted
+from tests.reporting.conftest import Bench, MakeFront, predicted
 from tests.reporting.page.reading import plans_of
-
-MakeFront = Callable[..., tuple]
 
 
 def with_noise(evaluation: Evaluation, share: float) -> Evaluation:

@@ -70,11 +70,11 @@ def test_the_statistics_are_those_of_mptune(infer: dict[str, Any], tmp_path: Pat
     wanted[1]["image"][0, 0, 0, 0] = np.inf
     got = [{name: np.asarray(array + normal(*array.shape, seed=9) / 64) for name, array in s.items()} for s in wanted]
     got = [{**s, "label": w["label"] + 1, "zero": w["zero"]} for s, w in zip(got, wanted, strict=True)]
-    found = collect(tmp_path, [{"x": normal(1)}] * 3, got, wanted)
-    assert found is not None
-    found.save(tmp_path / "check.npz")
+    check = collect(tmp_path, [{"x": normal(1)}] * 3, got, wanted)
+    assert check is not None
+    check.save(tmp_path / "check.npz")
     header, _, references = infer["read_check"](tmp_path / "check.npz")
-    assert [list(one) for one in references] == [list(one) for one in wanted]
+    assert [list(sample) for sample in references] == [list(sample) for sample in wanted]
     checked = 0
     for output in header["outputs"]:
         name = output["name"]
@@ -99,24 +99,24 @@ def test_nan_and_inf_stay(infer: dict[str, Any], name: str) -> None:
 def test_few_samples_are_kept_and_the_same_bytes_each_time(tmp_path: Path) -> None:
     wanted = [{"y": normal(4, seed=k)} for k in range(20)]
     got = [{"y": sample["y"] * np.float32(1 + k / 100)} for k, sample in enumerate(wanted)]
-    found = collect(tmp_path, [{"x": normal(2)}] * 20, got, wanted)
-    assert found is not None
-    assert (found.header["samples"], found.header["of"], len(found.inputs)) == (8, 20, 8)
+    check = collect(tmp_path, [{"x": normal(2)}] * 20, got, wanted)
+    assert check is not None
+    assert (check.header["samples"], check.header["of"], len(check.inputs)) == (8, 20, 8)
     error = compare_outputs(got, wanted, parts=find_parts(wanted))
-    assert found.header["figure"] == error.of_first(8).value("worst_part")
-    assert found.header["reported"] == error.value("worst_part")
-    found.save(tmp_path / "one.npz")
-    found.save(tmp_path / "two.npz")
+    assert check.header["figure"] == error.of_first(8).value("worst_part")
+    assert check.header["reported"] == error.value("worst_part")
+    check.save(tmp_path / "one.npz")
+    check.save(tmp_path / "two.npz")
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
 
 
 def test_large_samples_are_fewer_and_too_large_ones_none(tmp_path: Path) -> None:
     wanted = [{"y": normal(2)}] * 5
     inputs = [{"x": np.zeros((6 << 20,), np.uint8)}] * 5
-    found = collect(tmp_path, inputs, wanted, wanted)
-    assert found is not None
-    assert found.header["samples"] == 2
-    found.save(tmp_path / "check.npz")
+    check = collect(tmp_path, inputs, wanted, wanted)
+    assert check is not None
+    assert check.header["samples"] == 2
+    check.save(tmp_path / "check.npz")
     assert (tmp_path / "check.npz").stat().st_size < 1 << 20
     assert collect(tmp_path, [{"x": np.zeros((65 << 20,), np.uint8)}], wanted[:1], wanted[:1]) is None
 
@@ -127,21 +127,21 @@ def test_ignored_outputs_and_rows_are_not_in_the_figure(tmp_path: Path) -> None:
     wanted = [{"y": normal(4), "aside": normal(4), "rows": normal(5, 4)}]
     got = [{"y": wanted[0]["y"] * np.float32(1.1), "aside": -wanted[0]["aside"], "rows": wanted[0]["rows"][:3]}]
     rows = find_row_sets([DependentOutput("rows", 0, ("nms",))], wanted)
-    found = collect(tmp_path, [{"x": normal(2)}], got, wanted, row_sets=rows, ignored=("aside",), metric="relative_l2")
-    assert found is not None
-    assert [output["name"] for output in found.header["outputs"]] == ["y"]
-    assert found.header["unchecked"] == ["rows"]
-    assert found.header["figure"] == pytest.approx(0.1, rel=1e-5)
+    check = collect(tmp_path, [{"x": normal(2)}], got, wanted, row_sets=rows, ignored=("aside",), metric="relative_l2")
+    assert check is not None
+    assert [output["name"] for output in check.header["outputs"]] == ["y"]
+    assert check.header["unchecked"] == ["rows"]
+    assert check.header["figure"] == pytest.approx(0.1, rel=1e-5)
     nothing = collect(tmp_path, [{"x": normal(2)}], got, wanted, row_sets=rows, ignored=("aside", "y"))
     assert nothing is None
 
 
 def test_a_metric_of_the_users_is_reported_beside_what_can_be_checked(tmp_path: Path) -> None:
     wanted = [{"y": normal(4)}]
-    found = collect(tmp_path, [{"x": normal(2)}], wanted, wanted, metric="script.py:mine")
-    assert found is not None
-    assert (found.header["figure"], found.header["reported"]) == (None, None)
-    assert found.header["outputs"][0]["figures"]["worst_part"] == 0
+    check = collect(tmp_path, [{"x": normal(2)}], wanted, wanted, metric="script.py:mine")
+    assert check is not None
+    assert (check.header["figure"], check.header["reported"]) == (None, None)
+    assert check.header["outputs"][0]["figures"]["worst_part"] == 0
 
 
 def test_what_is_gone_is_no_error(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_what_is_fed_back_is_fed_back(infer: dict[str, Any], tmp_path: Path) -> 
 
     exact = outputs_of(run, samples, rollout)
     wanted = [{name: array * np.float32(1.01) for name, array in sample.items()} for sample in exact]
-    found = collect(tmp_path, samples, exact, wanted, rollout=rollout)
-    assert found is not None
-    found.save(tmp_path / "check.npz")
+    check = collect(tmp_path, samples, exact, wanted, rollout=rollout)
+    assert check is not None
+    check.save(tmp_path / "check.npz")
     header, inputs, references = infer["read_check"](tmp_path / "check.npz")
     assert (len(inputs), len(references), header["steps"]) == (8, 2, 4)
     assert len(header["outputs"]) == 1 + len(rollout.checkpoints)
@@ -203,7 +203,7 @@ def test_an_emulation_reads_the_weights_of_the_model_beside_it(
     plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(free[::2], Precision.FP16))
     bank = WeightBank.write(model, tmp_path / "weights")
     mixed = Rewriter(grouped, bank).export(plan, tmp_path / "model.onnx", {"plan": plan.fingerprint})
-    assert {one.location for one in stored_data(mixed).values() if one.place.length >= 1024} == {
+    assert {data.location for data in stored_data(mixed).values() if data.place.length >= 1024} == {
         "model.onnx.data" if beside else "model.onnx"
     }
     Emulator(grouped, bank).write(plan, tmp_path / "check.onnx", stored_in(mixed))
@@ -211,13 +211,13 @@ def test_an_emulation_reads_the_weights_of_the_model_beside_it(
     onnx.checker.check_model(str(tmp_path / "check.onnx"), full_check=True)
     alone = Emulator(grouped, bank).write(plan, tmp_path / "weights" / "alone.onnx")
     feed = {"x": np.load(mlp_data)["x"]}
-    found, wanted = (
+    check, wanted = (
         onnxruntime.InferenceSession(path, providers=CPU).run(None, feed)[0]
         for path in (tmp_path / "check.onnx", alone)
     )
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(check, wanted)
     exact = onnxruntime.InferenceSession(mlp_path, providers=CPU).run(None, feed)[0]
-    assert 0 < np.abs(found - exact).max() < 1e-2
+    assert 0 < np.abs(check - exact).max() < 1e-2
 
 
 SHAPED = {"image": ["N", 3, "H", "W"], "mask": ["N", "H"], "threshold": [], "fixed": [2, 5]}

@@ -19,9 +19,7 @@ from mptune.reporting.recipe import BuildRecipe, engine_name
 from mptune.run_json import FixedSettings, ModelSection, RunFile, TargetSection
 from mptune.settings import ShapeRange, TensorRtSettings
 from mptune.targets.jetson import JetsonState
-from tests.reporting.conftest import Bench
-
-MakeFront = Callable[..., tuple]
+from tests.reporting.conftest import Bench, MakeFront
 
 
 @pytest.fixture
@@ -99,10 +97,10 @@ def test_shapes_are_those_of_the_search(bench: Bench, tmp_path: Path, arguments)
     script = tmp_path / "build.sh"
     script.write_text(recipe.script(bench.plan(1)))
     script.chmod(0o755)
-    found = arguments(script)
-    assert "--minShapes='x:0':1x4,it's:1" in found
-    assert "--optShapes='x:0':3x4,it's:2" in found
-    assert "--maxShapes='x:0':7x4,it's:9" in found
+    trtexec = arguments(script)
+    assert "--minShapes='x:0':1x4,it's:1" in trtexec
+    assert "--optShapes='x:0':3x4,it's:2" in trtexec
+    assert "--maxShapes='x:0':7x4,it's:9" in trtexec
     assert "'gone' are not known" in script.read_text()
 
 
@@ -110,7 +108,7 @@ def test_the_search_s_limits_of_the_builder(bench: Bench) -> None:
     section = TensorRtSettings(workspace_mb=512, optimization_level=5)
     options = BuildRecipe.of(run_file(tensorrt=section), Path("none"), []).options(bench.plan(1))
     assert {"--memPoolSize=workspace:512", "--builderOptimizationLevel=5"} <= set(options)
-    assert not any("memPool" in one or "Level" in one for one in BuildRecipe().options(bench.plan(1)))
+    assert not any("memPool" in option or "Level" in option for option in BuildRecipe().options(bench.plan(1)))
 
 
 def test_the_limit_that_a_jetson_had_by_default(environment: Environment) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +24,8 @@ from mptune.reporting.text import (
     unique,
 )
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
-from tests.reporting.conftest import Bench, make_error, predicted
+from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.tuning.factory import make_evaluation
-
-MakeFront = Callable[..., tuple]
 
 
 @pytest.mark.parametrize(
@@ -151,11 +148,3 @@ def test_environment(environment: Environment) -> None:
 
 def test_unique_keeps_the_order() -> None:
     assert unique(["b", "a", "b"]) == ("b", "a")
-
-
-def test_all_fp16_says_how_many_groups_are_pinned(make_front: Callable[..., tuple], bench: Bench) -> None:
-    front, _ = make_front()
-    assert front.fp16_name == "all-FP16"
-    pinned = make_front(fp16=bench.evaluation(len(bench.groups) - 2, 0.9, 2e-2))[0]
-    assert pinned.fp16_name == "all-FP16 but 2 pinned"
-    assert make_front(fp16=None)[0].fp16_name == "all-FP16"

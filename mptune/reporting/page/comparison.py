@@ -20,7 +20,7 @@ JSON_NAME, PAGE_NAME = "comparison.json", "comparison.html"
 _MOST_NAMES = 12
 """So many names of one kind are listed in a finding; the page says how many more there are."""
 
-_FIGURES = {
+FIGURES = {
     "judged": "error",
     "limit": "limit",
     "judged_fp16": "FP16 throughout, emulated",
@@ -113,7 +113,7 @@ def _finding(finding: Finding) -> Iterable[str]:
         ("node", where.nodes),
         ("group", where.groups),
         ("value", where.tensors),
-        ("output", [_column_text(one) for one in where.outputs]),
+        ("output", [_column_text(output) for output in where.outputs]),
         ("input", where.inputs),
         ("sample", where.samples),
     )
@@ -146,8 +146,8 @@ def _outputs(comparison: Comparison) -> Iterable[str]:
     yield '<p class="note">An error is the root mean square difference of a sample, divided by the standard deviation'
     yield "of the output over all samples, and the mean over the samples; <code>abs:</code> marks the largest absolute"
     yield "difference, where the tolerance is of that. Both are of the columns that are named, where any are.</p>"
-    yield from _table(comparison, list(_FIGURES))
-    others = list(dict.fromkeys(k for by in comparison.outputs.values() for k in by if k not in _FIGURES))
+    yield from _table(comparison, list(FIGURES))
+    others = list(dict.fromkeys(k for by in comparison.outputs.values() for k in by if k not in FIGURES))
     if others:
         yield "<details><summary>All figures</summary>"
         yield from _table(comparison, others)
@@ -157,7 +157,7 @@ def _outputs(comparison: Comparison) -> Iterable[str]:
 
 def _table(comparison: Comparison, names: Sequence[str]) -> Iterable[str]:
     yield '<div class="scroll"><table class="statistics"><thead><tr><th scope="col">output</th>'
-    titles = (_FIGURES.get(name, name.replace("_", " ")) for name in names)
+    titles = (FIGURES.get(name, name.replace("_", " ")) for name in names)
     yield from (f'<th scope="col" class="number">{escape(title)}</th>' for title in titles)
     yield "</tr></thead><tbody>"
     for output, statistics in comparison.outputs.items():

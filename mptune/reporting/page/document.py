@@ -13,14 +13,14 @@ from mptune._version import __version__
 from mptune.data.metrics.paired import error_interval
 from mptune.data.numbers import encode_float
 from mptune.data.run_outputs import RunOutputs
+from mptune.engines.base import Failure
 from mptune.engines.environment import Environment
 from mptune.finding import FP16_CODES
 from mptune.graph.grouping.groups import LayerGroup
-from mptune.graph.plan import Precision
-from mptune.printable import printable
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.printable import counts_text, printable
 from mptune.reporting.breaks import heading
 from mptune.reporting.confirmation_text import place_of, searched_baseline, verdicts
-from mptune.reporting.page.failures import failure_documents
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
@@ -39,7 +39,7 @@ from mptune.reporting.text import (
     speedup_of,
     unique,
 )
-from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
@@ -102,9 +102,7 @@ def _figures(evaluation: Evaluation, fp32: Evaluation | None) -> dict[str, Any]:
 
 
 MOST = 6
-
 LEAST_APART = math.log(1.1)
-
 """Points between others are worth a row where their errors differ by this much."""
 
 
@@ -113,20 +111,20 @@ def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
 
     What room is left goes to the points whose errors lie farthest from those of the others.
     """
-    found: dict[str, tuple[Evaluation, list[str]]] = {}
+    rows: dict[str, tuple[Evaluation, list[str]]] = {}
     for evaluation, role in _roles(front):
         fingerprint = evaluation.plan.fingerprint
-        if fingerprint in found:
-            found[fingerprint][1].append(role)
-        elif len(found) < MOST:
-            found[fingerprint] = (evaluation, [role])
+        if fingerprint in rows:
+            rows[fingerprint][1].append(role)
+        elif len(rows) < MOST:
+            rows[fingerprint] = (evaluation, [role])
     mixed = [point for point in front.points if point.plan.reduced_groups]
-    while len(found) < MOST:
-        gap = _farthest(mixed, [evaluation for evaluation, _ in found.values()])
+    while len(rows) < MOST:
+        gap = _farthest(mixed, [evaluation for evaluation, _ in rows.values()])
         if gap is None:
             break
-        found[gap.plan.fingerprint] = (gap, ["between"])
-    return sorted(found.values(), key=lambda one: one[0].latency.median_ms)
+        rows[gap.plan.fingerprint] = (gap, ["between"])
+    return sorted(rows.values(), key=lambda row: row[0].latency.median_ms)
 
 
 def _roles(front: Front) -> Iterator[tuple[Evaluation, str]]:
@@ -140,11 +138,11 @@ def _roles(front: Front) -> Iterator[tuple[Evaluation, str]]:
         yield beside.evaluation, beside.role
 
 
-def _farthest(points: Sequence[Evaluation], taken: Sequence[Evaluation]) -> Evaluation | None:
-    """The point whose error is farthest from those that are taken, as a ratio; None where none differs by a tenth."""
+def _farthest(points: Sequence[Evaluation], shown: Sequence[Evaluation]) -> Evaluation | None:
+    """The point whose error is farthest from those that are shown, as a ratio; None where none differs by a tenth."""
 
     def distance(point: Evaluation) -> float:
-        errors = [max(evaluation.judged_error, ERROR_FLOOR) for evaluation in taken if evaluation.is_finite]
+        errors = [max(evaluation.judged_error, ERROR_FLOOR) for evaluation in shown if evaluation.is_finite]
         own = math.log(max(point.judged_error, ERROR_FLOOR))
         return min((abs(own - math.log(error)) for error in errors), default=math.inf)
 
@@ -152,17 +150,14 @@ def _farthest(points: Sequence[Evaluation], taken: Sequence[Evaluation]) -> Eval
     return best if best is not None and distance(best) > LEAST_APART else None
 
 
-PLAN_FIELDS = (
-    "plan", "number", "ms", "low", "high", "interval", "ms_text", "speedup", "speedup_text", "search", "held_out",
-    "ci95", "finite", "bits", "origin", "memory", "memory_parts", "sources", "part", "warnings", "against",
-    "because", "search_larger", "metrics",
-)  # fmt: skip
-
-"""Columns of a plan in the page's data."""
-
 _MOST_WHY = 1_500_000
-
 """Characters of reasons with figures; further plans have their reasons without."""
+
+_MOST_FAILURES = 100
+"""So many failures are listed; the page says how many more there are."""
+
+_LONGEST_LINE = 400
+"""Characters of a failure's message, and of a line of its log."""
 
 
 def page_document(content: PageContent) -> dict[str, Any]:
@@ -173,6 +168,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
     front = content.front
     plans = _plans(front, content.evaluations)
     place = {evaluation.plan: index for index, evaluation in enumerate(plans)}
+    columns = [_plan(evaluation, content) for evaluation in plans]
     document = {
         "version": __version__,
         "model": {"name": front.model_path.name, "path": str(front.model_path), "sha256": front.model_sha256},
@@ -201,15 +197,15 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "failures": front.failures,
         "hypervolume": encode_float(front.hypervolume),
         "groups": _groups(content),
-        "plan_fields": PLAN_FIELDS,
-        "plans": [_plan(evaluation, content) for evaluation in plans],
+        "plan_fields": list(columns[0]),
+        "plans": [list(column.values()) for column in columns],
         "reasons": _reasons(content, place),
         "findings": [{**finding.to_json(), "is_fp16": finding.code in FP16_CODES} for finding in front.findings],
         "warnings": list(unique((*front.warnings, *(front.chosen.warnings if front.chosen else ())))),
         "outputs": None if content.outputs is None or not content.outputs.plans else _outputs(content.outputs),
         "statistics": _statistics(content, place),
         "progress": _progress(content),
-        "failed": failure_documents(content.progress.failures),
+        "failed": [_failure(*failed) for failed in content.progress.failures[:_MOST_FAILURES]],
         "confirmation": None if content.confirmation is None else confirmation_document(content.confirmation),
         "facts": _facts(content),
     }
@@ -234,43 +230,61 @@ def _plans(front: Front, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     return sorted(by_plan.values(), key=lambda evaluation: evaluation.number)
 
 
-def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
-    """The values of ``PLAN_FIELDS``."""
+def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
     latency, part = evaluation.latency, evaluation.part
     low, high = latency.ci95_ms
     interval = error_interval(evaluation.counted, evaluation.metric)
     precision, chosen = evaluation.plan.precision, content.front.chosen
     metrics = content.front.metrics.values()
-    return [
-        evaluation.plan.fingerprint,
-        evaluation.number,
-        _short(latency.median_ms),
-        _short(low),
-        _short(high),
-        format_interval(evaluation).replace("+-", "\N{PLUS-MINUS SIGN}"),
-        latency_text(evaluation),
-        _short(evaluation.speedup),
-        speedup_of(evaluation, content.front.fp32),
-        _short(evaluation.error_value),
-        None if evaluation.held_out_value is None else _short(evaluation.held_out_value),
-        None if interval is None else [_short(bound) for bound in interval],
-        int(evaluation.is_finite),
-        "".join([_letter(precision.get(group.id)) for group in content.groups]),
-        evaluation.origin.label,
-        memory_text(evaluation),
-        memory_details(evaluation),
-        ", ".join([latency.source, evaluation.error_source, *_measured_again(evaluation)]),
-        "" if part is None else str(part),
-        list(evaluation.warnings),
-        "" if chosen is None or evaluation.plan == chosen.plan else compared(evaluation, chosen),
-        because(content.front, evaluation),
-        int(is_larger_in_search(evaluation)),
-        [[*map(_known, metric_values(evaluation, one)), metric_cell(evaluation, one)] for one in metrics],
-    ]
+    again = ["re-measured"] * evaluation.remeasured + ["confirmed"] * evaluation.confirmed
+    return {
+        "plan": evaluation.plan.fingerprint,
+        "number": evaluation.number,
+        "ms": _short(latency.median_ms),
+        "low": _short(low),
+        "high": _short(high),
+        "interval": format_interval(evaluation).replace("+-", "\N{PLUS-MINUS SIGN}"),
+        "ms_text": latency_text(evaluation),
+        "speedup": _short(evaluation.speedup),
+        "speedup_text": speedup_of(evaluation, content.front.fp32),
+        "search": _short(evaluation.error_value),
+        "held_out": _optional(evaluation.held_out_value),
+        "ci95": None if interval is None else [_short(bound) for bound in interval],
+        "finite": int(evaluation.is_finite),
+        "bits": "".join([_letter(precision.get(group.id)) for group in content.groups]),
+        "origin": evaluation.origin.label,
+        "memory": memory_text(evaluation),
+        "memory_parts": memory_details(evaluation),
+        "sources": ", ".join([latency.source, evaluation.error_source, *again]),
+        "part": "" if part is None else str(part),
+        "warnings": list(evaluation.warnings),
+        "against": "" if chosen is None or evaluation.plan == chosen.plan else compared(evaluation, chosen),
+        "because": because(content.front, evaluation),
+        "search_larger": int(is_larger_in_search(evaluation)),
+        "metrics": [[*map(_optional, metric_values(evaluation, m)), metric_cell(evaluation, m)] for m in metrics],
+    }
 
 
-def _measured_again(evaluation: Evaluation) -> list[str]:
-    return ["re-measured"] * evaluation.remeasured + ["confirmed"] * evaluation.confirmed
+def _failure(plan: PrecisionPlan, origin: Origin, failure: Failure) -> dict[str, Any]:
+    log = failure.log_path
+    return {
+        "plan": plan.fingerprint,
+        "origin": origin.label,
+        "stage": failure.stage.value,
+        "kind": failure.kind.value,
+        "message": failure.message[:_LONGEST_LINE],
+        "log": None if log is None else log.name,
+        "line": "" if log is None else _first_line(log),
+    }
+
+
+def _first_line(path: Path) -> str:
+    """The first line of a log that says something; empty where the log is gone or says nothing."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            return next((line.strip() for line in lines if line.strip()), "")[:_LONGEST_LINE]
+    except OSError:
+        return ""
 
 
 def _letter(precision: Precision | None) -> str:
@@ -283,23 +297,20 @@ def _letter(precision: Precision | None) -> str:
 def _groups(content: PageContent) -> list[dict[str, Any]]:
     worths = {worth.group: worth for worth in content.front.explanation.groups}
     pins = _pins(content)
-    documents = []
-    for group in content.groups:
-        worth = worths.get(group.id)
-        documents.append(
-            {
-                "id": group.id,
-                "name": group.name,
-                "kind": group.kind,
-                "ops": describe_ops(group.ops),
-                "nodes": len(group.nodes),
-                "pinned": pins.get(group.id),
-                "error": None if worth is None else _known(worth.one_group_error),
-                "gain": None if worth is None else _known(worth.gain_ms),
-                "casts": None if worth is None else _known(worth.casts_ms),
-            }
-        )
-    return documents
+    return [
+        {
+            "id": group.id,
+            "name": group.name,
+            "kind": group.kind,
+            "ops": counts_text(group.ops),
+            "nodes": len(group.nodes),
+            "pinned": pins.get(group.id),
+            "error": _optional(getattr(worths.get(group.id), "one_group_error", None)),
+            "gain": _optional(getattr(worths.get(group.id), "gain_ms", None)),
+            "casts": _optional(getattr(worths.get(group.id), "casts_ms", None)),
+        }
+        for group in content.groups
+    ]
 
 
 def _pins(content: PageContent) -> dict[str, str]:
@@ -312,15 +323,10 @@ def _pins(content: PageContent) -> dict[str, str]:
     return pins
 
 
-def describe_ops(ops: Mapping[str, int]) -> str:
-    """The operators of a group, such as ``MatMul, Add x2``."""
-    return ", ".join(op if count == 1 else f"{op} x{count}" for op, count in ops.items())
-
-
 def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
     """Plan -> [group, reason in a word, the reason] of each FP32 group; texts stand in tables once."""
     column = {group.id: index for index, group in enumerate(content.groups)}
-    known = {plan.fingerprint: index for plan, index in place.items()}
+    index_of = {plan.fingerprint: index for plan, index in place.items()}
     words: dict[str, int] = {}
     texts = {"": 0}
     room, plans = _MOST_WHY, {}
@@ -328,17 +334,17 @@ def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
     chosen = content.front.chosen
     first = [] if chosen is None else [chosen.plan.fingerprint]
     for fingerprint in unique((*first, *explanation.kept)):
-        kept = [one for one in explanation.of(fingerprint) if one.group in column]
-        size = sum(len(one.because) for one in kept)
+        kept = [group for group in explanation.of(fingerprint) if group.group in column]
+        size = sum(len(group.because) for group in kept)
         room -= size
-        if fingerprint in known and fingerprint != content.front.fp32.plan.fingerprint:
-            plans[known[fingerprint]] = [
+        if fingerprint in index_of and fingerprint != content.front.fp32.plan.fingerprint:
+            plans[index_of[fingerprint]] = [
                 [
-                    column[one.group],
-                    words.setdefault(one.word, len(words)),
-                    texts.setdefault(one.because if room >= 0 else "", len(texts)),
+                    column[group.group],
+                    words.setdefault(group.word, len(words)),
+                    texts.setdefault(group.because if room >= 0 else "", len(texts)),
                 ]
-                for one in kept
+                for group in kept
             ]
     return {"words": list(words), "texts": list(texts), "plans": plans}
 
@@ -395,7 +401,7 @@ def _short(value: float) -> float | str:
     return encode_float(float(f"{value:.6g}"))
 
 
-def _known(value: float | None) -> float | str | None:
+def _optional(value: float | None) -> float | str | None:
     return None if value is None else _short(value)
 
 
@@ -403,7 +409,7 @@ def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable(key): _printable(one) for key, one in value.items()}
+        return {printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_printable(one) for one in value]
+        return [_printable(item) for item in value]
     return value

@@ -9,49 +9,38 @@ from rich.table import Table
 from rich.text import Text
 
 from mptune.finding import OutputColumns
-from mptune.reporting.terminal.console import make_console
+from mptune.reporting.page.comparison import FIGURES
+from mptune.reporting.terminal.console import SEVERITY_STYLES, make_console, print_fact, print_text
 
 if TYPE_CHECKING:
     from mptune.diagnosis.comparison import Comparison
-
-_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
     """Print a comparison; to stdout by default."""
     console = make_console(sys.stdout if stream is None else stream)
-    whole = not console.is_terminal
     style = "green" if comparison.agrees else "bold red"
     console.print(Text.assemble(("verdict    ", "dim"), (comparison.verdict, style)))
-    for name, value in (
-        ("reference", comparison.reference),
-        ("candidate", comparison.candidate),
-        ("samples", str(comparison.samples)),
-    ):
-        console.print(Text.assemble((f"{name:<11}", "dim"), value), soft_wrap=whole)
+    for name in ("reference", "candidate", "samples"):
+        print_fact(console, name, str(getattr(comparison, name)), 11)
     console.print()
     for finding in comparison.findings:
-        heading = (f"{finding.severity}: {finding.code}  ", _STYLES[finding.severity])
-        console.print(Text.assemble(heading, finding.text), soft_wrap=whole)
+        heading = (f"{finding.severity}: {finding.code}  ", SEVERITY_STYLES[finding.severity])
+        print_text(console, Text.assemble(heading, finding.text))
         if finding.cure:
-            console.print(Text(f"  {finding.cure}"), soft_wrap=whole)
+            print_text(console, finding.cure, indent=2)
     if not comparison.agrees and not comparison.findings and not comparison.warnings:
-        console.print(
-            Text(
-                "No known cause explains the difference: none of the roundings, stale rows, orders and inputs tried"
-                " gives it."
-            ),
-            soft_wrap=whole,
-        )
+        causes = "none of the roundings, stale rows, orders and inputs tried gives it"
+        print_text(console, f"No known cause explains the difference: {causes}.")
     console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("output", overflow="fold")
-    for column in ("error", "limit", "FP16 throughout, emulated", "largest difference"):
-        table.add_column(column, justify="right")
+    for title in FIGURES.values():
+        table.add_column(title, justify="right")
     for name, statistics in comparison.outputs.items():
         limit = comparison.limits[name]
-        figures = (limit.text(statistics[key]) for key in ("judged", "limit", "judged_fp16"))
-        table.add_row(str(OutputColumns(name, limit.columns)), *figures, f"{statistics['largest_difference']:.3g}")
+        *judged, largest = (statistics[key] for key in FIGURES)
+        table.add_row(str(OutputColumns(name, limit.columns)), *map(limit.text, judged), f"{largest:.3g}")
     console.print(table)
     for text in comparison.warnings:
-        console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=whole)
+        print_text(console, f"warning: {text}", "yellow")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mptune.finding import BREAKING_CODES
 from mptune.reporting.confirmation_text import (
     INTERVAL,
     cells_of,
@@ -21,13 +19,12 @@ from mptune.reporting.confirmation_text import (
     place_of,
     verdicts,
 )
-from mptune.reporting.terminal.console import make_console, print_fact, print_text
-from mptune.reporting.terminal.front import print_breaks
+from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text
+from mptune.reporting.terminal.front import print_breaks, print_end, written_files
 from mptune.reporting.text import (
     describe_engine,
     error_source,
     error_text,
-    front_warnings,
     latency_source,
     latency_text,
     short_path,
@@ -44,10 +41,12 @@ _LEAST_ORIGIN = 8
 _STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 
 
-def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None, *, said: Collection[str] = ()) -> None:
+def print_confirmation(
+    confirmation: Confirmation, stream: TextIO | None = None, *, warned: Collection[str] = ()
+) -> None:
     """Print a confirmation: the table of both, Kendall's tau, the verdict in words, the choice, warnings and files.
 
-    What breaks in FP16 stands first. Warnings in ``said`` have been printed before.
+    What breaks in FP16 stands first. Warnings in ``warned`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
     front, searched = confirmation.front, confirmation.searched
@@ -71,11 +70,7 @@ def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None,
     console.print()
     for name, value in _outcome(confirmation):
         print_fact(console, name, value)
-    for text in front_warnings(front, BREAKING_CODES):
-        if text not in said:
-            print_text(console, f"warning: {text}", "yellow")
-    if not front.limits_met:
-        print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
+    print_end(console, front, warned)
 
 
 def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
@@ -85,27 +80,24 @@ def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
     else:
         point = front.chosen
         chosen = f"{point.plan.fingerprint}: {latency_text(point)} ms, error {error_text(point)}; {front.chosen_reason}"
-    files = [("chosen", chosen)]
-    for name, path in (("model", "chosen/model.onnx"), ("engine", "chosen/model.engine"), ("page", "report.html")):
-        if (front.run_dir / path).exists():
-            files.append((name, short_path(front.run_dir / path)))
-    return [*files, ("another", f"mptune pick {short_path(Path(front.run_dir))} with a limit, --knee or --plan ID")]
+    files = [(name, path) for name, path in written_files(front) if name != "try it"]
+    another = f"mptune pick {short_path(front.run_dir)} with a limit, --knee or --plan ID"
+    return [("chosen", chosen), *files, ("another", another)]
 
 
 def _table(confirmation: Confirmation, width: int) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     shown = [name for name in headings(confirmation) if name != INTERVAL or width >= WIDE]
     lines = []
     for plan in confirmation.plans:
         name, figures, origin = cells_of(confirmation, plan)
         numbers = dict(zip(headings(confirmation), figures, strict=True))
-        lines.append(([name, *(numbers[one] for one in shown), place_of(confirmation, plan)], origin))
+        lines.append(([name, *(numbers[head] for head in shown), place_of(confirmation, plan)], origin))
     heads = ["plan", *shown, ""]
     widths = [max(len(head), *(len(cells[k]) for cells, _ in lines)) for k, head in enumerate(heads)]
     left = max(_LEAST_ORIGIN, width - sum(widths) - 2 * len(widths) - 1)
-    for head, wide in zip(heads, widths, strict=True):
-        table.add_column(head, justify="right" if head in shown else "left", no_wrap=True, min_width=wide)
-    table.add_column("origin", no_wrap=True)
+    table = plain_table((*heads, "origin"), shown)
+    for column, column_width in zip(table.columns, widths, strict=False):
+        column.min_width = column_width
     for cells, origin in lines:
         last = Text(origin)
         last.truncate(left, overflow="ellipsis")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,6 +16,8 @@ from mptune.printable import printable, printable_character
 
 PLAIN_WIDTH = 100
 """Columns where there is no terminal to ask."""
+
+SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
 class _OurConsole(Console):
@@ -80,3 +82,16 @@ def print_fact(console: Console, name: str, value: str, width: int = 9, style: s
     grid.add_column(overflow="fold")
     grid.add_row(Text(name), Text(value))
     console.print(grid)
+
+
+def plain_table(heads: Sequence[str], right: Sequence[str] = (), style: str = "bold") -> Table:
+    """A table without lines; the columns named in ``right`` hold numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=style)
+    for head in heads:
+        table.add_column(head, justify="right" if head in right else "left", no_wrap=True)
+    return table
+
+
+def room_beside(width: int, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """What columns with these cells leave of a width."""
+    return width - sum(max(map(len, column)) + 2 for column in zip(heads, *rows, strict=True))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mptune.reporting.terminal.console import make_console, print_fact, print_text
+from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text, room_beside
 from mptune.reporting.terminal.front import print_breaks
 from mptune.reporting.text import (
     KEPT_BECAUSE,
@@ -35,12 +35,7 @@ _SHORTEST_NAME = 12
 
 
 def print_explanation(front: Front, stream: TextIO | None = None) -> None:
-    """Print what each group costs and gains, and why groups stay FP32 in each plan of the front.
-
-    Args:
-        front: what ``mptune.report`` returned.
-        stream: where to print; stdout by default.
-    """
+    """Print what each group costs and gains, and why groups stay FP32 in each plan of the front."""
     console = make_console(sys.stdout if stream is None else stream)
     explanation = front.explanation
     if not explanation.groups:
@@ -103,15 +98,8 @@ def _groups(worths: tuple[GroupWorth, ...], width: int, counted: str, words: Map
         )
         for worth in worths
     ]
-    taken = sum(max(len(row[k]) for row in (heads, *rows)) + 2 for k in range(len(heads)))
-    left = max(width - taken, _SHORTEST_NAME)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("group", no_wrap=True)
-    table.add_column("name", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
-    for head in heads[2:-1]:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column(heads[-1], no_wrap=True)
+    left = max(room_beside(width, heads, rows), _SHORTEST_NAME)
+    table = plain_table((heads[0], "name", *heads[1:]), heads[2:-1], "dim")
     for worth, (group, *others) in zip(worths, rows, strict=True):
         style = "" if worth.verdict in ("FP16", "BF16") else "yellow"
         name = cut_front(worth.name, left)

@@ -42,14 +42,18 @@ from mptune.tuning.front import Front, knee
 from mptune.tuning.fronts.table import Row, error_marks, has_parts, is_held_out, mark_notes, part_text, shown_rows
 
 _GAP = "  "
-
 _MOST_DIGITS = 6
-
 _BECAUSE = "FP32 because"
-
 _FEW_REASONS = 2
+"""Reasons that are named where there is no room for all of them."""
 
-"""So many are named where all of them have no room."""
+_MOST_BREAKS = 4
+"""Places that are named; ``mptune report RUN --explain`` names all."""
+
+_MOST_KEPT = 4
+"""FP32 groups of the chosen plan that are named."""
+
+_WIDTH = len("more exact ")
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> lis
         _Column("95 %", tuple(map(format_interval, plans)), rank=3),
         _Column("speedup", tuple(speedup_of(plan, front.fp32) for plan in plans)),
         _Column("error", tuple(errors)),
-        *(_Column(name, tuple(metric_cell(plan, one) for plan in plans)) for name, one in front.metrics.items()),
+        *(_Column(name, tuple(metric_cell(plan, m) for plan in plans)) for name, m in front.metrics.items()),
         _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
         _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
         _Column("memory", tuple(map(memory_text, plans)), rank=4),
@@ -124,9 +128,8 @@ def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> lis
 def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
     """The columns that the width holds: those of rank 0, whose last one is cut between words, then the others."""
     fixed = [column for column in columns if not column.rank]
-    taken = sum(column.width + len(_GAP) for column in fixed[:-1])
     last = fixed[-1]
-    left = max(width - taken, len(last.head))
+    left = max(width - sum(column.width + len(_GAP) for column in fixed[:-1]), len(last.head))
     last = _Column(last.head, tuple(_cut_words(cell, left) for cell in last.cells), is_number=False)
     left -= last.width
     shown = {}
@@ -175,40 +178,35 @@ def _notes(front: Front, rows: Sequence[Row], left: int) -> str:
     notes = ["- not on the front"] if any(not row.on_front and not row.is_chosen for row in rows) else []
     notes += mark_notes(error_marks(rows, front))
     plans = [row.evaluation for row in rows]
-    cells = (*map(error_cell, plans), *(metric_cell(plan, one) for plan in plans for one in front.metrics.values()))
+    cells = (*map(error_cell, plans), *(metric_cell(plan, m) for plan in plans for m in front.metrics.values()))
     notes += ["in brackets: on the search samples"] if any("(" in cell for cell in cells) else []
     notes += [f"{left} more rows: --all"] if left else []
     return "; ".join(["> chosen", *notes] if notes and any(row.is_chosen for row in rows) else notes)
 
 
-MOST_SHOWN = 4
-
-"""So many places are named; ``mptune report RUN --explain`` names all."""
-
-
 def print_breaks(console: Console, front: Front, *, every: bool = False) -> None:
     """Print the findings about values that FP16 cannot hold: node, value, sample, and what plain FP16 gives."""
-    found = breaks_in_fp16(front)
+    breaks = breaks_in_fp16(front)
     print_text(console, heading(front), "bold")
-    for one in found if every else found[:MOST_SHOWN]:
-        _print_break(console, one)
-    if not found:
+    for place in breaks if every else breaks[:_MOST_BREAKS]:
+        _print_break(console, place)
+    if not breaks:
         print_text(console, _nothing(front), indent=2)
-    elif len(found) > MOST_SHOWN and not every:
-        rest = f"and {len(found) - MOST_SHOWN} more: mptune report {short_path(front.run_dir)} --explain"
-        print_text(console, rest, "dim", 2)
+    elif len(breaks) > _MOST_BREAKS and not every:
+        print_text(console, _all_in_explain(front, len(breaks) - _MOST_BREAKS), "dim", 2)
     console.print()
 
 
-def _print_break(console: Console, one: Break) -> None:
-    style = "dim" if one.kept else "yellow"
-    longest = 2 * console.width if console.is_terminal else None
-    place = one.where if longest is None else cut_front(one.where, longest)
-    head = Text.assemble((one.code, "" if one.kept else "yellow"), f": {place}")
-    print_text(console, head, indent=2)
-    more = "" if not one.others else f"; so for {one.others} more value{'s' if one.others > 1 else ''} there"
-    print_text(console, f"{one.seen}{more}", indent=4)
-    print_text(console, one.outcome, style, 4)
+def _all_in_explain(front: Front, more: int) -> str:
+    return f"and {more} more: mptune report {short_path(front.run_dir)} --explain"
+
+
+def _print_break(console: Console, place: Break) -> None:
+    where = cut_front(place.where, 2 * console.width) if console.is_terminal else place.where
+    print_text(console, Text.assemble((place.code, "" if place.kept else "yellow"), f": {where}"), indent=2)
+    more = "" if not place.others else f"; so for {place.others} more value{'s' if place.others > 1 else ''} there"
+    print_text(console, f"{place.seen}{more}", indent=4)
+    print_text(console, place.outcome, "dim" if place.kept else "yellow", 4)
 
 
 def _nothing(front: Front) -> str:
@@ -218,17 +216,12 @@ def _nothing(front: Front) -> str:
     return f"nothing that breaks was found on the samples{error}"
 
 
-_WIDTH = len("more exact ")
-
-MOST_KEPT = 4
-
-"""At most this many of the chosen plan's FP32 groups are named."""
-
-
-def print_front(front: Front, stream: TextIO | None = None, *, every: bool = False, said: Collection[str] = ()) -> None:
+def print_front(
+    front: Front, stream: TextIO | None = None, *, every: bool = False, warned: Collection[str] = ()
+) -> None:
     """Print a front: what breaks in FP16, the source, the table, the choice, the warnings, the files, what comes next.
 
-    Warnings in ``said`` have been printed before.
+    Warnings in ``warned`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
     nothing = [text for text in front.warnings if NOTHING in text]
@@ -254,9 +247,16 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
     console.print()
     _facts(console, [("chosen", _chosen(front)), *neighbour_lines(front)])
     _print_kept(console, front)
-    _facts(console, [*_written(front), *_other_devices(front)])
+    other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
+    another = f"mptune pick {short_path(front.run_dir)} with {other}"
+    _facts(console, [*written_files(front), ("another", another), *_other_devices(front)])
+    print_end(console, front, (*warned, *nothing))
+
+
+def print_end(console: Console, front: Front, warned: Collection[str]) -> None:
+    """Print what a person must know of a front: warnings that were not printed before, and limits that are not met."""
     for text in front_warnings(front, BREAKING_CODES):
-        if text not in (*said, *nothing):
+        if text not in warned:
             print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
         print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
@@ -282,25 +282,27 @@ def _print_kept(console: Console, front: Front) -> None:
     if front.chosen is None or front.chosen.plan == front.fp32.plan:
         return
     kept = front.explanation.of(front.chosen.plan.fingerprint)
-    lines = [explain_kept(group) for group in kept[:MOST_KEPT]]
-    if len(kept) > MOST_KEPT:
-        lines.append(f"and {len(kept) - MOST_KEPT} more: mptune report {short_path(front.run_dir)} --explain")
+    lines = [explain_kept(group) for group in kept[:_MOST_KEPT]]
+    if len(kept) > _MOST_KEPT:
+        lines.append(_all_in_explain(front, len(kept) - _MOST_KEPT))
     if lines:
         print_text(console, KEPT_BECAUSE, "dim")
     for line in lines:
         print_text(console, line, indent=2)
 
 
-def _written(front: Front) -> list[tuple[str, str]]:
-    chosen, page = front.run_dir / "chosen", front.run_dir / "report.html"
-    files = (("model", chosen / "model.onnx"), ("engine", chosen / "model.engine"), ("try it", chosen / "infer.py"))
-    written = [
-        (name, f"{'python ' * (name == 'try it')}{short_path(path)}")
-        for name, path in (*files, ("page", page))
-        if path.exists()
-    ]
-    other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
-    return [*written, ("another", f"mptune pick {short_path(front.run_dir)} with {other}")]
+_FILES = {
+    "model": "chosen/model.onnx",
+    "engine": "chosen/model.engine",
+    "try it": "chosen/infer.py",
+    "page": "report.html",
+}
+
+
+def written_files(front: Front) -> list[tuple[str, str]]:
+    """The files of a run that a person looks at, by what each is for; those that are there."""
+    paths = ((name, front.run_dir / path) for name, path in _FILES.items())
+    return [(name, f"{'python ' * (name == 'try it')}{short_path(path)}") for name, path in paths if path.exists()]
 
 
 def _other_devices(front: Front) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
@@ -12,7 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from mptune.graph.plan import Precision
-from mptune.reporting.terminal.console import make_console, print_fact, print_text
+from mptune.printable import counts_text, cut
+from mptune.reporting.terminal.console import (
+    SEVERITY_STYLES,
+    make_console,
+    plain_table,
+    print_fact,
+    print_text,
+    room_beside,
+)
 from mptune.reporting.text import cut_front
 from mptune.targets.unsearched import NOTHING
 
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
 WIDE = 96
 """Minimum columns for the operators of each group."""
 
-_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 _MOST_PLACES = 6
 _REASONS = 3
 """Why groups cannot be BF16: so many are shown."""
@@ -33,12 +40,7 @@ _OF_CONSTANTS = frozenset({"overflow", "vanishing", "epsilon", "int64"})
 
 
 def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> None:
-    """Print the inspection of a model.
-
-    Args:
-        inspection: what ``mptune.inspect`` returned.
-        stream: where to print; stdout by default.
-    """
+    """Print the inspection of a model; to stdout by default."""
     console = make_console(sys.stdout if stream is None else stream)
     first = [text for text in inspection.warnings if NOTHING in text]
     for text in first:
@@ -177,32 +179,18 @@ def _groups(inspection: Inspection, width: int, *, whole_names: bool) -> Table:
         for item in inspection.groups
     ]
     heads = ("id", "kind", "FLOP", "share", "bytes", "same", "precision")
-    taken = sum(max(len(row[k]) for row in (heads, *fixed)) + 2 for k in range(len(heads)))
-    left = max(width - taken, 20)
+    left = max(room_beside(width, heads, fixed), 20)
     longest = max((len(item.group.name) for item in inspection.groups), default=0)
     for_name = min(longest, left - 2 if width < WIDE else max(16, left - 2 - 14))
     for_ops = left - for_name - 4 if width >= WIDE else 0
     for_name = longest if whole_names else for_name
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for head in ("id", "name", "kind", *(["operators"] if for_ops > 0 else [])):
-        table.add_column(head, no_wrap=True)
-    for head in heads[2:-1]:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column(heads[-1], no_wrap=True)
+    named = ("id", "name", "kind", *(["operators"] if for_ops > 0 else []))
+    table = plain_table((*named, *heads[2:]), heads[2:-1], "dim")
     for item, (id_, kind, *figures, precision) in zip(inspection.groups, fixed, strict=True):
-        ops = [Text(_cut(_ops(item.group.ops), for_ops))] if for_ops > 0 else []
+        ops = [Text(cut(counts_text(item.group.ops), for_ops))] if for_ops > 0 else []
         style = "" if item.pin is None else "yellow"
         table.add_row(id_, Text(cut_front(item.group.name, for_name)), kind, *ops, *figures, Text(precision, style))
     return table
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 3)] + "..."
-
-
-def _ops(ops: Mapping[str, int]) -> str:
-    """The operators of a group, such as ``MatMul, Add x2``."""
-    return ", ".join(op if count == 1 else f"{op} x{count}" for op, count in ops.items())
 
 
 def _pins(console: Console, inspection: Inspection) -> None:
@@ -218,10 +206,8 @@ def _pins(console: Console, inspection: Inspection) -> None:
 
 
 def _operators(inspection: Inspection) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("operator", no_wrap=True)
-    for name in ("nodes", "in groups", "FLOP", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
+    figures = ("nodes", "in groups", "FLOP", "share")
+    table = plain_table(("operator", *figures), figures, "dim")
     if any(operator.fixed for operator in inspection.operators):
         table.add_column("the others have no precision, because", overflow="fold")
     total = inspection.flops or 1.0
@@ -239,7 +225,7 @@ def _operators(inspection: Inspection) -> Table:
 
 def _hazards(console: Console, inspection: Inspection) -> None:
     """One entry for each reason and cure, with all the places where it holds."""
-    counts = {s: sum(h.severity == s for h in inspection.hazards) for s in _STYLES}
+    counts = {s: sum(h.severity == s for h in inspection.hazards) for s in SEVERITY_STYLES}
     summary = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count)
     _section(console, f"hazards: {summary.replace('infos', 'info') or 'none found'}")
     if inspection.observed is None:
@@ -249,7 +235,7 @@ def _hazards(console: Console, inspection: Inspection) -> None:
         merged.setdefault((hazard.severity, hazard.code or hazard.kind, hazard.reason, hazard.cure), []).append(hazard)
     for (severity, kind, reason, cure), hazards in merged.items():
         where = _places([_where(h) for h in hazards])
-        head = Text.assemble((severity, _STYLES[severity]), f" {kind}: {where}")
+        head = Text.assemble((severity, SEVERITY_STYLES[severity]), f" {kind}: {where}")
         print_text(console, head)
         print_text(console, reason, indent=2)
         print_text(console, f"-> {cure}", "dim", 2)

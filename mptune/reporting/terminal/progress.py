@@ -26,29 +26,22 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origi
 from mptune.tuning.fronts.content import fp16_name
 
 _LAST = 20
-
-"""So many durations are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
+"""Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
 
 _LEAST = 2
-
-"""With fewer nothing is said: the first plans start workers and fill caches."""
+"""Fewest durations for an estimate: the first plans start workers and fill caches."""
 
 
 class RemainingTime:
     """Learns from each plan that is done; plans of earlier sessions do not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is known yet.
-
-        Args:
-            clock: seconds, monotonic.
-        """
         self._clock = clock
         self._durations_s: deque[float] = deque(maxlen=_LAST)
         self._last: tuple[int, float] | None = None
 
     def add(self, done: int) -> None:
-        """So many plans are done now; several at a time share the time that they took."""
+        """Take the number of plans that are done; several at a time share the time that they took."""
         now_s = self._clock()
         if self._last is not None and done > self._last[0]:
             count = done - self._last[0]
@@ -56,7 +49,7 @@ class RemainingTime:
         self._last = done, now_s
 
     def seconds(self, left: int) -> float | None:
-        """Until so many more plans are done, less what has passed since the last one; None where nothing is known.
+        """The time until ``left`` more plans are done, less what has passed since the last; None without an estimate.
 
         The median of the last durations counts: one plan that ran into its deadline is not the next one's duration.
         """
@@ -67,10 +60,8 @@ class RemainingTime:
 
 
 RECENT_FAILURES = 3
-
 _SAY_EVERY_S = 60.0
-
-"""So often a log gets a line with the time that is left."""
+"""Interval at which a log gets a line with the time that is left."""
 
 
 class TerminalListener:
@@ -78,13 +69,8 @@ class TerminalListener:
 
     In a terminal a few lines are redrawn at the bottom, and warnings and failures stay above them. Elsewhere (a pipe,
     a log file, CI) there is one plain line per event. Use it as a context manager, so that the terminal is left clean.
-    Where the stream goes away (a terminal that is closed, a pipe without a reader), the rest is silent: a search does
-    not end for that.
-
-    Args:
-        stream: where to write; stderr by default.
-        max_error: the limit asked for, so that the best plan so far can be named.
-        max_latency_ms: likewise.
+    Where the stream (stderr by default) goes away, such as a terminal that is closed or a pipe without a reader, the
+    rest is silent: a search does not end for that. The limits are those of the best plan so far.
     """
 
     def __init__(
@@ -136,7 +122,7 @@ class TerminalListener:
         if self._is_better(evaluation):
             self._best = evaluation
         if self._live is None:
-            self._print(f"[{done:>{len(str(budget))}}/{budget}] {_line(evaluation)}")
+            self._print(f"[{done:>{len(str(budget))}}/{budget}] {'  '.join(_parts(evaluation))}")
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Show a plan without a result, with the reason and the path of the log."""
@@ -191,23 +177,19 @@ class TerminalListener:
 
     def _is_better(self, candidate: Evaluation) -> bool:
         """Whether the candidate meets the limits and is better than the best so far."""
-        if not candidate.is_finite:
+        limits = ((candidate.error_value, self._max_error), (candidate.latency.median_ms, self._max_latency_ms))
+        if not candidate.is_finite or any(limit is not None and value > limit for value, limit in limits):
             return False
-        if self._max_error is not None and candidate.error_value > self._max_error:
-            return False
-        slow = self._max_latency_ms is not None and candidate.latency.median_ms > self._max_latency_ms
-        if self._best is None or slow:
-            return self._best is None and not slow
-        if self._max_latency_ms is not None and self._max_error is None:
+        if self._best is None:
+            return True
+        if self._max_error is None and self._max_latency_ms is not None:
             return candidate.error_value < self._best.error_value
         return candidate.latency.median_ms < self._best.latency.median_ms
 
     def _best_label(self) -> str:
-        if self._max_latency_ms is not None and self._max_error is None:
-            return f"smallest error within {self._max_latency_ms:g} ms"
         if self._max_error is not None:
             return f"fastest with error <= {self._max_error:g}"
-        return "fastest"
+        return "fastest" if self._max_latency_ms is None else f"smallest error within {self._max_latency_ms:g} ms"
 
     def _render(self) -> RenderableType:
         """The lines that are redrawn at the bottom of the terminal."""
@@ -263,10 +245,6 @@ def describe_failure(failure: Failure | str) -> str:
         return failure
     log = "" if failure.log_path is None else f"; log: {failure.log_path}"
     return f"{failure.stage.value}: {failure.kind.value}: {failure.message}{log}"
-
-
-def _line(evaluation: Evaluation) -> str:
-    return "  ".join(_parts(evaluation))
 
 
 def _parts(evaluation: Evaluation) -> list[str]:

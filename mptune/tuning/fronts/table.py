@@ -10,7 +10,7 @@ from typing import Any
 
 from mptune.data.metrics.paired import is_compared_by_ratio
 from mptune.graph.plan import PrecisionPlan
-from mptune.printable import printable
+from mptune.printable import WIDEST, cut, printable
 from mptune.printable import printable_html as escape
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import reason_counts
@@ -21,9 +21,6 @@ from mptune.tuning.fronts.neighbours import LEAST_EXACTER, shared_errors
 
 MOST_ROWS = 12
 """A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
-
-_WIDEST = 60
-"""Names that a person gave are cut to this many characters."""
 
 _FP32_ROUNDING = 1e-6
 """A ratio to an error below this says nothing."""
@@ -63,8 +60,8 @@ def speedup_of(evaluation: Evaluation, fp32: Evaluation | None = None) -> str:
     """The speedup against all-FP32, with the digits that the noise of both supports; that of all-FP32 is exact."""
     if fp32 is not None and evaluation.plan == fp32.plan:
         return format_speedup(evaluation.speedup)
-    both = (evaluation, *(() if fp32 is None else (fp32,)))
-    shares = [noise_ms(one) / one.latency.median_ms for one in both if one.latency.median_ms > 0]
+    evaluations = (evaluation, *(() if fp32 is None else (fp32,)))
+    shares = [noise_ms(each) / each.latency.median_ms for each in evaluations if each.latency.median_ms > 0]
     return format_speedup(evaluation.speedup, evaluation.speedup * math.hypot(*shares))
 
 
@@ -183,7 +180,7 @@ class Row:
 
 def part_text(evaluation: Evaluation, width: int = 24) -> str:
     """The output, or the columns of it, whose error is the plan's; empty where the metric sees all at once."""
-    return "" if evaluation.part is None else _cut(str(evaluation.part), width)
+    return "" if evaluation.part is None else cut(str(evaluation.part), width)
 
 
 def has_parts(rows: Sequence[Row]) -> bool:
@@ -273,7 +270,7 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
             "p99_ms": row.evaluation.latency.p99_ms,
             "speedup": row.evaluation.speedup,
             "error": row.evaluation.error_value,
-            "part": part_text(row.evaluation, _WIDEST) or None,
+            "part": part_text(row.evaluation, WIDEST) or None,
             "held_out_error": row.evaluation.held_out_value,
             "fp16_groups": len(row.evaluation.plan.fp16_groups),
             "bf16_groups": len(row.evaluation.plan.bf16_groups),
@@ -331,9 +328,9 @@ def _facts(front: FrontContent) -> tuple[str, str]:
     failed = f", {front.failures} failed" if front.failures else ""
     samples = " on held-out samples" if is_held_out(front) else ""
     return (
-        f"Front of {_cut(front.model_path.name)} on {_cut(front.target)}: {len(front.points)} points from"
+        f"Front of {cut(front.model_path.name)} on {cut(front.target)}: {len(front.points)} points from"
         f" {front.evaluations} plans{failed}",
-        f"latency {source} ({_cut(front.engine)}, {_cut(front.device)}), error: {_cut(front.metric)}{samples}",
+        f"latency {source} ({cut(front.engine)}, {cut(front.device)}), error: {cut(front.metric)}{samples}",
     )
 
 
@@ -345,22 +342,22 @@ def _rest(left: int, marks: Sequence[str]) -> tuple[str, ...]:
 
 def mark_notes(marks: Sequence[str]) -> list[str]:
     """What the marks before errors mean."""
-    found = "".join(marks)
+    shown = "".join(marks)
     every = ("~ emulated", "* of the search samples", "! larger on the search samples")
-    return [text for text in every if text[0] in found]
+    return [text for text in every if text[0] in shown]
 
 
 def _chosen(front: FrontContent) -> str:
     plan = "none" if front.chosen is None else front.chosen.plan.fingerprint
     if front.chosen is not None and has_parts(front_rows(front)):
         plan += f" (worst part: {part_text(front.chosen)})"
-    return f"{plan}, {_cut(front.chosen_reason, 2 * _WIDEST)}"
+    return f"{plan}, {cut(front.chosen_reason, 2 * WIDEST)}"
 
 
 def _header(front: FrontContent) -> tuple[str, ...]:
     predicted = front.fp32.latency.source == "predicted"
     names = ("pred. ms" if name == "ms" and predicted else name for name in _HEADER)
-    return (*names, *(_cut(name, _WIDEST // 3) for name in front.metrics))
+    return (*names, *(cut(name, WIDEST // 3) for name in front.metrics))
 
 
 def _cells(front: FrontContent, row: Row, mark: str) -> tuple[str, ...]:
@@ -372,7 +369,7 @@ def _cells(front: FrontContent, row: Row, mark: str) -> tuple[str, ...]:
         speedup_of(evaluation, front.fp32),
         mark + error_cell(evaluation),
         group_counts(evaluation.plan),
-        _cut(row.note, _WIDEST // 2),
+        cut(row.note, WIDEST // 2),
         *(metric_cell(evaluation, metric) for metric in front.metrics.values()),
     )
 
@@ -384,8 +381,3 @@ def _justify(line: Sequence[str], widths: Sequence[int]) -> list[str]:
         text.ljust(width) if column in words else text.rjust(width)
         for column, (text, width) in enumerate(zip(line, widths, strict=True))
     ]
-
-
-def _cut(text: str, width: int = _WIDEST) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 3] + "..."

@@ -75,15 +75,15 @@ def test_the_command_writes_both_files(mlp_path: Path, tmp_path: Path, capsys: p
     words = ["compare", str(mlp_path), "--data", str(tmp_path / "data.npz")]
     words += ["--outputs", str(tmp_path / "outputs.npz"), "--out", str(tmp_path / "a" / "b"), "--json"]
     assert main(words) == 3
-    found = tmp_path / "a" / "b"
+    folder = tmp_path / "a" / "b"
     printed = capsys.readouterr().out
-    assert json.loads((found / "comparison.json").read_text()) == json.loads(printed)
+    assert json.loads((folder / "comparison.json").read_text()) == json.loads(printed)
     document = json.loads(printed)
-    page = unescape((found / "comparison.html").read_text())
+    page = unescape((folder / "comparison.html").read_text())
     assert document["verdict"] in page
     assert all(finding["text"] in page for finding in document["findings"])
     assert f"{document['outputs']['y']['error']:.4g}" in page
-    assert sorted(p.name for p in found.iterdir()) == ["comparison.html", "comparison.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["comparison.html", "comparison.json"]
 
 
 def test_a_place_that_cannot_be_written_is_one_error(mlp_path: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,8 @@ from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.progress import Progress
 from mptune.tuning.runs.confirmation import Confirmation
-from tests.reporting.conftest import Bench, make_error, predicted
+from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.reporting.page.reading import plans_of
-
-MakeFront = Callable[..., tuple]
 
 
 def test_the_data_hold_everything(make_front: MakeFront, bench: Bench, environment: Environment) -> None:
@@ -81,7 +78,7 @@ def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
     assert document["chosen_reason"] == "no plan is feasible"
     assert document["unmet"] == "no plan is feasible"
     assert document["front"] == []
-    assert [one["roles"] for one in document["recommended"]] == [["all-FP16"], ["all-FP32"]]
+    assert [row["roles"] for row in document["recommended"]] == [["all-FP16"], ["all-FP32"]]
 
 
 def test_numbers_that_are_not_finite_are_texts(make_front: MakeFront, bench: Bench) -> None:
@@ -190,15 +187,15 @@ def test_at_most_six_points_are_recommended(make_front: MakeFront, bench: Bench)
         for k, p in enumerate(points)
     ]
     long = replace(front, points=tuple(points), chosen=points[5], fp16=points[0])
-    found = recommended(long)
-    assert len(found) == 6
-    roles = {e.plan.fingerprint: words for e, words in found}
+    rows = recommended(long)
+    assert len(rows) == 6
+    roles = {e.plan.fingerprint: words for e, words in rows}
     assert roles[points[5].plan.fingerprint] == ["chosen"]
     assert roles[points[4].plan.fingerprint] == ["faster"]
     assert "more exact" in roles[points[6].plan.fingerprint]
     assert roles[points[0].plan.fingerprint] == ["all-FP16 but 4 pinned" if len(bench.groups) == 6 else long.fp16_name]
     assert ["between"] in roles.values()
-    assert [e.latency.median_ms for e, _ in found] == sorted(e.latency.median_ms for e, _ in found)
+    assert [e.latency.median_ms for e, _ in rows] == sorted(e.latency.median_ms for e, _ in rows)
 
 
 def test_a_neighbour_that_buys_nothing_is_passed_over(make_front: MakeFront, bench: Bench) -> None:
@@ -216,6 +213,6 @@ def test_a_neighbour_that_buys_nothing_is_passed_over(make_front: MakeFront, ben
 def test_exactness_for_little_latency_is_named_once(make_front: MakeFront, bench: Bench) -> None:
     front, _ = make_front()
     points = tuple(bench.evaluation(*spec) for spec in [(3, 1.0, 1e-3), (2, 1.03, 1e-4), (1, 1.5, 2e-5)])
-    found = recommended(replace(front, points=points, chosen=points[0], fp16=None))
-    roles = {e.latency.median_ms: words for e, words in found}
+    rows = recommended(replace(front, points=points, chosen=points[0], fp16=None))
+    roles = {e.latency.median_ms: words for e, words in rows}
     assert roles[1.03] == ["more exact"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,10 +16,8 @@ from mptune.errors import RunError
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import embedded_json, render, write_report
-from tests.reporting.conftest import Bench
+from tests.reporting.conftest import Bench, MakeFront
 from tests.reporting.page.reading import data_of
-
-MakeFront = Callable[..., tuple]
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
@@ -12,20 +11,13 @@ from mptune.reporting.confirmation_text import verdicts
 from mptune.reporting.terminal.confirmation import print_confirmation
 from mptune.tuning.reasons.ranking import latency_agreement
 from mptune.tuning.runs.confirmation import Confirmation
-from tests.reporting.conftest import SEARCHED
-
-
-def shown(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch, columns: int = 130) -> str:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    stream = io.StringIO()
-    print_confirmation(confirmation, stream)
-    return stream.getvalue()
+from tests.reporting.conftest import SEARCHED, printed
 
 
 def test_both_figures_of_every_plan(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(confirmation, monkeypatch)
+    text = printed(print_confirmation, confirmation, monkeypatch, 130)
     for plan in confirmation.plans:
-        (line,) = (one for one in text.splitlines() if one.startswith(plan.searched.plan.fingerprint))
+        (line,) = (row for row in text.splitlines() if row.startswith(plan.searched.plan.fingerprint))
         assert f"{plan.searched.latency.median_ms:.3f}" in line
         if plan.measured is not None:
             assert f"{plan.measured.latency.median_ms:.3f}" in line
@@ -34,14 +26,14 @@ def test_both_figures_of_every_plan(confirmation: Confirmation, monkeypatch: pyt
     assert "onnxruntime on NVIDIA H200" in text
     chosen = confirmation.front.chosen
     assert chosen is not None
-    (line,) = (one for one in text.splitlines() if one.startswith(chosen.plan.fingerprint))
+    (line,) = (row for row in text.splitlines() if row.startswith(chosen.plan.fingerprint))
     assert " chosen " in line
     assert "warning: the calibration data are random" in text
 
 
 @pytest.mark.parametrize("columns", [80, 100, 130])
 def test_no_line_of_the_table_is_cut(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    lines = shown(confirmation, monkeypatch, columns).splitlines()
+    lines = printed(print_confirmation, confirmation, monkeypatch, columns).splitlines()
     rows = [line for line in lines if line.startswith(tuple(p.searched.plan.fingerprint for p in confirmation.plans))]
     assert len(rows) == len(confirmation.plans)
     assert all(len(line.rstrip()) <= columns for line in rows)
@@ -49,7 +41,7 @@ def test_no_line_of_the_table_is_cut(confirmation: Confirmation, monkeypatch: py
 
 def test_what_failed_and_why(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
     (plan,) = (p for p in confirmation.plans if p.measured is None)
-    text = shown(confirmation, monkeypatch)
+    text = printed(print_confirmation, confirmation, monkeypatch, 130)
     assert f"failed: {plan.searched.plan.fingerprint} (sampler): its outputs are <not> finite" in text
 
 
@@ -60,7 +52,7 @@ def test_verdicts_in_plain_words(confirmation: Confirmation, monkeypatch: pytest
         "the predicted ranking held"
     )
     assert error.endswith("the emulated ranking held")
-    assert latency in shown(confirmation, monkeypatch)
+    assert latency in printed(print_confirmation, confirmation, monkeypatch, 130)
     measured = SEARCHED.model_copy(update={"latency_source": "measured", "error_source": "measured"})
     assert all("the earlier ranking held" in line for line in verdicts(replace(confirmation, searched=measured)))
     nothing = replace(confirmation, latency=latency_agreement([]))
@@ -70,6 +62,6 @@ def test_verdicts_in_plain_words(confirmation: Confirmation, monkeypatch: pytest
 def test_limits_that_are_not_met(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = Choice(reason="no plan is feasible", unmet="no plan has error <= 1e-9")
     front = replace(confirmation.front, choice=choice, chosen=None)
-    text = shown(replace(confirmation, front=front), monkeypatch)
+    text = printed(print_confirmation, replace(confirmation, front=front), monkeypatch, 130)
     assert "none: no plan is feasible" in text
     assert "limits not met: no plan has error <= 1e-9" in text

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,10 +21,8 @@ from mptune.tuning.explanation import REASON_WORDS, Explanation, GroupWorth, Kep
 from mptune.tuning.front import Front
 from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, Law
-from tests.reporting.conftest import Bench
+from tests.reporting.conftest import Bench, MakeFront, printed
 from tests.reporting.page.reading import data_of
-
-MakeFront = Callable[..., tuple]
 
 
 def explained(front: Front, bench: Bench) -> Explanation:
@@ -53,13 +49,6 @@ def explained(front: Front, bench: Bench) -> Explanation:
 def front(make_front: MakeFront, bench: Bench) -> Front:
     front: Front = make_front()[0]
     return make_front(explanation=explained(front, bench))[0]  # type: ignore[no-any-return]
-
-
-def printed(show: Callable[..., None], front: Front, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    stream = io.StringIO()
-    show(front, stream)
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize("columns", [80, 110, 120])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,29 +23,14 @@ from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth
 from mptune.tuning.front import Front, knee
 from mptune.tuning.fronts.table import compared, front_records
-from tests.reporting.conftest import Bench, predicted
-
-MakeFront = Callable[..., tuple]
-
-
-def printed(front: object, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    stream = io.StringIO()
-    print_front(front, stream)  # type: ignore[arg-type]
-    return stream.getvalue()
+from tests.reporting.conftest import Bench, MakeFront, Terminal, predicted
+from tests.reporting.conftest import front_text as printed
 
 
 def table_of(text: str) -> list[str]:
     """The lines of the table, with the header and the notes below."""
     (table,) = [part.splitlines() for part in text.split("\n\n") if "speedup" in part]
     return table
-
-
-class Terminal(io.StringIO):
-    """A terminal, as far as rich asks."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def on_screen(
@@ -172,8 +156,8 @@ def test_what_breaks_in_fp16_stands_first(make_front: MakeFront, monkeypatch: py
     front, _ = make_front()
     fp32, fp16 = front.chosen.plan.fp32_groups[0], front.chosen.plan.fp16_groups[0]
     stagnation = overflow(fp16, "pos/Add", code="stagnation", evidence={"share": 0.93})
-    found = (stagnation, overflow(fp32, "norm/Pow", 2e6), overflow(fp32, "norm/Mul"))
-    first, _, rest = printed(replace(front, findings=found), monkeypatch).partition("\n\n")
+    findings = (stagnation, overflow(fp32, "norm/Pow", 2e6), overflow(fp32, "norm/Mul"))
+    first, _, rest = printed(replace(front, findings=findings), monkeypatch).partition("\n\n")
     assert first.splitlines() == [
         "What breaks in FP16, and why",
         f"  stagnation: {fp16}, node pos/Add, value v",
@@ -189,14 +173,14 @@ def test_what_breaks_in_fp16_stands_first(make_front: MakeFront, monkeypatch: py
 
 def test_what_breaks_first_in_a_group_stands_first(make_front: MakeFront) -> None:
     front, _ = make_front()
-    one, other = front.chosen.plan.fp32_groups[:2]
+    first_group, other = front.chosen.plan.fp32_groups[:2]
     epsilon = overflow(other, "norm/Add", code="vanishing-epsilon")
-    found = (epsilon, overflow(other, "norm/Reciprocal"), overflow(one, "fc/Mul"))
-    breaks = breaks_in_fp16(replace(front, findings=found))
+    findings = (epsilon, overflow(other, "norm/Reciprocal"), overflow(first_group, "fc/Mul"))
+    breaks = breaks_in_fp16(replace(front, findings=findings))
     assert [(each.code, each.groups[0]) for each in breaks[:3]] == [
         ("vanishing-epsilon", other),
         ("overflow", other),
-        ("overflow", one),
+        ("overflow", first_group),
     ]
 
 
@@ -212,10 +196,10 @@ def test_what_is_not_finite_is_named_of_a_group_before_what_is_coarse(make_front
 
 def test_few_of_many_breaks_are_named(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
-    found = tuple(overflow(group, f"n{k}") for k, group in enumerate(front.fp32.plan.fp32_groups))
-    first = printed(replace(front, findings=found), monkeypatch).partition("\n\n")[0].splitlines()
+    findings = tuple(overflow(group, f"n{k}") for k, group in enumerate(front.fp32.plan.fp32_groups))
+    first = printed(replace(front, findings=findings), monkeypatch).partition("\n\n")[0].splitlines()
     assert len(first) == 1 + 4 * 3 + 1
-    assert first[-1].startswith(f"  and {len(found) - 4} more: mptune report ")
+    assert first[-1].startswith(f"  and {len(findings) - 4} more: mptune report ")
     assert first[-1].endswith(" --explain")
 
 
@@ -234,8 +218,8 @@ def test_a_large_error_without_a_finding_names_the_group(
     front, _ = make_front()
     group, sound = front.chosen.plan.fp32_groups[:2]
     worths = [
-        GroupWorth(one, "mixing", "softmax", error, None, None, None, 0, 4, "FP32: one-group error")
-        for one, error in ((sound, 0.02), (group, 0.75))
+        GroupWorth(name, "mixing", "softmax", error, None, None, None, 0, 4, "FP32: one-group error")
+        for name, error in ((sound, 0.02), (group, 0.75))
     ]
     front = replace(front, explanation=Explanation({}, tuple(worths)))
     first = printed(front, monkeypatch).partition("\n\n")[0]
@@ -259,8 +243,8 @@ def test_a_large_error_of_all_fp16_that_no_group_shows(
     assert "an error of 0.9 in the outputs of all-FP16" in first
     assert "mptune inspect" in first
     off = replace(front.fp32, error=wrong.error, held_out=wrong.error)
-    both = printed(replace(front, fp16=wrong, fp32=off), monkeypatch).partition("\n\n")[0]
-    assert "large error" not in both, "all-FP32 has it, too"
+    text = printed(replace(front, fp16=wrong, fp32=off), monkeypatch).partition("\n\n")[0]
+    assert "large error" not in text, "all-FP32 has it, too"
 
 
 def test_nothing_that_breaks(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +331,7 @@ def test_a_warning_that_was_read_already_is_not_repeated(
 ) -> None:
     front, _ = make_front()
     stream = io.StringIO()
-    print_front(front, stream, said=front.warnings)
+    print_front(front, stream, warned=front.warnings)
     assert "warning: " not in stream.getvalue()
 
 
@@ -374,10 +358,10 @@ def test_csv_has_a_line_for_each_plan(make_front: MakeFront, bench: Bench, capsy
 )
 def test_names_stay_text_on_a_terminal(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     front, _ = make_front()
-    found = replace(
+    finding = replace(
         overflow(front.chosen.plan.fp32_groups[0], name), where=Where(nodes=(name,), groups=("g001",), tensors=("v",))
     )
-    front = replace(front, findings=(found,), warnings=(f"about {name}",), model_path=Path(f"{name[:50]}.onnx"))
+    front = replace(front, findings=(finding,), warnings=(f"about {name}",), model_path=Path(f"{name[:50]}.onnx"))
     lines = on_screen(front, monkeypatch, lines=60)
     assert max(map(cell_len, lines)) <= 80
     shown = "".join("".join(lines).split())

@@ -12,6 +12,7 @@ import pytest
 from mptune.cli import main
 from mptune.reporting.terminal.listings import print_target
 from mptune.targets.target import FIGURES, Target, list_targets, load_target
+from tests.reporting.conftest import Terminal
 
 
 @pytest.mark.parametrize("target", list_targets(), ids=lambda target: target.name)
@@ -66,10 +67,3 @@ def test_words_are_not_cut_at_80_columns(words: list[str], monkeypatch: pytest.M
     assert max(map(len, shown)) <= 80
     listed = {word for line in shown for word in line.split()}
     assert listed <= {word for line in whole.getvalue().splitlines() for word in line.split()}
-
-
-class Terminal(io.StringIO):
-    """What is written to a terminal."""
-
-    def isatty(self) -> bool:
-        return True

@@ -16,7 +16,7 @@ from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.reporting.terminal.progress import RemainingTime, TerminalListener, describe_failure
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.listener import Both, Listener, count_down
-from tests.reporting.conftest import Bench
+from tests.reporting.conftest import Bench, Terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
@@ -201,17 +201,13 @@ def test_a_listener_need_not_count_down() -> None:
 
     count_down(Plain(), 1, 2)
     stream = io.StringIO()
-    both = Both(Plain(), TerminalListener(stream))
+    listeners = Both(Plain(), TerminalListener(stream))
     for done in range(1, 5):
-        count_down(both, done, 10 - done)
+        count_down(listeners, done, 10 - done)
     assert "left" in stream.getvalue()
 
 
 def test_live_lines_show_whole_figures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("LINES", "24")
     plan = bench.evaluation(6, 0.9, 2.4e-2, origin=Origin("seed", "all-fp16"), source="predicted")
@@ -222,8 +218,32 @@ def test_live_lines_show_whole_figures(bench: Bench, monkeypatch: pytest.MonkeyP
         with TerminalListener(stream, max_error=0.1) as listener:
             listener.evaluated(plan, 1, 5)
             listener._live.refresh()  # type: ignore[union-attr]
-        (line, *_) = [one for one in stream.getvalue().splitlines() if "last" in one]
+        (line, *_) = [shown_line for shown_line in stream.getvalue().splitlines() if "last" in shown_line]
         shown[columns] = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).partition("last")[2].strip()
     assert shown[66] == "0.900 ms predicted  2.22x"
     assert shown[80] == "0.900 ms predicted  2.22x  error 2.4e-02"
     assert shown[120] == "0.900 ms predicted  2.22x  error 2.4e-02  6/2 FP16/FP32  all-FP16 but 2 pinned"
+
+
+@pytest.mark.parametrize(
+    ("first", "durations_s", "waited_s", "left", "seconds"),
+    [
+        (40, [500.0, 10.0], 0.0, 5, None),  # the first is not timed, one is too few
+        (40, [500.0, 10.0, 10.0], 0.0, 5, 50.0),
+        (1, [60.0] * 40, 0.0, 10, 600.0),
+        (1, [60.0] * 40 + [6.0] * 20, 0.0, 10, 60.0),
+        (1, [10.0] * 6 + [1800.0] + [10.0] * 3, 0.0, 4, 40.0),  # a plan that hung
+        (1, [10.0] * 4, 4.0, 2, 16.0),
+        (1, [10.0] * 4, 44.0, 2, 0.0),
+    ],
+)
+def test_the_time_that_is_left_follows_the_last_plans(
+    first: int, durations_s: list[float], waited_s: float, left: int, seconds: float | None
+) -> None:
+    clock = [100.0]
+    remaining = RemainingTime(lambda: clock[0])
+    for done, duration_s in enumerate(durations_s, first):
+        clock[0] += duration_s
+        remaining.add(done)
+    clock[0] += waited_s
+    assert remaining.seconds(left) == seconds
