@@ -89,11 +89,7 @@ class Choice(ChoiceLimits):
         return self.model_copy(update={**outcome, "chosen": None, "replaced": self.chosen})
 
     def asked_again(self, given: Choice) -> Choice:
-        """What the request of a further search comes to: a choice stands until limits are given that differ.
-
-        Args:
-            given: the request.
-        """
+        """What the request of a further search comes to: a choice stands until limits are given that differ."""
         if self.chosen is None:
             return given
         known = (ChoiceLimits(), self.given_limits, self.search_limits)

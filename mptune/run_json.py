@@ -200,11 +200,7 @@ def damaged_hint(run: Path) -> str:
 
 
 def parse_run_file(document: Any, path: Path) -> RunFile:
-    """Read the content of ``path``, a run.json.
-
-    Raises:
-        RunError: not mptune's, or of another format.
-    """
+    """Read the content of ``path``, a run.json."""
     if not isinstance(document, dict):
         raise RunError(f"{path} is damaged: it holds no JSON object", damaged_hint(path.parent))
     written = document.get("format")

@@ -149,12 +149,7 @@ class Evaluation:
         )
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
-        """The same evaluation with the plan's emulated error, and whether the two disagree.
-
-        Args:
-            emulated: of this plan.
-            fp32_error: of all-FP32 on this engine, which no emulation includes.
-        """
+        """The same evaluation with the plan's emulated error, and whether the two disagree."""
         both = replace(self, emulated=emulated.value)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
             return both
@@ -281,11 +276,7 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Evaluation:
-        """Inverse of ``to_json``.
-
-        Raises:
-            PlanError: the plan in it cannot be read.
-        """
+        """Inverse of ``to_json``."""
         emulated, held_out, least, memory = map(document.get, ("emulated", "held_out", "held_out_least", "memory"))
         return cls(
             plan=PrecisionPlan.from_json(document["plan"], "the study"),

@@ -131,10 +131,6 @@ def pareto(
     Each point is significantly faster than the next one, whose error is significantly smaller
     (``tuning.fronts.dominance``). Of plans without a significant difference the one with the smaller error stays, of
     those with the same error the faster one.
-
-    Args:
-        evaluations: in any order.
-        error: which error counts.
     """
     feasible = [e for e in evaluations if e.is_finite]
     feasible.sort(key=lambda e: (error(e), e.latency.median_ms, e.number))
@@ -186,9 +182,6 @@ def knee(points: Sequence[Evaluation]) -> Evaluation | None:
     (the "kneedle" idea: Satopaa et al., ICDCSW 2011). Where errors add in squares, points past 3e-2 are left out as
     long as others are there: nobody wants those unasked. All-FP32, whose error says how FP32 engines differ, takes no
     part. Where no point lies below the chord, the fastest is taken.
-
-    Returns:
-        One of the points; None where there are none.
     """
     mixed = [p for p in points if p.plan.reduced_groups] or list(points)
     usable = [p for p in mixed if p.metric not in ADD_IN_SQUARES or p.judged_error <= REFERENCE_ERROR] or mixed

@@ -48,11 +48,7 @@ class SampleSets:
     labels: tuple[Labels, Labels] = ((), ())
 
     def save(self, workspace: Workspace) -> None:
-        """Write samples and labels where jobs find them.
-
-        Raises:
-            RunError: the disk is full, or the directory cannot be written.
-        """
+        """Write samples and labels where jobs find them."""
         save_samples(workspace, self.search, self.held_out)
         save_labels(workspace.samples("search"), self.labels[0])
         save_labels(workspace.samples("held_out"), self.labels[1])
@@ -65,15 +61,7 @@ class SampleSets:
         skip: bool,
         precisions: Sequence[str] = ("fp32", "fp16"),
     ) -> tuple[str, ...]:
-        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan.
-
-        Returns:
-            What was written anew, one line; nothing where all is whole.
-
-        Raises:
-            RunError: the disk is full, or the directory cannot be written.
-            BaselineError: the model does not run in FP32, or a finding is an error and ``skip`` is not set.
-        """
+        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan."""
         lost = damaged(workspace.data_dir)
         if lost:
             self.save(workspace)
@@ -97,9 +85,6 @@ def load_data(
 
     Of several data sets, one for each size, that of the usual size of ``--shapes`` is searched on, else the first. A
     warning comes first where the model has nothing to tune.
-
-    Raises:
-        DataError: data cannot be read or do not fit the model, two are of one size, or one is beyond ``--shapes``.
     """
     sources = [settings.data, *settings.more_data]
     model, inputs = grouped.model, grouped.model.inputs
@@ -131,12 +116,7 @@ def load_data(
 
 
 def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:
-    """Split the samples by seed (``CalibrationSet.split``); of a rollout whole sequences, and no label.
-
-    Raises:
-        DataError: the labels do not fit the samples.
-        SettingsError: labels with a rollout.
-    """
+    """Split the samples by seed (``CalibrationSet.split``); of a rollout whole sequences, and no label."""
     options = settings.seed, settings.data_settings.held_out_fraction, settings.data_settings.max_search_samples
     if settings.rollout is not None:
         if settings.labels is not None:
@@ -160,11 +140,7 @@ def _steps_of(data: CalibrationSet, sequences: CalibrationSet, steps: int) -> Ca
 
 
 def rollout_of(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:
-    """The settings with ``rollout`` as the model and the data have it.
-
-    Raises:
-        SettingsError: the model has no such input or output, or there are too few samples.
-    """
+    """The settings with ``rollout`` as the model and the data have it."""
     inputs = [tensor.name for tensor in model.inputs]
     outputs = [tensor.name for tensor in model.outputs]
     rollout = Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples)

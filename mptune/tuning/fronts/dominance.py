@@ -30,10 +30,6 @@ def in_doubt(evaluations: Sequence[Evaluation], max_latency_ms: float | None = N
     Of two plans neither of which is faster beyond noise the more exact one may or may not dominate the other: both are
     in doubt. So is a plan whose interval holds the limit on latency. A plan has no place to be in doubt about where one
     with no larger error is faster beyond noise.
-
-    Args:
-        evaluations: finite ones, any order.
-        max_latency_ms: limit on latency; None where there is none.
     """
     faster = are_lower([one.latency for one in evaluations])
     errors = np.array([one.error_value for one in evaluations])
@@ -56,10 +52,6 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
     another of it, and everything else is beaten by one of it. Where plans beat each other in a circle (the first is no
     different from the second, the second from the third, and the third is more exact than the first), there is no such
     set: the first plan of the circle is taken, and the others of it are beaten by it or through one another.
-
-    Args:
-        evaluations: finite ones, the preferred representative first.
-        errors: of each, all by the same rule; their order decides where the samples say nothing else.
     """
     beats = _beats(evaluations, errors)
     undecided = np.ones(len(evaluations), dtype=bool)

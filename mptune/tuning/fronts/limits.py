@@ -103,14 +103,7 @@ def check_tolerances(
     outputs: Collection[str],
     error: OutputError | None = None,
 ) -> None:
-    """Check that tolerances, and outputs that are ignored, mean something for a model.
-
-    Args:
-        error: of any plan, whose columns are known; None checks the names alone.
-
-    Raises:
-        SettingsError: an output that is not there, a column out of range, or what cannot be known of a metric.
-    """
+    """Check that tolerances, and outputs that are ignored, mean something for a model."""
     for option, name in [("--tolerance", one.output) for one in tolerances] + [("--ignore", one) for one in ignored]:
         if name not in outputs:
             close = difflib.get_close_matches(name, outputs, 1)
@@ -147,11 +140,7 @@ def _check_unit(tolerance: Tolerance, metric: str) -> None:
 
 
 def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
-    """Check by the error of any plan that the outputs have the columns that tolerances name.
-
-    Raises:
-        SettingsError: a column out of range, or the errors of single columns are not known.
-    """
+    """Check by the error of any plan that the outputs have the columns that tolerances name."""
     for one in tolerances:
         if one.columns is not None:
             _check_columns_of(one, error)
@@ -193,11 +182,7 @@ class MetricLimit:
 
     @classmethod
     def parse(cls, text: str, metrics: Sequence[str]) -> MetricLimit:
-        """Read a limit on one of the metrics that are taken; ``:max`` of a script's function may be left out.
-
-        Raises:
-            SettingsError: it is none, or names another metric.
-        """
+        """Read a limit on one of the metrics that are taken; ``:max`` of a script's function may be left out."""
         match = _FORM.fullmatch(text)
         try:
             bound = float(match["value"]) if match else 0.0

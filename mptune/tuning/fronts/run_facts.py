@@ -44,11 +44,7 @@ class Facts(FrontOrigin):
 
 
 def facts_of(run: RunDirectory, file: RunFile) -> Facts:
-    """The facts of a run, from its run.json.
-
-    Raises:
-        RunError: nothing has been evaluated yet.
-    """
+    """The facts of a run, from its run.json."""
     target = file.target
     if target is None:
         raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")

@@ -113,11 +113,7 @@ class SearchedError:
         return value if judged.non_finite == 0 and math.isfinite(value) else math.inf
 
     def judge(self, error_of: Callable[[FrozenTrial], OutputError]) -> Judge | None:
-        """What gives the sampler the errors of trials; None without tolerances: then it takes those that the study has.
-
-        Args:
-            error_of: the error of a trial that has one.
-        """
+        """What gives the sampler the errors of trials; None without tolerances: then those of the study."""
         return Judge(self.key, lambda trial: self.value(error_of(trial))) if self.tolerances else None
 
     @property

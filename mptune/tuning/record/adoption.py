@@ -13,14 +13,7 @@ from mptune.tuning.record.attributes import EVALUATION
 
 
 def adopt(study: optuna.Study, other: optuna.Study, known: Collection[str], metric: str) -> None:
-    """Add the finished trials of ``other`` to ``study``, and the notes that it does not have.
-
-    Args:
-        study: is written.
-        other: is read.
-        known: fingerprints of the plans that need not be taken over.
-        metric: of ``study``.
-    """
+    """Add the finished trials of ``other`` to ``study``, and the notes that it does not have."""
     done = other.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
     missing = [trial for trial in done if trial.user_attrs.get("fingerprint") not in known]
     study.add_trials([t for t in (translate(trial, metric) for trial in missing) if t is not None])

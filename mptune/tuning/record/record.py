@@ -75,17 +75,6 @@ class StudyRecord:
         exclusive: bool,
         siblings: Sequence[optuna.Study] = (),
     ) -> None:
-        """Wire the parts.
-
-        Args:
-            study: opened.
-            storage: where it is kept; ``close`` lets go of it.
-            space: what may vary; without groups where the study is only read. ``space`` is it as the study was begun.
-            metric: the objective statistic.
-            where: the storage, for messages; without a password.
-            exclusive: no other process writes the study.
-            siblings: studies of the same run for other metrics: their parameters have the same names.
-        """
         self._study = study
         self._storage = storage
         self._where = where
@@ -130,9 +119,8 @@ class StudyRecord:
     def known(self, but: int | None = None) -> dict[str, str]:
         """Fingerprints that need no build any more, or that a living process works on -> state, lower case.
 
-        Args:
-            but: number of a running trial that does not count. Two workers that propose at the same time may come to
-                the same plan: asked when the proposal is written down, at least one of them sees the other's.
+        ``but``, the number of a running trial, does not count. Two workers that propose at the same time may come to
+        one plan: asked when the proposal is written down, at least one of them sees the other's.
         """
         running = {t.user_attrs.get("fingerprint", ""): t for t in self.trials.running() if t.number != but}
         trials = {**self.trials.plans(), **running}
@@ -261,13 +249,6 @@ class StudyRecord:
 
         A trial whose outcome is written is finished with it; of the others the plan is enqueued again, and the trial
         ends as FAIL. At first all running trials of a journal that nobody shares are dead; else see ``is_dead``.
-
-        Args:
-            stale_after_s: a trial of another host that has run longer than this is taken for dead.
-            is_first: nothing has been asked since the study was opened.
-
-        Returns:
-            How many trials were taken up.
         """
         is_alone = self.is_alone and is_first
         with storing(self._where):

@@ -30,7 +30,6 @@ class Sessions:
     """Reads a record's sessions once; made anew, it sees what has been added."""
 
     def __init__(self, record: StudyRecord) -> None:
-        """Read them."""
         self._anchor_ms: float | None = record.note(_FIRST_BASELINE)
         timings: dict[str, tuple[SessionTiming, ...]] = {}
         for evaluation in record.evaluations():
@@ -52,10 +51,6 @@ class Sessions:
         """The latency with the interval that holds what differs between sessions, too.
 
         It is scaled by what the baseline's session differs from the first one, as far as that is known.
-
-        Args:
-            latency: to correct; as it is where one of its sessions is unknown (predicted).
-            sessions: all sessions that it sums up; None takes the latency's own.
         """
         given = [latency.session] if sessions is None else list(sessions)
         known = [session for session in given if session is not None]
@@ -68,11 +63,7 @@ class Sessions:
 
 
 def drift_warning(record: StudyRecord) -> tuple[str, ...]:
-    """A line that says how far the baseline's latency has changed, confirmation counted in; none where it has little.
-
-    Args:
-        record: the study.
-    """
+    """A line that says how far the latency of the baseline has changed, confirmation counted in; none where it is little."""
     factors = [evaluation.drift for evaluation in record.evaluations()]
     factors += [decode_float(note["drift"]) for note in record.notes(_CONFIRMED).values() if "drift" in note]
     taken = [1.0 / factor for factor in factors if math.isfinite(factor) and factor > 0]
@@ -95,9 +86,6 @@ def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
 
     A toolchain knows the first baseline of its own session only. The study remembers the very first, so that figures of
     a search that was resumed days later stay comparable.
-
-    Raises:
-        RunError: the record cannot be written.
     """
     baseline = measurement.baseline
     if baseline is None:
@@ -112,11 +100,7 @@ def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
 
 
 def keep_reopened(record: StudyRecord, plan: PrecisionPlan, timings: Sequence[SessionTiming]) -> None:
-    """Write down the sessions of a plan that were opened anew in one worker.
-
-    Raises:
-        RunError: the record cannot be written.
-    """
+    """Write down the sessions of a plan that were opened anew in one worker."""
     by_baseline: dict[str, list[SessionTiming]] = {}
     for timing in timings:
         by_baseline.setdefault(timing.baseline, []).append(timing)

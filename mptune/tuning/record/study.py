@@ -121,11 +121,7 @@ def _create_study(*, study_name: str, storage: BaseStorage, sampler: BaseSampler
 
 
 def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url: str | None = None) -> StudyRecord:
-    """Open the study of a run to read it only: nothing is repaired or written, so no lock is needed.
-
-    Raises:
-        RunError: there is none, or the storage cannot be opened.
-    """
+    """Open the study of a run to read it only: nothing is repaired or written, so no lock is needed."""
     if url is None and not journal.exists():
         raise RunError(f"{journal} is missing: the run holds no study yet", "let `mptune search` go on with it first")
     storage, _ = open_storage(url, journal, repair=False)
@@ -144,9 +140,6 @@ def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
     """Whether any study of a run, of whatever metric or device, holds a plan that was evaluated, or that failed.
 
     In a database a plan that another process has in work counts, too.
-
-    Raises:
-        RunError: the storage cannot be opened or read.
     """
     where = str(journal) if url is None else without_secrets(url)
     storage, _ = open_storage(url, journal, repair=False)
@@ -165,11 +158,7 @@ def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
 
 
 def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = None) -> Study:
-    """Copy the study of a run into memory: what is done to the copy changes nothing in the run.
-
-    Raises:
-        RunError: there is none, or the storage cannot be opened.
-    """
+    """Copy the study of a run into memory: what is done to the copy changes nothing in the run."""
     record = read_study(model_sha256="", name=name, metric=metric, journal=journal, url=url)
     record.close()
     memory = optuna.storages.InMemoryStorage()
@@ -184,16 +173,7 @@ def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = N
 
 
 def copy_study(name: str, url: str, journal: Path) -> None:
-    """Copy what a database holds of a run, every metric's study, into a journal file of its own.
-
-    Args:
-        name: of the run.
-        url: Optuna storage URL of the database.
-        journal: path of the file; there is none yet.
-
-    Raises:
-        RunError: the database cannot be read, holds no such run, or the file cannot be written.
-    """
+    """Copy what a database holds of a run, every metric's study, into a journal file of its own."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -211,12 +191,7 @@ def copy_study(name: str, url: str, journal: Path) -> None:
 
 
 def study_name(begun: str, *, is_new: bool = False) -> str:
-    """How the study of a run begins in a database that others may use: as ``settle_study`` takes it.
-
-    Args:
-        begun: name of the run, or of the study that it was to have before.
-        is_new: the study of no other run, whatever its identity.
-    """
+    """How the study of a run begins in a database that others may use: as ``settle_study`` takes it."""
     parts = _NAME.fullmatch(begun)
     if parts is not None:
         return parts[1]
@@ -250,11 +225,7 @@ def settle_study(name: str, identity: Mapping[str, Any], url: str) -> str:
 
 
 def kept_identities(name: str, url: str) -> list[tuple[str, dict[str, Any]]]:
-    """The studies in a database whose names begin so, without their metrics, and their identities; the latest first.
-
-    Raises:
-        RunError: the storage cannot be read.
-    """
+    """The studies in a database whose names begin so, without their metrics, and their identities; the latest first."""
     storage, _ = open_storage(url, Path())
     with storing(without_secrets(url)):
         studies = sorted(storage.get_all_studies(), key=lambda study: -study._study_id)
@@ -264,25 +235,14 @@ def kept_identities(name: str, url: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha256: str) -> Granularity | None:
-    """What ``auto`` came to in the study in a database that a run of this name is to share; None where there is none.
-
-    Raises:
-        RunError: the storage cannot be read.
-    """
+    """What ``auto`` came to in the study in a database that a run of this name shares; None where there is none."""
     same = {"model": model_sha256, SPACE: space_sha256}.items()
     kept = () if url is None else kept_identities(study_name(run), url)
     return next((identity["granularity"] for _, identity in kept if same <= identity.items()), None)
 
 
 def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMetric | None) -> tuple[str, ...]:
-    """Refuse a script, or a function, under the name of a metric that was another one before; note those that are new.
-
-    Returns:
-        What cannot be compared, one line for each metric.
-
-    Raises:
-        RunError: naming the metric.
-    """
+    """Refuse a script, or a function, under the name of another one; note new ones. What cannot be compared, in lines."""
     for metric in metrics:
         definition = definition_of_code(metric, function)
         if definition is not None and record.note(f"{_METRIC}{metric}") is None:
@@ -291,11 +251,7 @@ def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMet
 
 
 def compare_metric(record: StudyRecord, recorded: str, metric: str, function: TaskMetric | None) -> str:
-    """As ``check_metrics``, of the metric that a study has recorded under this name; notes nothing.
-
-    Raises:
-        RunError: it is another one.
-    """
+    """As ``check_metrics``, of the metric that a study has recorded under this name; notes nothing."""
     definition, kept = definition_of_code(metric, function), record.note(f"{_METRIC}{recorded}")
     if definition is None or kept is None:
         return ""

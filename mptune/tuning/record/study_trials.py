@@ -18,11 +18,7 @@ _SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def settled(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The finished trials, without failures of plans that are, or were, tried again: their last trial counts.
-
-    Args:
-        trials: those that are finished, run or wait, in their order; no others.
-    """
+    """The finished trials, without failures of plans that are, or were, tried again: their last trial counts."""
     finished = [trial for trial in trials if trial.state in _SETTLED]
     again = {t.user_attrs["fingerprint"]: t.number for t in trials if FAILED_BEFORE in t.user_attrs}
     if not again:
@@ -39,12 +35,7 @@ def failed_attempts(trial: FrozenTrial) -> int:
 
 
 def fault_counts(trials: Sequence[FrozenTrial], lost: Sequence[FrozenTrial] = ()) -> tuple[int, int]:
-    """Failures that did not come again in a fresh process, those of the machine counted in, and all attempts.
-
-    Args:
-        trials: those that are settled.
-        lost: those that a fault of the machine ended.
-    """
+    """Failures that did not come again in a fresh process, those of the machine counted in, and all attempts."""
     faults = sum(int(trial.user_attrs.get(FAULTS, 0)) for trial in trials)
     # A full disk meets every job, and not one now and then.
     kinds = [Failure.from_json(trial.user_attrs[FAULT]).kind for trial in lost]

@@ -18,14 +18,7 @@ _DIGITS = 6
 
 
 def difference(there: TargetSection, prepared: Environment | None, here: TargetSection, found: Environment) -> str:
-    """What differs between the host that a search was prepared on and this one, one line; empty where nothing does.
-
-    Args:
-        there: what the search's figures are taken on.
-        prepared: versions and driver there; None where they were not recorded.
-        here: what this host's figures would be taken on.
-        found: versions and driver here.
-    """
+    """What differs between the host that a search was prepared on and this one, one line; empty where nothing does."""
     prefix = "this host differs from the one that the search was prepared on"
     if there != here:
         return f"{prefix}: another target ({target_text(there)} there, {target_text(here)} here)"

@@ -58,13 +58,6 @@ def front_of(
 
     Limits that no plan meets leave a choice that was made as it was. Whoever asks writes what comes of it
     (``mptune.reporting.run_files``).
-
-    Args:
-        run: the run directory.
-        file: its run.json.
-        record: its study.
-        asked: a request; None reads the choice that was made.
-        is_again: the request is an earlier one: where its plan is not feasible any more, or here, the knee is chosen.
     """
     facts = facts_of(run, file)
     fixed, search = file.fixed_settings, file.search
@@ -130,16 +123,7 @@ def build_front(
     every: bool = False,
     is_made: bool = True,
 ) -> Front:
-    """Put the front together: re-measured where it has been, else as the search left it.
-
-    Args:
-        record: the study.
-        facts: of the run.
-        choice: that was made, or a request.
-        settings: how many rounds of re-measuring there are, how latencies are summed up, and the reported metrics.
-        every: a device confirmed every evaluation.
-        is_made: make a choice of a request; else none is made yet, and the reason says which it would be.
-    """
+    """Put the front together: re-measured where it has been, else as the search left it."""
     evaluations = tuple(replace(e.ignoring(choice.ignore), confirmed=every) for e in record.evaluations())
     baseline = record.baseline()
     searched = None if baseline is None else replace(baseline.ignoring(choice.ignore), confirmed=every)

@@ -29,11 +29,7 @@ _FORMAT = 1
 
 
 def seal(data: Path) -> None:
-    """Write down the SHA-256 of every such file that is there.
-
-    Raises:
-        RunError: the disk is full, or the directory cannot be written.
-    """
+    """Write down the SHA-256 of every such file that is there."""
     present = [name for name in _EVERY if (data / name).is_file()]
     write_json(data / SEALS_FILE, {"format": _FORMAT, "sha256": {name: files_sha256(data / name) for name in present}})
 
@@ -76,11 +72,7 @@ def damaged(data: Path) -> tuple[str, ...]:
 
 
 def refuse_damaged(data: Path) -> None:
-    """Refuse a run whose data are not what the search wrote, and cannot be written here.
-
-    Raises:
-        RunError: naming the first of them.
-    """
+    """Refuse a run whose data are not what the search wrote, and cannot be written here."""
     lost: Sequence[str] = damaged(data) if is_sealed(data) else ()
     if lost:
         raise RunError(

@@ -91,7 +91,6 @@ class SearchRun(MeasuringRun):
         opener: OpenToolchain | None = None,
         start_worker: StartWorker | None = None,
     ) -> None:
-        """Nothing is read or run yet."""
         super().__init__(listener, opener)
         self._start_worker = start_worker
         self.directory = run
@@ -231,11 +230,7 @@ class SearchRun(MeasuringRun):
             write_bytes(place, [content])
 
     def _holds(self, check: Callable[[], None], known: RunFile) -> bool:
-        """Whether what is asked for is what the run was made with; a run without an evaluation begins anew if not.
-
-        Raises:
-            RunError: they differ, and there is an evaluation.
-        """
+        """Whether what is asked for is what the run was made with; a run without an evaluation begins anew if not."""
         try:
             check()
         except RunError:

@@ -43,19 +43,6 @@ class WorkerProcess:
         log: Path,
         variables: Mapping[str, str],
     ) -> None:
-        """Start the process.
-
-        Args:
-            gpu: the number by which messages name the worker.
-            function: called there, with ``arguments`` and with a ``listener`` whose stages and warnings come back; all
-                of it can be pickled.
-            arguments: by name.
-            log: receives what the process prints.
-            variables: more environment variables.
-
-        Raises:
-            RunError: the log cannot be written, or the arguments cannot be pickled.
-        """
         self.gpu = gpu
         self.log = log
         self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()

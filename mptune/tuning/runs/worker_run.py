@@ -64,18 +64,6 @@ class WorkerRun(SearchRun):
         wait_s: float = 0.0,
         may_differ: bool = False,
     ) -> None:
-        """Load the model.
-
-        Args:
-            run: the search's directory, or a copy of it.
-            file: its run.json.
-            storage: Optuna storage URL; None for the journal in the directory.
-            listener: receives the progress.
-            opener: opens the toolchain in place of the target's.
-            metric: name and function of the search's metric.
-            wait_s: how long to wait for a search that is not prepared yet, or whose budget is spent.
-            may_differ: measure on the GPU here where the search's target is another device.
-        """
         self.file = file
         name, function = metric or (file.search.metric, None)
         settings = replace(
@@ -98,11 +86,7 @@ class WorkerRun(SearchRun):
         self._start_s: float | None = None
 
     def join(self) -> str:
-        """Wait until the search is prepared, and open the toolchain.
-
-        Returns:
-            What differs between this host and the one that the search was prepared on; empty where nothing does.
-        """
+        """Wait until the search is prepared, and open the toolchain."""
         self._wait(self._is_prepared)
         recorded, path = self.file, self.directory.path
         self._prepared = recorded
@@ -198,12 +182,7 @@ class WorkerRun(SearchRun):
         return self.directory.observed_json.exists()
 
     def _wait(self, holds: Callable[[], bool], reason: str = "") -> None:
-        """Until something holds, or for as long as this worker waits for its search.
-
-        Args:
-            holds: what is waited for.
-            reason: what is said to be missing, and still is at the end; "" where the search is not prepared.
-        """
+        """Until something holds, or for as long as this worker waits for its search."""
         until_s = time.monotonic() + self._wait_s
         is_said = False
         while not holds() and (left_s := until_s - time.monotonic()) > 0:
@@ -257,12 +236,7 @@ class MixedRun(WorkerRun):
     """Searches on one device, confirms its front, and keeps it in the directory that ``open_device_run`` has locked."""
 
     def search(self, budget: int, start_s: float | None) -> Front:
-        """Everything that is not recorded yet.
-
-        Args:
-            budget: plans to evaluate on this device: that of the search.
-            start_s: when that began, in seconds since the epoch; None where it is not known.
-        """
+        """Everything that is not recorded yet."""
         self._budget, self._began_s = budget, start_s
         self.join()
         if not is_sealed(self.directory.data):
@@ -298,12 +272,7 @@ class MixedRun(WorkerRun):
 
 @contextmanager
 def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, bool]]:
-    """Make or open the run directory of this host's device below that of a search, which a worker has joined.
-
-    Yields:
-        The directory, its run.json, and whether it is locked; else another worker of the same device has it, and this
-        one shares its search.
-    """
+    """Make or open the run directory of this host's device below that of a search, which a worker has joined."""
     home, name = search.directory, search.device_name
     path = home.devices / name
     run = RunDirectory(path, accompanies=path / HOME)

@@ -48,21 +48,7 @@ def check_reference(
     skip: bool = False,
     model: Model | None = None,
 ) -> tuple[Finding, ...]:
-    """Check what taking the reference showed.
-
-    Args:
-        report: of one set of samples.
-        origin: what looked.
-        indices: index in the data of each sample of the set; empty where they are all of the data.
-        skip: findings of severity ``error`` are given back like the others.
-        model: what was run, for what is said where it does not run.
-
-    Returns:
-        Findings, the most severe first.
-
-    Raises:
-        BaselineError: the untouched model does not run in FP32; or a finding is of severity ``error``.
-    """
+    """Check what taking the reference showed."""
     if isinstance(report, Failure):
         raise did_not_run("the untouched model does not run in FP32", report, model)
     found = by_severity(reference_findings(report, origin, indices))
@@ -72,11 +58,7 @@ def check_reference(
 
 
 def stop_at_errors(findings: Sequence[Finding]) -> None:
-    """Stop where no plan repairs what is wrong.
-
-    Raises:
-        BaselineError: one of the findings is of severity ``error``; it carries all of them.
-    """
+    """Stop where no plan repairs what is wrong."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
         return
@@ -94,13 +76,6 @@ def optimisation_findings(
     """The finding that graph optimisations change the reference beyond rounding; none where they do not.
 
     Two runs of a model that draws random numbers differ whatever is optimised: that has a finding of its own.
-
-    Args:
-        errors: output -> relative L2 between optimised and not (``ReferenceReport.optimisation_error``).
-        model: the model.
-        origin: what looked.
-        sample: index in the data of the sample that was compared.
-        known: what was found before.
     """
     if any(finding.code == "not-deterministic" for finding in known):
         return ()
@@ -129,14 +104,7 @@ def optimisation_findings(
 
 
 def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
-    """Check that every tensor of the untouched model is finite in FP32.
-
-    Args:
-        ranges: tensor -> what it held on the samples.
-
-    Returns:
-        Warnings, one line each.
-    """
+    """Check that every tensor of the untouched model is finite in FP32."""
     counts = {tensor: seen.non_finite for tensor, seen in ranges.items() if seen.non_finite}
     if not counts:
         return ()
@@ -149,16 +117,7 @@ def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
 
 
 def check_objective(error: OutputError, metric: str, definition: str = "") -> None:
-    """Check that the objective of the all-FP32 plan, whose outputs are finite, is a finite number.
-
-    Args:
-        error: of the all-FP32 plan.
-        metric: the objective.
-        definition: where it is defined, in brackets (``definition_of``).
-
-    Raises:
-        BaselineError: it is not: the metric is wrong, and no plan can have a better one.
-    """
+    """Check that the objective of the all-FP32 plan, whose outputs are finite, is a finite number."""
     value = error.value(metric)
     if error.non_finite == 0 and not math.isfinite(value):
         raise BaselineError(
@@ -168,12 +127,7 @@ def check_objective(error: OutputError, metric: str, definition: str = "") -> No
 
 
 def check_first_evaluation(error: OutputError, settings: SearchSettings) -> tuple[Finding, ...]:
-    """What is checked of the all-FP32 plan before any other is evaluated: engine, objective, tolerances.
-
-    Raises:
-        BaselineError: the engine disagrees with the reference, or the objective has no value.
-        SettingsError: a tolerance names a column that its output has not.
-    """
+    """What is checked of the all-FP32 plan before any other is evaluated: engine, objective, tolerances."""
     found = check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks)
     check_objective(error, settings.metric, definition_of_metric(settings.metric, settings.metric_function))
     check_columns(settings.tolerance, error)
@@ -184,9 +138,6 @@ def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definit
     """Take a user's metric once before anything is spent: of all-FP32 and of one group in FP16, by emulation.
 
     One of them alone may be without a value: a metric may have none where outputs equal the reference.
-
-    Raises:
-        BaselineError: it is a finite number for neither, although their outputs are finite.
     """
     fp32 = PrecisionPlan.uniform(space.model_sha256, [group.id for group in space.groups], Precision.FP32)
     errors = toolchain.emulate([fp32, fp32.replace({space.free[0]: space.reduced_of(space.free[0])})])
@@ -201,20 +152,7 @@ def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definit
 def check_baseline(
     error: OutputError, *, tf32: bool, origin: FindingOrigin = "search", skip: bool = False
 ) -> tuple[Finding, ...]:
-    """Check that the engine of the all-FP32 plan agrees with the reference.
-
-    Args:
-        error: of the all-FP32 plan.
-        tf32: the FP32 groups may use TF32.
-        origin: what looked.
-        skip: a finding of severity ``error`` is given back like others.
-
-    Returns:
-        Findings; none where they agree.
-
-    Raises:
-        BaselineError: they disagree.
-    """
+    """Check that the engine of the all-FP32 plan agrees with the reference."""
     found = tuple(_engine_findings(error, tf32, origin))
     if not skip:
         stop_at_errors(found)

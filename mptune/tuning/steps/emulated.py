@@ -51,19 +51,6 @@ class PlanEmulator:
         searched: SearchedError | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the errors that an earlier run left in the file.
-
-        Args:
-            space: turns choices into plans.
-            toolchain: emulates; its reference is taken already.
-            metric: the objective statistic.
-            path: file that keeps the errors; every call that asked for new ones appends to it.
-            listener: receives a warning when the machine fails.
-            alone: free group -> error of the plan with that group alone in FP16, if already emulated.
-            limits: that end the search: past them nothing is emulated.
-            searched: how the sampler judges errors; None judges them by the metric.
-            clock: seconds, monotonic.
-        """
         self._searched = searched or SearchedError(metric)
         self._plain = replace(self._searched, tolerances=(), max_error=None)
         self._limits = limits
@@ -79,14 +66,7 @@ class PlanEmulator:
         self._emulating_s, self._emulated = 0.0, 0
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
-        """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group.
-
-        Returns:
-            The error of each as the sampler judges it; ``inf`` where it is not finite, NaN where the emulation failed.
-
-        Raises:
-            RunError: the file cannot be written, or the disk is full.
-        """
+        """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group."""
         plans = [self._space.plan(one) for one in choices]
         judged = self._searched.key
         new = {plan.fingerprint: plan for plan in plans if self._known(plan, judged) is None}
@@ -96,12 +76,7 @@ class PlanEmulator:
         return [math.nan if error is None else error.value for error in errors]
 
     def learn(self, alone: Mapping[str, float], judged: Mapping[str, float] | None = None) -> None:
-        """Take over errors of groups alone that have been emulated on all samples meanwhile.
-
-        Args:
-            alone: free group -> the objective statistic.
-            judged: the same errors as the sampler judges them; None where that is the objective statistic.
-        """
+        """Take over errors of groups alone that have been emulated on all samples meanwhile."""
         for key, errors in ((self._searched.key, judged or alone), (self._plain.key, alone)):
             for group, error in errors.items():
                 plan = self._fp32.replace({group: self._space.reduced_of(group)})
@@ -147,15 +122,6 @@ def emulate_outputs(
 
     One that crashes alone is emulated again in fresh processes first. After several such plans in a row all-FP32 is
     emulated, as a control.
-
-    Args:
-        toolchain: emulates.
-        plans: what to emulate.
-        listener: receives a warning before each further attempt, and where plans can no longer share a session.
-        part: one of the parts of the toolchain's ``emulated_samples``; None takes all.
-
-    Raises:
-        RunError: the machine failed again and again, or all-FP32 failed, too.
     """
     # Of several, one may crash: they are emulated one by one then.
     alone = len(plans) == 1

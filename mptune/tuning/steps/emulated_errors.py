@@ -26,11 +26,6 @@ class EmulatedErrors:
     """
 
     def __init__(self, path: Path, metric: str) -> None:
-        """Read the file.
-
-        Raises:
-            RunError: it cannot be read.
-        """
         self._path = path
         self._metric = metric
         self._offset = 0
@@ -38,11 +33,7 @@ class EmulatedErrors:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what has been appended since.
-
-        Raises:
-            RunError: the file cannot be read.
-        """
+        """Read what has been appended since."""
         if not self._path.exists():
             return
         with writing(self._path), self._path.open("rb") as file:
@@ -54,11 +45,7 @@ class EmulatedErrors:
                 self._take(line)
 
     def add(self, errors: Mapping[str, EmulatedError]) -> None:
-        """Append errors of plans.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
+        """Append errors of plans."""
         self.errors.update(errors)
         document = {plan: [encode_float(error.value), error.samples] for plan, error in errors.items()}
         line = json.dumps({"metric": self._metric, "errors": document}, separators=(",", ":"), allow_nan=False)

@@ -42,11 +42,6 @@ def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None)
 
     The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it in
     work, this one takes the other seeds meanwhile.
-
-    Args:
-        record: of the search.
-        space: has the seeds.
-        first: so many come before the sampler's first plan, the others after it; None lets all come before it.
     """
     known = record.known()
     seeds = [seed for seed in space.seeds if seed.plan.fingerprint not in known]
@@ -77,19 +72,6 @@ class Guide:
         emulator: PlanEmulator | None = None,
         searched: SearchedError | None = None,
     ) -> None:
-        """Tell the sampler what earlier runs have found.
-
-        Args:
-            record: of the search; its sampler is guided.
-            space: what may vary.
-            toolchain: of the search.
-            settings: of the search.
-            listener: receives the progress.
-            errors: one-group errors.
-            terms: of the roofline; None where no latency can be predicted.
-            emulator: of whole plans; None where evaluations are emulations themselves.
-            searched: how the sampler judges errors; None judges them by the metric of the record.
-        """
         self._record = record
         self._space = space
         self._toolchain = toolchain
@@ -113,9 +95,6 @@ class Guide:
         """Take more one-group errors, as many as are due by now, and tell the sampler.
 
         Called before the sampler's first plan and before every plan behind it, so that none waits for many.
-
-        Raises:
-            RunError: the machine failed, or a file cannot be written.
         """
         is_first = not self._told
         is_new = self._settled_seeds() != self._seeds_known

@@ -43,11 +43,7 @@ class MissingKernels:
     fused: tuple[FusedNodes, ...] = ()
 
     def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
+        """Write the JSON file that ``load`` reads."""
         nodes, bf16 = ([asdict(node) for node in of] for of in (self.nodes, self.bf16))
         fused = [one.to_json() for one in self.fused]
         more = {name: listed for name, listed in (("bf16", bf16), ("fused", fused)) if listed}
@@ -55,11 +51,7 @@ class MissingKernels:
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
-        """Read what ``save`` wrote; nothing where there is no file.
-
-        Raises:
-            RunError: the file cannot be read. Whether it is gone, or holds something else, its hash says.
-        """
+        """Read what ``save`` wrote; nothing where there is no file."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             listed = document["nodes"], document.get("bf16", ())
@@ -98,11 +90,7 @@ class MissingKernels:
 
 
 def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path) -> None:
-    """Write the answer of ``ask_for_kernels`` where ``MissingKernels.load`` reads it: ``KERNELS_JSON``.
-
-    Raises:
-        RunError: the disk is full, or the directory cannot be written.
-    """
+    """Write the answer of ``ask_for_kernels`` where ``MissingKernels.load`` reads it: ``KERNELS_JSON``."""
     ask_for_kernels(toolchain, precisions).save(data_dir / KERNELS_JSON)
 
 

@@ -41,14 +41,6 @@ class Limits:
         clock: Callable[[], float] = time.monotonic,
         elapsed_s: float = 0.0,
     ) -> None:
-        """The time begins now, or began earlier.
-
-        Args:
-            settings: ``timeout_s`` and ``max_disk_bytes``.
-            run_dir: the run directory; None where nothing is known of a disk.
-            clock: seconds, monotonic.
-            elapsed_s: how long ago the time began, by another process; below 0, where its clock is ahead, is 0.
-        """
         self._timeout_s, self._max_bytes = settings.timeout_s, settings.max_disk_bytes
         self._run_dir = run_dir
         self._clock = clock
@@ -62,11 +54,7 @@ class Limits:
         return self._clock() - self._started_s
 
     def reached(self) -> Limit | None:
-        """The limit that is reached; None where another evaluation may start.
-
-        Raises:
-            RunError: the disk is nearly full.
-        """
+        """The limit that is reached; None where another evaluation may start."""
         if self._timeout_s is not None and self.elapsed_s >= self._timeout_s:
             return Limit.TIME
         if self._run_dir is None:

@@ -44,14 +44,7 @@ from mptune.tuning.steps.kernels import MissingKernels
 def search_space(
     workload: Workload, named: NamedSpace, observations: Observations, kernels: MissingKernels
 ) -> tuple[SearchSpace, tuple[Hazard, ...]]:
-    """What may be searched, and the hazards that say so.
-
-    Args:
-        workload: the model, and which precisions its plans have.
-        named: the search-space file.
-        observations: of the values.
-        kernels: that the engine lacks, and what it computes as one.
-    """
+    """What may be searched, and the hazards that say so."""
     grouped, precisions = workload.grouped, workload.precisions
     hazards = find_hazards(
         grouped,
@@ -94,11 +87,7 @@ class Observations:
     findings: tuple[Finding, ...] = ()
 
     def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
+        """Write the JSON file that ``load`` reads."""
         tensors = {t: {"absmax": encode_float(v), "shape": list(self.shapes[t])} for t, v in self.absmax.items()}
         document = {
             "tensors": tensors,
@@ -131,11 +120,7 @@ class Observations:
 
 
 def save_samples(workspace: Workspace, search: CalibrationSet, held_out: CalibrationSet) -> None:
-    """Write both sets of samples where jobs find them.
-
-    Raises:
-        RunError: the disk is full, or the directory cannot be written.
-    """
+    """Write both sets of samples where jobs find them."""
     search.save(workspace.samples("search"))
     held_out.save(workspace.samples("held_out"))
     if held_out.names:
@@ -145,13 +130,7 @@ def save_samples(workspace: Workspace, search: CalibrationSet, held_out: Calibra
 def observed_findings(
     observations: Observations, grouped: GroupedModel, indices: Sequence[int] = ()
 ) -> tuple[Finding, ...]:
-    """What the untouched model showed on the samples that has a code.
-
-    Args:
-        observations: of the search samples.
-        grouped: the model and its layer groups.
-        indices: index in the data of each search sample; empty where they are all of the data.
-    """
+    """What the untouched model showed on the samples that has a code."""
     first = indices[0] if indices else 0
     return (
         *observations.findings,
@@ -169,19 +148,7 @@ def observe(
     skip: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Observations:
-    """Take the references, check them, and observe the ranges.
-
-    Args:
-        toolchain: runs the untouched model.
-        listener: receives the progress.
-        model: the untouched model; None looks at what it computes alone.
-        indices: set -> index in the data of each of its samples.
-        skip: go on where what the model computes cannot be a reference.
-        meanwhile: what else the toolchain is asked, which needs no ranges: they may be observed beside it.
-
-    Raises:
-        BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
-    """
+    """Take the references, check them, and observe the ranges."""
     found = () if model is None else training_findings(model, "search", is_run=True)
     if not skip:
         stop_at_errors(found)
@@ -218,12 +185,7 @@ def _reference(toolchain: Toolchain, which: SampleSet, listener: Listener) -> Re
 
 
 def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:
-    """The machine, with warnings where it is measured and is not what the profile's figures hold for.
-
-    Args:
-        toolchain: who measures, or predicts: then the machine is not the device, and says nothing of it.
-        target: the profile; None where the caller brought a toolchain of its own.
-    """
+    """The machine, with warnings where it is measured and is not what the profile's figures hold for."""
     environment = toolchain.environment()
     if target is None or environment.jetson is None or toolchain.latency_source != "measured":
         return environment
@@ -233,14 +195,7 @@ def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:
 def check_memory(
     observations: Observations, model: Model, target: Target | None, *, measured: bool = False
 ) -> Observations:
-    """The observations with a warning where the model will not fit the target's memory.
-
-    Args:
-        observations: have the shapes.
-        model: the model.
-        target: the device; None where the caller brought a toolchain of its own.
-        measured: engines run on it.
-    """
+    """The observations with a warning where the model will not fit the target's memory."""
     if target is None:
         return observations
     about_memory = memory_warnings(memory_need(model, observations.shapes), target, measured=measured)

@@ -45,13 +45,7 @@ _VAIN = 2
 def candidates(
     evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = (), dropped: Collection[str] = ()
 ) -> tuple[Evaluation, ...]:
-    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first.
-
-    Args:
-        evaluations: of all plans.
-        tolerances: the front is of the plans within these, where there are any.
-        dropped: fingerprints of plans that are candidates, but not on the front: they hide no plan that is sound.
-    """
+    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first."""
     sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
     seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
     off = [e for e in evaluations if e.plan.fingerprint in dropped and e.is_finite]
@@ -65,11 +59,6 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
     already, then those of the rest that lie farthest from all of these. Where re-measuring changes the choice, the plan
     that is chosen now comes in too.
-
-    Args:
-        record: the study.
-        settings: how many, and the limits that the choice is made by.
-        rounds: how many each point should have.
     """
     evaluations, dropped = _counted(record, settings), dropped_plans(record, settings.ignore)
     every = candidates(evaluations, settings.tolerance, dropped)
@@ -155,12 +144,6 @@ def to_measure(
 
     First every point once, then round by round, as far as ``rounds``, the chosen point and those in doubt
     (``mptune.tuning.fronts.dominance.in_doubt``): a round is judged before the next one begins.
-
-    Args:
-        record: the study.
-        settings: of the search.
-        rounds: how many each of these points has at most.
-        failed: fingerprints of points that are not tried again.
     """
     points = [p for p in points_to_confirm(record, settings, rounds) if p.plan.fingerprint not in failed]
     if todo := missing(record, points, 1):
@@ -185,9 +168,6 @@ def confirm(
     """Measure what is missing (``to_measure``), each round in a fresh process, until a limit is reached.
 
     Rounds are interleaved, so that a slow drift of the machine meets all points alike.
-
-    Raises:
-        RunError: the machine failed again and again, or the record cannot be written.
     """
     failed: set[str] = set()
     while todo := to_measure(record, settings, rounds, failed):
@@ -213,12 +193,6 @@ def measure_again(
 
     A point that fails is tried once more in a fresh process, then left for the next session. After several failures in
     a row all-FP32 is run, as a control.
-
-    Returns:
-        Fingerprints of the plans that failed.
-
-    Raises:
-        RunError: the machine failed again and again, all-FP32 fails now, too, or the record cannot be written.
     """
     failed: set[str] = set()
     in_a_row = in_vain = 0
@@ -257,16 +231,6 @@ def confirmed_evaluations(
     The latency of a point is summed up again over its rounds, with an interval that holds what differs between sessions
     (``Sessions``), as all that was measured since shows it. The held-out error is that of the worst round.
     ``remeasured`` is True only where latency was measured again, in all rounds or until its place was not in doubt.
-
-    Args:
-        record: the study.
-        rounds: how many each point should have.
-        latency: how latencies are summed up.
-        points: which to read back; None takes the candidates.
-
-    Returns:
-        The points, less those that are not finite on the held-out samples; and what could not be re-measured. A point
-        that failed or was not measured again is as the search left it, and so is the baseline in any case.
     """
     notes, sessions = record.notes(_PREFIX), Sessions(record)
     kept: list[Evaluation] = []
@@ -311,11 +275,7 @@ def _measure(
 def _measure_once(
     toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
 ) -> tuple[Measurement | Failure, int]:
-    """Measure a plan; again in a fresh process where it fails, and as often as is set where the machine does.
-
-    Returns:
-        The last result, and how many failures before it were the machine's: they did not come again.
-    """
+    """Measure a plan; again in a fresh process where it fails, and as often as is set where the machine does."""
     faults = failures = 0
     while True:
         result = toolchain.evaluate(point.plan, "held_out")

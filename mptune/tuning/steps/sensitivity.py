@@ -86,11 +86,7 @@ class Sensitivity:
         )
 
     def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
+        """Write the JSON file that ``load`` reads."""
         errors = {group: encode_float(error) for group, error in self.errors.items()}
         taken = {group: error.to_json() for group, error in self.taken.items()}
         known = {"metric": self.metric, "errors": errors, "taken": taken, "doubts": dict(self.doubts)}
@@ -144,20 +140,6 @@ class OneGroupErrors:
         searched: SearchedError | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Read what an earlier run left in the file.
-
-        Args:
-            space: its free groups are taken.
-            toolchain: emulates; its reference is taken already.
-            metric: the objective statistic.
-            path: file that keeps the result, written after every few groups.
-            listener: receives the progress.
-            shared: what the other workers of the search do; None where there are none.
-            sleep: waits for so many seconds, where other workers have the rest in work.
-            gains_ms: group id -> latency that FP16 saves there; None where that is not known.
-            searched: how errors are judged; None judges them by the metric. The file keeps them as they are.
-            limits: that end the search: past them nothing is emulated.
-        """
         self._searched = searched or SearchedError(metric)
         self._limits = limits
         self._space = space

@@ -21,12 +21,6 @@ class SharedErrors:
     """Shares the emulation of groups out, through the study."""
 
     def __init__(self, record: StudyRecord, metric: str) -> None:
-        """Read nothing yet.
-
-        Args:
-            record: the study.
-            metric: the statistic: each has errors of its own.
-        """
         self._record = record
         self._found = f"one-group errors by sample:{metric}:"
         self._claims = f"one-group errors in work:{metric}:"

@@ -93,21 +93,6 @@ class Tuner:
         before_proposal: Callable[[], None] | None = None,
         seeds_first: int | None = None,
     ) -> None:
-        """Wire the parts.
-
-        Args:
-            record: opened, its dead trials not yet taken up.
-            space: what may vary, and the seeds.
-            toolchain: evaluates plans on the search samples; its reference is taken already.
-            settings: budget, timeout, retries, seed.
-            listener: receives every outcome.
-            clock: seconds, monotonic.
-            emulated: gives the emulated error of a plan, which is recorded beside the measured one.
-            limits: that end the search early; None takes those of the settings, from the start of ``run`` on.
-            sleep: waits for so many seconds, where other workers have the rest of the budget in work.
-            before_proposal: called before the sampler is asked for a plan, and before every plan behind its first.
-            seeds_first: so many of the seeds come before the sampler's first plan, the others after it; None for all.
-        """
         self._sleep = sleep
         self._record = record
         self._space = space
@@ -128,11 +113,6 @@ class Tuner:
 
         Budget counts every plan that was evaluated or failed by itself, seeds counted in, over all sessions; faults
         of the machine and duplicates cost nothing.
-
-        Raises:
-            BaselineError, SettingsError: all-FP32 does not build, or ``check_first_evaluation`` raises.
-            RunError: the machine failed again and again, or the record cannot be written.
-            KeyboardInterrupt: passed on; the plan in work is enqueued again.
         """
         if (baseline := self._record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
