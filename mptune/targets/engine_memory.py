@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
+
+from mptune.json_form import JsonForm
 
 
 @dataclass(frozen=True)
-class EngineMemory:
+class EngineMemory(JsonForm):
     """What one plan's engine takes, in bytes; None where it is not known.
 
     Attributes:
@@ -28,12 +29,3 @@ class EngineMemory:
     def total_bytes(self) -> int:
         """What the engine takes when it is loaded: its file or its weights, and the context."""
         return max(self.engine_bytes or 0, self.weight_bytes or 0) + (self.context_bytes or 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> EngineMemory:
-        """Inverse of ``to_json``."""
-        return cls(*(document[name] for name in ("engine_bytes", "context_bytes", "weight_bytes", "source")))

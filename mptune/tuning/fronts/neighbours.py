@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mptune.data.metrics.paired import LEAST_ERROR, Difference, compare_errors
-from mptune.data.numbers import encode_float
+from mptune.json_form import encode_float
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.dominance import FAR_SMALLER, faster_beyond_noise
 from mptune.tuning.fronts.limits import is_larger_in_search
@@ -46,11 +46,8 @@ class Neighbour:
 
     def to_json(self) -> dict[str, Any]:
         """As in front.json."""
-        return {
-            "plan": self.evaluation.plan.fingerprint,
-            "latency_ms_delta": encode_float(self.latency_ms_delta),
-            "error_ratio": encode_float(self.error_ratio),
-        }
+        plan, delta_ms, ratio = self.evaluation.plan.fingerprint, self.latency_ms_delta, self.error_ratio
+        return {"plan": plan, "latency_ms_delta": encode_float(delta_ms), "error_ratio": encode_float(ratio)}
 
 
 def compare_samples(one: Evaluation, other: Evaluation) -> Difference | None:

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
-from mptune.errors import RunError
+from mptune.errors import PlanError, RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe
@@ -294,7 +294,7 @@ class StudyRecord:
         if trial.number not in self._decoded:
             try:
                 evaluation = Evaluation.from_json(trial.user_attrs[EVALUATION])
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, PlanError) as error:
                 raise RunError(
                     f"the evaluation of trial {trial.number} in {self._where} cannot be read: {error!r}",
                     "copy the run directory again, or start over with --fresh",

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mptune.data.numbers import decode_float
 from mptune.engines.base import Measurement
 from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionSpread, SessionTiming
 from mptune.graph.plan import PrecisionPlan
+from mptune.json_form import decode_float
 from mptune.tuning.record.record import StudyRecord
 
 DRIFTED = 1.1
@@ -63,7 +63,7 @@ class Sessions:
 
 
 def drift_warning(record: StudyRecord) -> tuple[str, ...]:
-    """A line that says how far the latency of the baseline has changed, confirmation counted in; none where it is little."""
+    """A line that says how far the latency of the baseline changed, confirmation counted in; none where it hardly did."""
     factors = [evaluation.drift for evaluation in record.evaluations()]
     factors += [decode_float(note["drift"]) for note in record.notes(_CONFIRMED).values() if "drift" in note]
     taken = [1.0 / factor for factor in factors if math.isfinite(factor) and factor > 0]

@@ -242,7 +242,7 @@ def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha25
 
 
 def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMetric | None) -> tuple[str, ...]:
-    """Refuse a script, or a function, under the name of another one; note new ones. What cannot be compared, in lines."""
+    """Refuse a script, or a function, under the name of another one; note new ones. Returns what cannot be compared."""
     for metric in metrics:
         definition = definition_of_code(metric, function)
         if definition is not None and record.note(f"{_METRIC}{metric}") is None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mptune.data.numbers import decode_float, encode_float
 from mptune.files import writing
+from mptune.json_form import decode_float, encode_float
 from mptune.tuning.evaluation import EmulatedError
 
 

@@ -7,18 +7,18 @@ space.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel, Toolchain
 from mptune.errors import RunError
-from mptune.files import write_json
+from mptune.files import parse_json, write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision
+from mptune.json_form import JsonForm
 
 KERNELS_JSON = "kernels.json"
 """Name of the file in the run's data directory."""
@@ -27,7 +27,7 @@ CODES = {Precision.FP16: "no-fp16-kernel", Precision.BF16: "no-bf16-kernel"}
 
 
 @dataclass(frozen=True)
-class MissingKernels:
+class MissingKernels(JsonForm):
     """What the engine said.
 
     Attributes:
@@ -44,23 +44,16 @@ class MissingKernels:
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
-        nodes, bf16 = ([asdict(node) for node in of] for of in (self.nodes, self.bf16))
-        fused = [one.to_json() for one in self.fused]
-        more = {name: listed for name, listed in (("bf16", bf16), ("fused", fused)) if listed}
-        write_json(path, {"nodes": nodes, "warnings": list(self.warnings), **more})
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
-        """Read what ``save`` wrote; nothing where there is no file."""
+        """Read what ``save`` wrote; nothing where there is no file. Whether it holds something else, its hash says."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            listed = document["nodes"], document.get("bf16", ())
-            nodes, bf16 = (tuple(MissingKernel(**node) for node in of) for of in listed)
-            fused = tuple(FusedNodes.from_json(one) for one in document.get("fused", ()))
-            return cls(nodes, tuple(document["warnings"]), bf16, fused)
+            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} cannot be read: {type(error).__name__}: {error}",
                 "copy the run directory again; where the search ran, the same `mptune search` asks the engine again",

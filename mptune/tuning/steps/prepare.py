@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.samples import LazySamples
-from mptune.data.numbers import decode_float, encode_float
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
@@ -29,6 +28,7 @@ from mptune.graph.hazards.hazard import near_the_end
 from mptune.graph.hazards.probes import Seen
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
+from mptune.json_form import JsonForm
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.mismatch import profile_warnings
 from mptune.targets.target import Target
@@ -65,7 +65,7 @@ def search_space(
 
 
 @dataclass(frozen=True)
-class Observations:
+class Observations(JsonForm):
     """What the untouched model showed on the samples; kept in the run directory, so that it is looked at once.
 
     Attributes:
@@ -88,34 +88,22 @@ class Observations:
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
-        tensors = {t: {"absmax": encode_float(v), "shape": list(self.shapes[t])} for t, v in self.absmax.items()}
-        document = {
-            "tensors": tensors,
-            "warnings": list(self.warnings),
-            "masked": {t: asdict(seen) for t, seen in self.masked.items()},
-            "optimisation_error": {name: encode_float(x) for name, x in self.optimisation_error.items()},
-            "seen": self.seen.to_json(),
-            "findings": [finding.to_json() for finding in self.findings],
-        }
-        write_json(path, document)
+        document = self.to_json()
+        shapes = document.pop("shapes")
+        tensors = {t: {"absmax": value, "shape": shapes[t]} for t, value in document.pop("absmax").items()}
+        write_json(path, {"tensors": tensors, **document})
 
     @classmethod
     def load(cls, path: Path) -> Observations | None:
         """Read what ``save`` wrote; None where there is nothing that can be read."""
         try:
             document = parse_json(path.read_text(encoding="utf-8"))
-            tensors = document["tensors"]
-            shapes = {t: tuple(facts["shape"]) for t, facts in tensors.items()}
-            return cls(
-                {t: decode_float(facts["absmax"]) for t, facts in tensors.items()},
-                shapes,
-                tuple(document["warnings"]),
-                {t: MaskedRows(**seen) for t, seen in document.get("masked", {}).items()},
-                {name: decode_float(x) for name, x in document.get("optimisation_error", {}).items()},
-                Seen.from_json(document["seen"], shapes) if "seen" in document else Seen(),
-                tuple(map(Finding.from_json, document.get("findings", ()))),
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            tensors = document["tensors"].items()
+            shapes = {t: tuple(facts["shape"]) for t, facts in tensors}
+            absmax = {t: facts["absmax"] for t, facts in tensors}
+            seen = Seen.from_json(document.pop("seen"), shapes) if "seen" in document else Seen()
+            return replace(cls.from_json({**document, "absmax": absmax, "shapes": shapes}), seen=seen)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
 

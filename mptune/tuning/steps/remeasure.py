@@ -18,10 +18,10 @@ from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import belongs_to
-from mptune.data.numbers import encode_float
 from mptune.engines.base import Failure, Measurement, Toolchain
 from mptune.engines.timing.latency import Latency, pool_latencies
 from mptune.graph.plan import PrecisionPlan
+from mptune.json_form import encode_float
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.failures import describe, machine_error

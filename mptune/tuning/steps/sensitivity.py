@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Toolchain
 from mptune.files import parse_json, write_json
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import JsonForm
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
@@ -54,7 +55,7 @@ _UNSEEN_DOUBT = 1.0
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(JsonForm):
     """One-group errors.
 
     Attributes:
@@ -85,28 +86,13 @@ class Sensitivity:
             self, errors={**self.errors, **{g: _value(e, self.metric) for g, e in taken.items()}}, taken=taken
         )
 
-    def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads."""
-        errors = {group: encode_float(error) for group, error in self.errors.items()}
-        taken = {group: error.to_json() for group, error in self.taken.items()}
-        known = {"metric": self.metric, "errors": errors, "taken": taken, "doubts": dict(self.doubts)}
-        write_json(path, {**known, "failed": list(self.failed)})
-
     @classmethod
     def load(cls, path: Path, metric: str) -> Sensitivity:
-        """What ``save`` wrote for this metric; empty where there is nothing that can be read."""
-        try:
-            document = parse_json(path.read_text(encoding="utf-8"))
-            if document["metric"] == metric:
-                return cls(
-                    metric,
-                    {g: decode_float(e) for g, e in document["errors"].items()},
-                    {g: OutputError.from_json(e) for g, e in document.get("taken", {}).items()},
-                    {g: float(d) for g, d in document.get("doubts", {}).items()},
-                    tuple(document.get("failed", ())),
-                )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
+        """What was written for this metric; empty where there is nothing that can be read."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            kept = cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+            if kept.metric == metric:
+                return kept
         return cls(metric, {})
 
 
@@ -335,7 +321,7 @@ class OneGroupErrors:
     def _save(self) -> None:
         known = self.known()
         if known != self._saved:
-            known.save(self._path)
+            write_json(self._path, known.to_json())
             self._saved = known
 
 
