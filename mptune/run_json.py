@@ -7,6 +7,7 @@ that moves, or means something else, does.
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.finding import CODES, Finding
-from mptune.settings import EngineChoice, Granularity, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
+from mptune.settings import (
+    DataSettings,
+    EngineChoice,
+    Granularity,
+    LatencySettings,
+    SearchSettings,
+    ShapeRange,
+    TensorRtSettings,
+)
 
 RUN_FORMAT = 2
 """2 has typed sections; 1, of versions before 0.2.0, is refused."""
@@ -183,6 +192,19 @@ class RunFile(_Section):
             study=study,
             choice=Choice.of(settings),
         )
+
+    @property
+    def measured_settings(self) -> dict[str, Any]:
+        """The settings that change figures, by their names in ``SearchSettings``; not where they are measured."""
+        fixed, search = self.fixed_settings, self.search
+        elsewhere = {"target", "engine", "space"}
+        names = {each.name for each in dataclasses.fields(SearchSettings)} & vars(fixed).keys() - elsewhere
+        return {
+            **{name: getattr(fixed, name) for name in names},
+            "data_settings": DataSettings(batch=fixed.batch),
+            "reported_metrics": search.reported_metrics,
+            "confirm_rounds": search.confirm_rounds,
+        }
 
     @pydantic.field_validator("findings", mode="before")
     @classmethod

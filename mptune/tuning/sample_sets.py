@@ -148,10 +148,8 @@ def rollout_of(settings: SearchSettings, model: Model, samples: int) -> SearchSe
 
 
 def recorded_rollout(settings: SearchSettings, file: RunFile, model: Model) -> SearchSettings:
-    """The settings of a run that another process began, with its metrics and what it feeds back."""
-    fixed = file.fixed_settings
-    again = replace(settings, feedback=fixed.feedback, steps=fixed.steps)
-    return rollout_of(again, model, 0 if file.data is None else file.data.samples)
+    """The settings of a run that another process began, with ``rollout``."""
+    return rollout_of(settings, model, 0 if file.data is None else file.data.samples)
 
 
 def labels_sha256(path: Path | None) -> str | None:

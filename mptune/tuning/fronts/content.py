@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ class OtherDevice(JsonForm):
 
 
 @dataclass(frozen=True)
-class FrontOrigin:
-    """Where a front comes from; the device is the one that ran, or that is predicted."""
+class FrontContent:
+    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
 
     run_dir: Path
     model_path: Path
@@ -39,17 +39,6 @@ class FrontOrigin:
     target: str
     engine: str
     device: str
-
-
-def origin_fields(of: FrontOrigin) -> dict[str, Any]:
-    """The fields of an origin by their names, for something else that has them."""
-    return {one.name: getattr(of, one.name) for one in fields(FrontOrigin)}
-
-
-@dataclass(frozen=True)
-class FrontContent(FrontOrigin):
-    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
-
     metric: str
     fp32: Evaluation
     fp16: Evaluation | None

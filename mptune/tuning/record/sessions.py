@@ -63,7 +63,7 @@ class Sessions:
 
 
 def drift_warning(record: StudyRecord) -> tuple[str, ...]:
-    """A line that says how far the latency of the baseline changed, confirmation counted in; none where it hardly did."""
+    """A line that says how far the latency of the baseline changed, confirmation counted in; else nothing."""
     factors = [evaluation.drift for evaluation in record.evaluations()]
     factors += [decode_float(note["drift"]) for note in record.notes(_CONFIRMED).values() if "drift" in note]
     taken = [1.0 / factor for factor in factors if math.isfinite(factor) and factor > 0]

@@ -138,7 +138,8 @@ class SearchRun(MeasuringRun):
         keep_grounds(space, None, self._workload.workspace.data_dir)
         repaired = self._open_study(space)
         self._warn(*repaired)
-        self._search(self.record.space)
+        self._tune()
+        self._confirm()
         self._check_begun(self._limits)
         self._engines.close()
         self._check_engine(self._settings, "search")
@@ -291,20 +292,6 @@ class SearchRun(MeasuringRun):
         metrics = settings.metric, *settings.reported_metrics
         return (*repaired, *check_metrics(self.record, metrics, settings.metric_function))
 
-    def _search(self, space: SearchSpace) -> None:
-        record, settings = self.record, self._settings
-        done = is_exhausted(record, space) or has_converged(record, settings)
-        if record.spent < settings.budget and not done:
-            record.set_note(START_NOTE, time.time() - self._limits.elapsed_s)
-            record.set_note(BUDGET_NOTE, settings.budget)
-            if self._start_worker is None:
-                self._tune(space)
-            else:
-                self._open_toolchain().restart()  # The workers check theirs against it, and take its GPU.
-                crew = Crew(self._start_worker, settings.gpus, record, settings, self._listener)
-                crew.run()
-        self._confirm()
-
     def _confirm(self) -> None:
         """Measure what is missing of the confirmed front."""
         record, settings = self.record, self._settings
@@ -314,15 +301,25 @@ class SearchRun(MeasuringRun):
         if to_measure(record, settings, rounds):
             confirm(record, self._open_toolchain(), settings, self._listener, rounds, self._limits)
 
-    def _tune(self, space: SearchSpace) -> None:
-        """Evaluate plans in this process until the search stops."""
+    def _tune(self) -> None:
+        """Evaluate plans until the search stops, here or in a worker on each GPU."""
+        record, space, settings = self.record, self.record.space, self._settings
+        if record.spent >= settings.budget or is_exhausted(record, space) or has_converged(record, settings):
+            return
+        if not self._is_worker:
+            record.set_note(START_NOTE, time.time() - self._limits.elapsed_s)
+            record.set_note(BUDGET_NOTE, settings.budget)
         toolchain = self._open_toolchain()
-        guide = self._guide(space) if self._settings.sampler == "precision" else None
+        if self._start_worker is not None:
+            toolchain.restart()  # The workers check theirs against it, and take its GPU.
+            Crew(self._start_worker, settings.gpus, record, settings, self._listener).run()
+            return
+        guide = self._guide(space) if settings.sampler == "precision" else None
         stop = Tuner(
-            self.record,
+            record,
             space,
             toolchain,
-            self._settings,
+            settings,
             self._listener,
             emulated=None if self._emulator is None else self._emulator.recall,
             limits=self._limits,

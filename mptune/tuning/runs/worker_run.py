@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +13,7 @@ from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import Toolchain
+from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import is_here
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
@@ -19,6 +22,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import bank_files
+from mptune.identity import target_text
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, RunInUseError, joined_run, open_run
 from mptune.settings import SearchSettings, Tolerance
@@ -28,8 +32,7 @@ from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE, read_study
-from mptune.tuning.runs.confirm_run import directory_name, settings_of
-from mptune.tuning.runs.hosts import difference, versions_suffix
+from mptune.tuning.runs.confirm_run import directory_name
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE, load_either
 from mptune.tuning.runs.result import front_of
@@ -41,7 +44,6 @@ from mptune.tuning.steps.kernels import CODES as KERNEL_CODES
 from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import Observations, search_space
-from mptune.tuning.steps.tuner import has_converged, is_exhausted
 
 _POLL_S = 0.5
 
@@ -64,20 +66,19 @@ class WorkerRun(SearchRun):
         wait_s: float = 0.0,
         may_differ: bool = False,
     ) -> None:
-        self.file = file
         name, function = metric or (file.search.metric, None)
-        settings = replace(
-            settings_of(file, file.fixed_settings.target, file.fixed_settings.engine, file.search.budget),
+        kept = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", "max_error")
+        settings = SearchSettings(
+            **file.measured_settings,
+            **{setting: getattr(file.search, setting) for setting in kept},
+            tolerance=tuple(map(Tolerance.parse, file.search.tolerance)),
+            target=file.fixed_settings.target,
+            engine=file.fixed_settings.engine,
             metric=name,
             metric_function=function,
             storage=storage,
-            sampler=file.search.sampler,
-            timeout_s=file.search.timeout_s,
-            max_disk_bytes=file.search.max_disk_bytes,
-            ignore=file.search.ignore,
-            tolerance=tuple(map(Tolerance.parse, file.search.tolerance)),
-            max_error=file.search.max_error,
         )
+        self.file = file
         super().__init__(run, load_either(run, file), settings, listener, opener)
         self._url = storage
         self._wait_s = wait_s
@@ -115,11 +116,8 @@ class WorkerRun(SearchRun):
         named = self._named_space()
         space, _ = search_space(self._workload, named, observations, self._kernels)
         self._warn(*self._open_study(space))
-        space = self.record.space
         self._take_budget(self.record)
-        done = is_exhausted(self.record, space) or has_converged(self.record, self._settings)
-        if self.record.spent < self._settings.budget and not done:
-            self._tune(space)
+        self._tune()
 
     def close_toolchain(self) -> None:
         """End what ``join`` has opened: another run opens its own."""
@@ -319,3 +317,41 @@ def _share(home: RunDirectory, run: RunDirectory) -> None:
                 if name != KERNELS_JSON and (source / name).is_file():
                     (folder / name).unlink(missing_ok=True)
                     link_or_copy(str(source / name), str(folder / name))
+
+
+_COMPARED = frozenset(
+    {"mptune", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx", "cuda driver"}
+)
+"""Versions that change figures."""
+
+_DIGITS = 6
+
+
+def difference(there: TargetSection, prepared: Environment | None, here: TargetSection, found: Environment) -> str:
+    """What differs between the host that a search was prepared on and this one, one line; empty where nothing does."""
+    prefix = "this host differs from the one that the search was prepared on"
+    if there != here:
+        return f"{prefix}: another target ({target_text(there)} there, {target_text(here)} here)"
+    if prepared is None:
+        return ""
+    before, now = versions(prepared), versions(found)
+    differing = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if not differing:
+        return ""
+    name = differing[0]
+    return f"{prefix}: {name} {before.get(name, 'is missing')} there, {now.get(name, 'is missing')} here"
+
+
+def versions(environment: Environment) -> dict[str, str]:
+    """The versions that change figures, and the drivers of the GPUs."""
+    drivers = sorted({gpu.driver for gpu in environment.gpus if gpu.driver})
+    found = {name: version for name, version in environment.versions.items() if name in _COMPARED}
+    return {**found, "driver": ", ".join(drivers)} if drivers else found
+
+
+def versions_suffix(prepared: Environment | None, found: Environment) -> str:
+    """Digits that tell hosts of one device with other versions apart; empty where the versions are the search's."""
+    now = versions(found)
+    if prepared is None or versions(prepared) == now:
+        return ""
+    return "-" + hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:_DIGITS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -41,6 +42,9 @@ _CHANCE = 1e-4
 
 _MOST_ATTEMPTS = 8
 """On the worst machine."""
+
+_VAIN = 2
+"""After this many second measurements that changed nothing, errors are taken as they are."""
 
 _CHECKED = 3
 """So many plans that fail are tried more often than the rate of faults asks for: early in a search it is not known."""
@@ -127,26 +131,52 @@ class Attempts:
         self._toolchain = toolchain
         self._listener = listener
         self._elsewhere = [sum(counts) for counts in zip(*record.notes(_FAULTS).values(), strict=True)] or [0, 0]
+        self._vain = 0
         self._in_a_row = 0
         self._failed_in_a_row: list[tuple[PrecisionPlan, Origin]] = []
 
     def evaluate(
-        self, proposal: Proposal, job: Callable[[], Measurement | Failure]
+        self, proposal: Proposal, doubt_of: Callable[[Measurement], str], *, profile: bool
     ) -> tuple[Measurement | Failure, int]:
-        """The outcome of an evaluation, and how often the plan failed, former trials counted in."""
+        """The outcome of an evaluation, and how often the plan failed, former trials counted in.
+
+        Whatever interrupts it, most of all Ctrl-C, the plan goes back into the queue.
+        """
         failures = proposal.failures
-        while True:
-            result = job()
-            if not isinstance(result, Failure) or not result.is_inconclusive:
+        try:
+            while True:
+                result = self._toolchain.evaluate(proposal.plan, profile=profile)
+                if not isinstance(result, Failure):
+                    result = self._measured_again(proposal, result, doubt_of, profile=profile)
+                elif result.is_inconclusive:
+                    failures += 1
+                    self._in_a_row += 1
+                    if failures < self._needed(proposal, result):
+                        plan = f"plan {proposal.plan.fingerprint} ({proposal.origin})"
+                        self._listener.warning(f"{plan} failed ({describe(result)}): trying again in a fresh process")
+                        self._toolchain.restart()
+                        continue
+                    return result, failures
                 self._in_a_row, self._failed_in_a_row = 0, []
                 return result, failures
-            failures += 1
-            self._in_a_row += 1
-            if failures >= self._needed(proposal, result):
-                return result, failures
-            plan = f"plan {proposal.plan.fingerprint} ({proposal.origin})"
-            self._listener.warning(f"{plan} failed ({describe(result)}): trying again in a fresh process")
-            self._toolchain.restart()
+        except BaseException:
+            with suppress(RunError):  # If even that fails, healing does it next time.
+                self._record.release(proposal)
+            raise
+
+    def _measured_again(
+        self, proposal: Proposal, result: Measurement, doubt_of: Callable[[Measurement], str], *, profile: bool
+    ) -> Measurement:
+        """Once more in a fresh process where the error is not what is expected: a process may have gone wrong."""
+        if self._vain >= _VAIN or not (doubt := doubt_of(result)):
+            return result
+        self._toolchain.restart()
+        again = self._toolchain.evaluate(proposal.plan, profile=profile)
+        if isinstance(again, Failure) or doubt_of(again):
+            self._vain += 1
+            return result
+        self._listener.warning(f"{doubt} in a fresh process: only the second measurement counts")
+        return again
 
     def reopened(self, result: object) -> None:
         """Count a job that opened sessions of a baseline anew, which ran before: its crash is no plan's fault."""

@@ -6,14 +6,14 @@ import itertools
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 import numpy as np
 
 from mptune.engines.base import Failure, Measurement, Toolchain
-from mptune.errors import BaselineError, RunError, SettingsError
+from mptune.errors import BaselineError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
@@ -58,9 +58,6 @@ HOPELESS = 20
 
 _WAIT_S = 0.3
 
-_VAIN = 2
-"""After so many measurements again, in a fresh process, that changed nothing, errors are what they are."""
-
 
 class Stop(str, Enum):
     """Why a search stopped."""
@@ -104,7 +101,6 @@ class Tuner:
         self._limits = limits
         self._before_proposal = before_proposal
         self._seeds_first = seeds_first
-        self._vain = 0
         self._failed_to_reopen = 0
         self._attempts = Attempts(record, toolchain, listener)
 
@@ -128,7 +124,8 @@ class Tuner:
             if has_converged(self._record, self._settings):
                 return Stop.CONVERGED
             # Failures of earlier sessions do not count: their cause may have been removed.
-            if len(self._record.failures()) - failures >= HOPELESS and not self._has_run_fp16():
+            has_run_fp16 = any(evaluation.plan.reduced_groups for evaluation in self._record.evaluations())
+            if len(self._record.failures()) - failures >= HOPELESS and not has_run_fp16:
                 return Stop.HOPELESS
             if self._is_shared_out():
                 self._wait()
@@ -145,7 +142,8 @@ class Tuner:
                 self._record.release(proposal)  # Another worker asked at the same time.
                 self._wait()
             else:
-                self._evaluate(proposal)
+                doubt_of, profile = partial(self._doubt, proposal), self._is_profiled(proposal)
+                self._tell(proposal, *self._attempts.evaluate(proposal, doubt_of, profile=profile))
                 announce(self._listener, self._record, self._settings)
                 self._heal()
 
@@ -164,13 +162,6 @@ class Tuner:
     def _heal(self) -> None:
         self._record.heal(self._longest_trial_s(), is_first=False)
 
-    def _has_run_fp16(self) -> bool:
-        return any(evaluation.plan.reduced_groups for evaluation in self._record.evaluations())
-
-    def _enqueue_seeds(self) -> None:
-        for seed in due_seeds(self._record, self._space, self._seeds_first):
-            self._record.enqueue(seed.plan, seed.origin)
-
     def _longest_trial_s(self) -> float:
         worker = self._settings.worker
         # All-FP32 is measured beside every candidate, so the longest living trial builds and measures twice.
@@ -183,7 +174,8 @@ class Tuner:
         for repeats in itertools.count(1):
             if is_exhausted(self._record, self._space):
                 return None
-            self._enqueue_seeds()
+            for seed in due_seeds(self._record, self._space, self._seeds_first):
+                self._record.enqueue(seed.plan, seed.origin)
             if self._before_proposal is not None and (not self._record.waiting() or has_proposed(self._record)):
                 self._before_proposal()
             proposal = self._record.ask()
@@ -224,35 +216,13 @@ class Tuner:
                 return plan
 
     # -- outcomes -----------------------------------------------------------------------------------------------
-    def _evaluate(self, proposal: Proposal) -> None:
-        try:
-            result, failures = self._attempts.evaluate(proposal, lambda: self._measure(proposal))
-        except BaseException:
-            # Most of all Ctrl-C: the plan goes back into the queue. If even that fails, healing does it next time.
-            with suppress(RunError):
-                self._record.release(proposal)
-            raise
-        if isinstance(result, Failure):
-            if result.is_machine_fault:
-                self._machine_fault(proposal, result)
-            else:
-                self._plan_failed(proposal, result, failures)
-        else:
+    def _tell(self, proposal: Proposal, result: Measurement | Failure, failures: int) -> None:
+        if not isinstance(result, Failure):
             self._measured(proposal, result, failures)
-
-    def _measure(self, proposal: Proposal) -> Measurement | Failure:
-        """Once more in a fresh process where the error is not what is expected: a process may have gone wrong."""
-        profile = self._is_profiled(proposal)
-        result = self._toolchain.evaluate(proposal.plan, profile=profile)
-        if isinstance(result, Failure) or self._vain >= _VAIN or not (doubt := self._doubt(proposal, result)):
-            return result
-        self._toolchain.restart()
-        again = self._toolchain.evaluate(proposal.plan, profile=profile)
-        if isinstance(again, Failure) or self._doubt(proposal, again):
-            self._vain += 1
-            return result
-        self._listener.warning(f"{doubt} in a fresh process: only the second measurement counts")
-        return again
+        elif result.is_machine_fault:
+            self._machine_fault(proposal, result)
+        else:
+            self._plan_failed(proposal, result, failures)
 
     def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
         return doubt(self._judged(proposal, measurement), tf32=self._settings.tf32)
@@ -273,12 +243,11 @@ class Tuner:
             for finding in found:
                 self._listener.warning(finding.message)
         reopened = self._to_reopen(proposal, measurement)
-        if reopened is not None:
-            # Reopening takes longer than what was measured, which is there already if this process is killed meanwhile.
-            evaluation = self._judged(proposal, measurement)
-            self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms, faults, is_final=False)
         try:
             if reopened is not None:
+                # Reopening takes longer than what was measured, which is recorded if this process is killed meanwhile.
+                evaluation = self._judged(proposal, measurement)
+                self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms, faults, is_final=False)
                 self._reopen(*reopened)
         finally:  # What was measured goes to the study, also after Ctrl-C.
             measurement = replace(measurement, latency=Sessions(self._record).corrected(measurement.latency))
