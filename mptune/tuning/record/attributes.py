@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
+from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
@@ -80,6 +81,11 @@ def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | Non
         attrs[LAW_ATTR] = evaluation.error.value("relative_l2")
     attrs[EVALUATION] = evaluation.to_json()
     return attrs
+
+
+def objectives(evaluation: Evaluation) -> list[float]:
+    """What Optuna minimizes."""
+    return [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
 
 
 def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,21 +7,23 @@ import json
 import re
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import definition_of_code
 from mptune.errors import RunError
 from mptune.identity import PROFILE, SPACE, TARGET, differences
 from mptune.settings import Granularity
-from mptune.tuning.record.adoption import adopt
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.record.attributes import EVALUATION, objectives
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.record import IDENTITY, StudyRecord
 from mptune.tuning.record.storage import open_storage, storing, without_secrets
@@ -82,9 +84,7 @@ def open_study(
         RunError: the storage cannot be opened or written, or holds another run under this name.
         SettingsError: there is no such sampler.
     """
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
+    with _quiet():
         storage, repaired = open_storage(url, journal, repair=not is_shared)
         where = str(journal) if url is None else without_secrets(url)
         with storing(where):
@@ -99,10 +99,8 @@ def open_study(
                 study, storage, space, metric, where, exclusive=url is None and not is_shared, siblings=others
             )
             for other in others:
-                adopt(study, other, record.known(), metric)
+                _adopt(study, other, record.known(), metric)
         study.sampler = make_sampler(sampler, derive_seed(seed, len(record.trials.every())))
-    finally:
-        optuna.logging.set_verbosity(verbosity)
     return record, () if repaired is None else (repaired,)
 
 
@@ -162,31 +160,34 @@ def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = N
     record = read_study(model_sha256="", name=name, metric=metric, journal=journal, url=url)
     record.close()
     memory = optuna.storages.InMemoryStorage()
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
+    with _quiet():
         storage, _ = open_storage(url, journal, repair=False)
         optuna.copy_study(from_study_name=f"{name}/{metric}", from_storage=storage, to_storage=memory)
         return optuna.load_study(study_name=f"{name}/{metric}", storage=memory)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Optuna logs of studies that are created, loaded and copied."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
     finally:
         optuna.logging.set_verbosity(verbosity)
 
 
 def copy_study(name: str, url: str, journal: Path) -> None:
     """Copy what a database holds of a run, every metric's study, into a journal file of its own."""
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
+    where = without_secrets(url)
+    with _quiet():
         source, _ = open_storage(url, journal)
-        where = without_secrets(url)
         target, _ = open_storage(None, journal)
         with storing(where):
-            found = [one for one in optuna.get_all_study_names(source) if one.startswith(f"{name}/")]
-            for one in found:
-                optuna.copy_study(from_study_name=one, from_storage=source, to_storage=target)
-    finally:
-        optuna.logging.set_verbosity(verbosity)
-    if not found:
+            studies = [study for study in optuna.get_all_study_names(source) if study.startswith(f"{name}/")]
+            for study in studies:
+                optuna.copy_study(from_study_name=study, from_storage=source, to_storage=target)
+    if not studies:
         raise RunError(f"{where} holds no study {name}/...", "let `mptune search` go on with it first")
 
 
@@ -286,4 +287,34 @@ def _other_study(name: str, where: str, changed: Mapping[str, str]) -> RunError:
         f"the study {name!r} in {where} was made with {others}",
         f"go on with the same {', '.join(changed)}, give this run another name with --out DIR, or start a study of its "
         f"own with --fresh (nothing is deleted){joining}",
+    )
+
+
+def _adopt(study: optuna.Study, other: optuna.Study, known: Collection[str], metric: str) -> None:
+    """Add the finished trials of ``other`` to ``study``, and the notes that it does not have."""
+    done = other.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    missing = [trial for trial in done if trial.user_attrs.get("fingerprint") not in known]
+    study.add_trials([t for t in (_translate(trial, metric) for trial in missing) if t is not None])
+    present = study.user_attrs
+    for key, value in other.user_attrs.items():
+        if key not in present:
+            study.set_user_attr(key, value)
+
+
+def _translate(trial: FrozenTrial, metric: str) -> FrozenTrial | None:
+    """The trial with the other metric's value; None where its statistics lack the metric: it needs a new build."""
+    attrs, values = dict(trial.user_attrs), None
+    if EVALUATION in attrs:
+        evaluation = Evaluation.from_json(attrs[EVALUATION]).with_metric(metric)
+        if not evaluation.has_metric:
+            return None
+        attrs[EVALUATION] = evaluation.to_json()
+        values = objectives(evaluation) if evaluation.is_finite else None
+    return create_trial(
+        state=TrialState.PRUNED if values is None else TrialState.COMPLETE,
+        values=values,
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs=attrs,
+        system_attrs={k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")},
     )

@@ -220,6 +220,5 @@ class Attempts:
         needed = attempts_needed(*self._faults(trials))
         for trial in self._record.trials.failed():
             if 0 < (failures := failed_attempts(trial)) < needed:
-                self._record.enqueue(
-                    self._record.plan_of(trial.user_attrs, trial.params), origin_of(trial.user_attrs), failures=failures
-                )
+                plan, origin = self._record.trials.plan_of(trial), origin_of(trial.user_attrs)
+                self._record.enqueue(plan, origin, failures=failures)

@@ -176,7 +176,7 @@ class Tuner:
                 return None
             for seed in due_seeds(self._record, self._space, self._seeds_first):
                 self._record.enqueue(seed.plan, seed.origin)
-            if self._before_proposal is not None and (not self._record.waiting() or has_proposed(self._record)):
+            if self._before_proposal is not None and (not self._record.trials.waiting() or has_proposed(self._record)):
                 self._before_proposal()
             proposal = self._record.ask()
             if proposal.plan.fingerprint not in self._record.known(but=proposal.number):

@@ -161,7 +161,7 @@ print(record.ask().plan.fingerprint)
         space, name="shared", metric="relative_l2", identity={}, journal=tmp_path / "unused", url=url
     )
     assert record.heal(stale_after_s=1e9) == 1
-    assert record.waiting() == {done.stdout.strip()}
+    assert record.trials.waiting() == {done.stdout.strip()}
     record.close()
 
 
