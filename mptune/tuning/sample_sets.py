@@ -16,6 +16,7 @@ from mptune.data.rollout import Rollout
 from mptune.diagnosis.sizes.sweeps import size_text, sizes_of
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.errors import DataError, SettingsError
+from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
@@ -46,6 +47,16 @@ class SampleSets:
     search: CalibrationSet
     held_out: CalibrationSet
     labels: tuple[Labels, Labels] = ((), ())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of both sets, each once."""
+        return tuple(dict.fromkeys((*self.search.warnings, *self.held_out.warnings)))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of both sets, each once."""
+        return tuple(dict.fromkeys((*self.search.findings, *self.held_out.findings)))
 
     def save(self, workspace: Workspace) -> None:
         """Write samples and labels where jobs find them."""

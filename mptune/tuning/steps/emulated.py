@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Toolchain
 from mptune.errors import RunError
+from mptune.files import writing
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import decode_float, encode_float
 from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import SearchedError
@@ -20,7 +25,6 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes, run_control
-from mptune.tuning.steps.emulated_errors import EmulatedErrors
 from mptune.tuning.steps.limits import Limits
 
 EMULATED_JSON = "emulated.jsonl"
@@ -31,6 +35,54 @@ _UNTIMED = 2
 
 _UNKNOWN = EmulatedError(math.nan, 0)
 """Of a plan whose emulation failed, alone and again: a crash says nothing about overflow."""
+
+
+class EmulatedErrors:
+    """The emulated errors of a run's plans by one metric: fingerprint -> error, in a file that processes append to.
+
+    A line holds the errors of one request: ``{"metric": ..., "errors": {fingerprint: [error, samples]}}``. Appending
+    costs the same after ten thousand plans as after ten. What a killed process left of a line is passed over: the file
+    saves work, and nothing is lost with it.
+    """
+
+    def __init__(self, path: Path, metric: str) -> None:
+        self._path = path
+        self._metric = metric
+        self._offset = 0
+        self.errors: dict[str, EmulatedError] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what has been appended since."""
+        if not self._path.exists():
+            return
+        with writing(self._path), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # is being written, or never will be
+                    break
+                self._offset += len(line)
+                self._take(line)
+
+    def add(self, errors: Mapping[str, EmulatedError]) -> None:
+        """Append errors of plans."""
+        self.errors.update(errors)
+        document = {plan: [encode_float(error.value), error.samples] for plan, error in errors.items()}
+        line = json.dumps({"metric": self._metric, "errors": document}, separators=(",", ":"), allow_nan=False)
+        # One write, which other processes' do not mix with; its own line also after one that was torn.
+        with writing(self._path):
+            number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            with os.fdopen(number, "wb", buffering=0) as file:
+                file.write(b"\n" + line.encode() + b"\n")
+
+    def _take(self, text: bytes) -> None:
+        try:
+            document: Any = json.loads(text)
+            if document["metric"] == self._metric:
+                errors = document["errors"].items()
+                self.errors.update({plan: EmulatedError(decode_float(error), n) for plan, (error, n) in errors})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
 
 
 class PlanEmulator:
