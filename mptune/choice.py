@@ -92,6 +92,6 @@ class Choice(ChoiceLimits):
         """What the request of a further search comes to: a choice stands until limits are given that differ."""
         if self.chosen is None:
             return given
-        known = (ChoiceLimits(), self.given_limits, self.search_limits)
-        asked = self.again() if given.given_limits in known else given
+        standing = (ChoiceLimits(), self.given_limits, self.search_limits)
+        asked = self.again() if given.given_limits in standing else given
         return asked.model_copy(update={"ignore": given.ignore or self.ignore, "replaced": self.chosen})

@@ -75,7 +75,7 @@ def _by_label(settings: FixedSettings) -> dict[str, Any]:
         inner = value if isinstance(value, dict) else None
         parts = {name: value} if inner is None else {f"{name} {key}": part for key, part in inner.items()}
         labelled.update({_LABELS.get(key, key.replace("_", " ")): part for key, part in parts.items()})
-    return {**labelled, _LABELS["shapes"]: [str(one) for one in settings.shapes]}
+    return {**labelled, _LABELS["shapes"]: [str(shape) for shape in settings.shapes]}
 
 
 def _target_identity(target: TargetSection) -> dict[str, str]:

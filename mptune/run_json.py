@@ -212,7 +212,7 @@ class RunFile(_Section):
         """Leave out findings whose code a later version brought."""
         if not isinstance(findings, list):
             return findings
-        return [one for one in findings if not isinstance(one, dict) or one.get("code") in CODES]
+        return [finding for finding in findings if not isinstance(finding, dict) or finding.get("code") in CODES]
 
 
 def damaged_hint(run: Path) -> str:

@@ -173,8 +173,8 @@ def refuse_links(path: Path) -> None:
 
 def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
     """What mptune itself reads and writes in a run directory, links not followed."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as found:
-        for entry in found:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        for entry in entries:
             if entry.name not in _OWN and not entry.name.startswith("."):
                 continue
             yield entry
@@ -184,8 +184,8 @@ def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _below(path: str, *, deep: bool) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(path) as found:
-        for entry in found:
+    with os.scandir(path) as entries:
+        for entry in entries:
             yield entry
             if deep and entry.is_dir(follow_symlinks=False):
                 yield from _below(entry.path, deep=True)
@@ -211,8 +211,8 @@ def open_run(path: Path, *, fresh: bool | Callable[[RunFile], bool] = False) -> 
     refuse_links(path)
     if fresh and path.exists():
         with _locked(run):  # Nobody else is in it.
-            known = run.load() if callable(fresh) else None
-            is_moved = fresh is True or (known is not None and callable(fresh) and fresh(known))
+            recorded = run.load() if callable(fresh) else None
+            is_moved = fresh is True or (recorded is not None and callable(fresh) and fresh(recorded))
         if is_moved and has_workers(run):
             raise RunError(f"{path} is in use by workers", "wait until they have ended, or choose another --out DIR")
         if is_moved:

@@ -150,24 +150,26 @@ class Evaluation(JsonForm):
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
         """The same evaluation with the plan's emulated error, and whether the two disagree."""
-        both = replace(self, emulated=emulated.value)
+        compared = replace(self, emulated=emulated.value)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
-            return both
+            return compared
         outputs = self.counted.per_output.items()
-        same = OutputError({o: {name: v[: emulated.samples] for name, v in taken.items()} for o, taken in outputs})
+        same = OutputError(
+            {o: {name: v[: emulated.samples] for name, v in statistics.items()} for o, statistics in outputs}
+        )
         measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
         if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
-            return both
+            return compared
         if max(measured, expected) <= _FP32_NOISE:  # no value that counts was rounded, as where FP16 holds a mask
-            return both
-        return replace(both, disagrees=True)
+            return compared
+        return replace(compared, disagrees=True)
 
     def __repr__(self) -> str:
-        both = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
+        held_out = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
         brain = f", {len(self.plan.bf16_groups)} BF16" if self.plan.bf16_groups else ""
         return (
             f"Evaluation({self.plan.fingerprint}: {self.latency.median_ms:.4g} ms {self.latency.source},"
-            f" error {self.judged_error:.2g}{both} ({self.metric}),"
+            f" error {self.judged_error:.2g}{held_out} ({self.metric}),"
             f" {len(self.plan.fp16_groups)} FP16{brain} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
         )
 

@@ -241,9 +241,10 @@ def choose(
     if not points:
         return None, "no plan is feasible", not wanted
     if not wanted:
-        found = knee(points)
+        at_knee = knee(points)
         fastest = min(points, key=lambda p: (p.latency.median_ms, p.judged_error))
-        return found, "the fastest plan; the front has no knee" if found is fastest else "the knee of the front", True
+        is_fastest = at_knee is fastest
+        return at_knee, "the fastest plan; the front has no knee" if is_fastest else "the knee of the front", True
 
     def excess(point: Evaluation) -> tuple[float, float]:
         ratios = [1.0]

@@ -63,8 +63,8 @@ def speedup_of(evaluation: Evaluation, fp32: Evaluation | None = None) -> str:
     """The speedup against all-FP32, with the digits that the noise of both supports; that of all-FP32 is exact."""
     if fp32 is not None and evaluation.plan == fp32.plan:
         return format_speedup(evaluation.speedup)
-    both = (evaluation, *(() if fp32 is None else (fp32,)))
-    shares = [noise_ms(one) / one.latency.median_ms for one in both if one.latency.median_ms > 0]
+    evaluations = (evaluation, *(() if fp32 is None else (fp32,)))
+    shares = [noise_ms(each) / each.latency.median_ms for each in evaluations if each.latency.median_ms > 0]
     return format_speedup(evaluation.speedup, evaluation.speedup * math.hypot(*shares))
 
 
@@ -345,9 +345,9 @@ def _rest(left: int, marks: Sequence[str]) -> tuple[str, ...]:
 
 def mark_notes(marks: Sequence[str]) -> list[str]:
     """What the marks before errors mean."""
-    found = "".join(marks)
+    present = "".join(marks)
     every = ("~ emulated", "* of the search samples", "! larger on the search samples")
-    return [text for text in every if text[0] in found]
+    return [text for text in every if text[0] in present]
 
 
 def _chosen(front: FrontContent) -> str:

@@ -116,7 +116,7 @@ class StudyRecord:
         """How much of the budget is spent: evaluations and failed plans, but no machine faults and no duplicates."""
         return len(self.trials.settled())
 
-    def known(self, but: int | None = None) -> dict[str, str]:
+    def states(self, but: int | None = None) -> dict[str, str]:
         """Fingerprints that need no build any more, or that a living process works on -> state, lower case.
 
         ``but``, the number of a running trial, does not count. Two workers that propose at the same time may come to
@@ -167,7 +167,8 @@ class StudyRecord:
             trial = self._study.ask()
             trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))  # at once: proposing may take long
             with batch(self._storage):
-                choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in self.space.options.items()}
+                options = self.space.options.items()
+                choices = {group: trial.suggest_categorical(self._names.of(group), every) for group, every in options}
                 attrs = trial.user_attrs
                 plan = self.trials.read_plan(attrs, choices)
                 if "fingerprint" not in attrs:

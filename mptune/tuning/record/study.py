@@ -94,12 +94,12 @@ def open_study(
             open_one = optuna.load_study if mine in siblings else _create_study
             study = open_one(study_name=mine, storage=storage, sampler=make_sampler(sampler, seed))
             _check_identity(study, identity, where)
-            others = [optuna.load_study(study_name=one, storage=storage) for one in siblings if one != mine]
+            others = [optuna.load_study(study_name=sibling, storage=storage) for sibling in siblings if sibling != mine]
             record = StudyRecord(
                 study, storage, space, metric, where, exclusive=url is None and not is_shared, siblings=others
             )
             for other in others:
-                _adopt(study, other, record.known(), metric)
+                _adopt(study, other, record.states(), metric)
         study.sampler = make_sampler(sampler, derive_seed(seed, len(record.trials.every())))
     return record, () if repaired is None else (repaired,)
 
@@ -232,7 +232,7 @@ def kept_identities(name: str, url: str) -> list[tuple[str, dict[str, Any]]]:
         studies = sorted(storage.get_all_studies(), key=lambda study: -study._study_id)
     storage.remove_session()
     named = [(study.study_name.partition("/")[0], study.user_attrs.get(IDENTITY, {})) for study in studies]
-    return [(one, made_with) for one, made_with in named if (parts := _NAME.fullmatch(one)) and parts[2] == name]
+    return [(other, made_with) for other, made_with in named if (p := _NAME.fullmatch(other)) and p[2] == name]
 
 
 def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha256: str) -> Granularity | None:
@@ -290,10 +290,10 @@ def _other_study(name: str, where: str, changed: Mapping[str, str]) -> RunError:
     )
 
 
-def _adopt(study: optuna.Study, other: optuna.Study, known: Collection[str], metric: str) -> None:
+def _adopt(study: optuna.Study, other: optuna.Study, plans: Collection[str], metric: str) -> None:
     """Add the finished trials of ``other`` to ``study``, and the notes that it does not have."""
     done = other.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-    missing = [trial for trial in done if trial.user_attrs.get("fingerprint") not in known]
+    missing = [trial for trial in done if trial.user_attrs.get("fingerprint") not in plans]
     study.add_trials([t for t in (_translate(trial, metric) for trial in missing) if t is not None])
     present = study.user_attrs
     for key, value in other.user_attrs.items():

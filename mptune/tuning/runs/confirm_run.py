@@ -99,8 +99,8 @@ class ConfirmRun(MeasuringRun):
         space = SearchSpace(self._search.model.sha256, groups, every, {}, seeds)
         self._open_study(space)
         self._measure(space)
-        found = (self._run, self._search)
-        return read_confirmation(self.directory, self.file, self.record, found, searched, asked=self._asked)
+        search = (self._run, self._search)
+        return read_confirmation(self.directory, self.file, self.record, search, searched, asked=self._asked)
 
     # -- before anything is measured ----------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class ConfirmRun(MeasuringRun):
             failed: set[str] = set()
             for number in range(rounds):
                 wanted = (p for p in self._sound() if p.plan.fingerprint not in failed)
-                todo = [one for one in missing(record, wanted, rounds) if one[0] == number]
+                todo = [entry for entry in missing(record, wanted, rounds) if entry[0] == number]
                 if todo and (limit := limits.reached()) is not None:
                     self._listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
                     break

@@ -285,17 +285,17 @@ def _of_origin(evaluations: Sequence[Evaluation], origin: Origin) -> Evaluation 
 
 def _made(
     points: Sequence[Evaluation],
-    known: Sequence[Evaluation],
+    evaluations: Sequence[Evaluation],
     choice: Choice,
     tolerances: Sequence[Tolerance],
     limits: Sequence[MetricLimit],
 ) -> tuple[Evaluation | None, Choice]:
     """What a request comes to."""
     if choice.plan is not None:
-        chosen: Evaluation | None = find_plan(known, choice.plan)
+        chosen: Evaluation | None = find_plan(evaluations, choice.plan)
         reason, is_met = "picked by its id", True
     else:
-        chosen, reason, is_met = _choose(points, known, choice, tolerances, limits)
+        chosen, reason, is_met = _choose(points, evaluations, choice, tolerances, limits)
     fingerprint, unmet = None, reason.partition(";")[0]
     if chosen is not None:
         fingerprint = chosen.plan.fingerprint
@@ -316,18 +316,18 @@ def _made(
 
 def _choose(
     points: Sequence[Evaluation],
-    known: Sequence[Evaluation],
+    evaluations: Sequence[Evaluation],
     choice: Choice,
     tolerances: Sequence[Tolerance],
     limits: Sequence[MetricLimit],
 ) -> tuple[Evaluation | None, str, bool]:
     bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, tolerances, limits
-    points = _fitting(known, choice.max_memory_bytes, tolerances) or points
+    points = _fitting(evaluations, choice.max_memory_bytes, tolerances) or points
     point, reason, is_met = choose(points, *bounds, wants_knee=choice.knee)
     if is_met:
         return point, reason, is_met
     # Within noise a plan on the front is no worse than others, and yet they may keep to the limits.
-    sound = [e for e in known if e.is_finite]
+    sound = [e for e in evaluations if e.is_finite]
     meeting = [e for e in sound if choose([e], *bounds)[2]]
     meeting = [e for e in meeting if e.remeasured] or (meeting if limits else [])
     if meeting:
@@ -337,11 +337,13 @@ def _choose(
     return choose([*points, *off_front], *bounds)
 
 
-def _fitting(known: Sequence[Evaluation], limit: int | None, tolerances: Sequence[Tolerance]) -> tuple[Evaluation, ...]:
+def _fitting(
+    evaluations: Sequence[Evaluation], limit: int | None, tolerances: Sequence[Tolerance]
+) -> tuple[Evaluation, ...]:
     """The front of the plans that keep to a limit of memory: those of the whole front may all be above it."""
     if limit is None:
         return ()
-    first = {e.plan: e for e in reversed(known)}
+    first = {e.plan: e for e in reversed(evaluations)}
     fitting = [e for e in first.values() if e.memory is not None and e.memory.total_bytes <= limit]
     return pareto(feasible(fitting, tolerances))
 
@@ -356,18 +358,22 @@ def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | Non
     return "fastest" if is_fastest else "knee"
 
 
-def find_plan(known: Sequence[Evaluation], fingerprint: str) -> Evaluation:
+def find_plan(evaluations: Sequence[Evaluation], fingerprint: str) -> Evaluation:
     """The first evaluation whose plan's fingerprint begins with ``fingerprint``."""
-    found = {
-        e.plan.fingerprint: e for e in reversed(known) if fingerprint and e.plan.fingerprint.startswith(fingerprint)
+    matching = {
+        e.plan.fingerprint: e
+        for e in reversed(evaluations)
+        if fingerprint and e.plan.fingerprint.startswith(fingerprint)
     }
-    if not found:
-        close = difflib.get_close_matches(fingerprint, [e.plan.fingerprint for e in known], n=3)
+    if not matching:
+        close = difflib.get_close_matches(fingerprint, [e.plan.fingerprint for e in evaluations], n=3)
         hint = f"did you mean {' or '.join(dict.fromkeys(close))}?" if close else "`mptune report RUN` lists the plans"
         raise PlanError(f"no plan {fingerprint!r} was evaluated in this run", hint)
-    if len(found) > 1:
-        raise PlanError(f"{fingerprint!r} means several plans: {', '.join(sorted(found))}", "give more of its digits")
-    (evaluation,) = found.values()
+    if len(matching) > 1:
+        raise PlanError(
+            f"{fingerprint!r} means several plans: {', '.join(sorted(matching))}", "give more of its digits"
+        )
+    (evaluation,) = matching.values()
     if not evaluation.is_finite:
         raise PlanError(
             f"plan {evaluation.plan.fingerprint} is not feasible: its outputs are not finite",
@@ -378,13 +384,13 @@ def find_plan(known: Sequence[Evaluation], fingerprint: str) -> Evaluation:
 
 def _other_devices(run: RunDirectory) -> tuple[OtherDevice, ...]:
     """The fronts of other devices below a run directory, by their names; those that cannot be read are left out."""
-    found = []
+    devices = []
     for path in sorted(run.devices.iterdir()) if run.devices.is_dir() else ():
         with suppress(RunError):
             directory, file = read_run(path)
             if file.target is not None:
-                found.append(OtherDevice(directory.path, file.target.device, file.target.engine))
-    return tuple(found)
+                devices.append(OtherDevice(directory.path, file.target.device, file.target.engine))
+    return tuple(devices)
 
 
 def sample_indices(file: RunFile) -> SampleIndices:

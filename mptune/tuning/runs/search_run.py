@@ -201,26 +201,28 @@ class SearchRun(MeasuringRun):
             labels_sha256=labels_sha256(settings.labels),
             shared_units=has_shared_units(model),
         )
-        known = earlier = self.directory.load()
+        recorded = earlier = self.directory.load()
         place = self.directory.path
-        refuse_other_runs(place, known)
-        if known is not None and not self._holds(partial(check_same, place, known, model.sha256, fixed), known):
-            known = None
-        self._url = named_storage(settings.storage, is_journal=known is not None and known.storage is None)
+        refuse_other_runs(place, recorded)
+        check = partial(check_same, place, recorded, model.sha256, fixed)
+        if recorded is not None and not self._holds(check, recorded):
+            recorded = None
+        self._url = named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
-        if known is not None and not self._holds(partial(check_storage, place, known.storage, storage), known):
-            known = None
-        self._asked: Choice = Choice.of(settings) if known is None else known.choice.asked_again(Choice.of(settings))
+        if recorded is not None and not self._holds(partial(check_storage, place, recorded.storage, storage), recorded):
+            recorded = None
+        given = Choice.of(settings)
+        self._asked: Choice = given if recorded is None else recorded.choice.asked_again(given)
         self._settings = settings = self._asked.limit(settings)
         parsed_limits(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
         begun = earlier.study if earlier is not None and earlier.storage == storage else self._name
         study = begun if storage is None else study_name(begun, is_new=settings.fresh)
         section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         file = RunFile.of(settings, section, fixed, storage, study)
-        if known is not None:
-            choice = self._asked if known.choice.chosen is None else known.choice  # till the end what it was
-            file = known.model_copy(update={"search": file.search, "choice": choice, "model": file.model})
-        if file != known:
+        if recorded is not None:
+            choice = self._asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
+            file = recorded.model_copy(update={"search": file.search, "choice": choice, "model": file.model})
+        if file != recorded:
             self.directory.save(file)
         return file
 
@@ -248,12 +250,12 @@ class SearchRun(MeasuringRun):
         if data.preprocessing is not None:
             write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
 
-    def _holds(self, check: Callable[[], None], known: RunFile) -> bool:
+    def _holds(self, check: Callable[[], None], recorded: RunFile) -> bool:
         """Whether what is asked for is what the run was made with; a run without an evaluation begins anew if not."""
         try:
             check()
         except RunError:
-            if has_evaluation(self.directory, known, self._settings.storage):
+            if has_evaluation(self.directory, recorded, self._settings.storage):
                 raise
             self.directory.forget()
             return False
@@ -359,9 +361,10 @@ class SearchRun(MeasuringRun):
         terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
-        known = None if isinstance(terms, Failure) else terms
+        latency_terms = None if isinstance(terms, Failure) else terms
         searched, limits = SearchedError.of_settings(self._settings, law), self._limits
-        shared, gains_ms = SharedErrors(self.record, searched.kept_key), None if known is None else known.gains_ms
+        shared = SharedErrors(self.record, searched.kept_key)
+        gains_ms = None if latency_terms is None else latency_terms.gains_ms
         errors = OneGroupErrors(
             space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, searched=searched, limits=limits
         )
@@ -369,7 +372,15 @@ class SearchRun(MeasuringRun):
             path = self._workload.workspace.data_dir / EMULATED_JSON
             self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=limits, searched=searched)
         guide = Guide(
-            self.record, space, toolchain, self._settings, self._listener, errors, known, self._emulator, searched
+            self.record,
+            space,
+            toolchain,
+            self._settings,
+            self._listener,
+            errors,
+            latency_terms,
+            self._emulator,
+            searched,
         )
         keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
         return guide

@@ -104,10 +104,10 @@ class WorkerRun(SearchRun):
         self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
         self._workload = self._make_workload()
         self._open_toolchain()
-        here, found = self.file.target, self.file.environment
+        here, environment = self.file.target, self.file.environment
         assert here is not None
-        assert found is not None
-        return difference(recorded.target, recorded.environment, here, found)
+        assert environment is not None
+        return difference(recorded.target, recorded.environment, here, environment)
 
     def work(self) -> None:
         """Evaluate plans until the search stops; ``join`` has been called."""
@@ -127,11 +127,11 @@ class WorkerRun(SearchRun):
     @property
     def device_name(self) -> str:
         """Of the directory and the study of a front of this host's own; other versions have another; after ``join``."""
-        here, found = self.file.target, self.file.environment
+        here, environment = self.file.target, self.file.environment
         assert here is not None
-        assert found is not None
-        mode = "" if found.jetson is None else found.jetson.power_mode
-        return directory_name(here, self._target, mode) + versions_suffix(self._prepared.environment, found)
+        assert environment is not None
+        mode = "" if environment.jetson is None else environment.jetson.power_mode
+        return directory_name(here, self._target, mode) + versions_suffix(self._prepared.environment, environment)
 
     def device_file(self, name: str) -> RunFile:
         """The run.json of a front of this host's own, before anything is known of it; after ``join``."""
@@ -242,8 +242,9 @@ class MixedRun(WorkerRun):
             asked.save(self.directory.data / KERNELS_JSON)
             seal(self.directory.data)
         kernels = self._kernels
-        found = kernels.findings(self.grouped)
-        self._save(findings=(*(one for one in self.file.findings if one.code not in KERNEL_CODES.values()), *found))
+        about_kernels = kernels.findings(self.grouped)
+        others = (finding for finding in self.file.findings if finding.code not in KERNEL_CODES.values())
+        self._save(findings=(*others, *about_kernels))
         self._warn(*kernels.warnings)
         self.work()
         self._check_begun(self._limits)
@@ -299,7 +300,7 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
 
 def _fresh_file(file: RunFile) -> RunFile:
     """Findings and warnings about the model and the data hold on every device."""
-    kept = tuple(one for one in file.findings if one.code not in (TARGET_CODE, *KERNEL_CODES.values()))
+    kept = tuple(finding for finding in file.findings if finding.code not in (TARGET_CODE, *KERNEL_CODES.values()))
     choice = file.choice.again().model_copy(update={"replaced": None})
     return file.model_copy(update={"findings": kept, "warnings": (), "choice": choice})
 
@@ -327,14 +328,16 @@ _COMPARED = frozenset(
 _DIGITS = 6
 
 
-def difference(there: TargetSection, prepared: Environment | None, here: TargetSection, found: Environment) -> str:
+def difference(
+    there: TargetSection, prepared: Environment | None, here: TargetSection, environment: Environment
+) -> str:
     """What differs between the host that a search was prepared on and this one, one line; empty where nothing does."""
     prefix = "this host differs from the one that the search was prepared on"
     if there != here:
         return f"{prefix}: another target ({target_text(there)} there, {target_text(here)} here)"
     if prepared is None:
         return ""
-    before, now = versions(prepared), versions(found)
+    before, now = versions(prepared), versions(environment)
     differing = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if not differing:
         return ""
@@ -345,13 +348,13 @@ def difference(there: TargetSection, prepared: Environment | None, here: TargetS
 def versions(environment: Environment) -> dict[str, str]:
     """The versions that change figures, and the drivers of the GPUs."""
     drivers = sorted({gpu.driver for gpu in environment.gpus if gpu.driver})
-    found = {name: version for name, version in environment.versions.items() if name in _COMPARED}
-    return {**found, "driver": ", ".join(drivers)} if drivers else found
+    compared = {name: version for name, version in environment.versions.items() if name in _COMPARED}
+    return {**compared, "driver": ", ".join(drivers)} if drivers else compared
 
 
-def versions_suffix(prepared: Environment | None, found: Environment) -> str:
+def versions_suffix(prepared: Environment | None, environment: Environment) -> str:
     """Digits that tell hosts of one device with other versions apart; empty where the versions are the search's."""
-    now = versions(found)
+    now = versions(environment)
     if prepared is None or versions(prepared) == now:
         return ""
     return "-" + hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:_DIGITS]

@@ -104,7 +104,7 @@ def run_control(job: Callable[[], object | Failure], toolchain: Toolchain, liste
 def doubt(evaluation: Evaluation, *, tf32: bool) -> str:
     """What speaks against a measurement, in words that a sound one in another process completes; else empty."""
     if evaluation.origin == ORIGIN_FP32:
-        wrong = any(one.severity == "error" for one in check_baseline(evaluation.error, tf32=tf32, skip=True))
+        wrong = any(finding.severity == "error" for finding in check_baseline(evaluation.error, tf32=tf32, skip=True))
         return "the all-FP32 engine was off against the reference, and agrees with it" if wrong else ""
     plan = f"plan {evaluation.plan.fingerprint}"
     if evaluation.disagrees:

@@ -51,10 +51,10 @@ def check_reference(
     """Check what taking the reference showed."""
     if isinstance(report, Failure):
         raise did_not_run("the untouched model does not run in FP32", report, model)
-    found = by_severity(reference_findings(report, origin, indices))
+    findings = by_severity(reference_findings(report, origin, indices))
     if not skip:
-        stop_at_errors(found)
-    return found
+        stop_at_errors(findings)
+    return findings
 
 
 def stop_at_errors(findings: Sequence[Finding]) -> None:
@@ -71,13 +71,13 @@ def stop_at_errors(findings: Sequence[Finding]) -> None:
 
 
 def optimisation_findings(
-    errors: Mapping[str, float], model: Model, origin: FindingOrigin, sample: int = 0, known: Sequence[Finding] = ()
+    errors: Mapping[str, float], model: Model, origin: FindingOrigin, sample: int = 0, earlier: Sequence[Finding] = ()
 ) -> tuple[Finding, ...]:
     """The finding that graph optimisations change the reference beyond rounding; none where they do not.
 
     Two runs of a model that draws random numbers differ whatever is optimised: that has a finding of its own.
     """
-    if any(finding.code == "not-deterministic" for finding in known):
+    if any(finding.code == "not-deterministic" for finding in earlier):
         return ()
     is_quantised = any(node.op_type in _QUANTISES for node in model.nodes)
     limit = OPTIMISATION_LIMIT_QUANTISED if is_quantised else OPTIMISATION_LIMIT
@@ -128,10 +128,10 @@ def check_objective(error: OutputError, metric: str, definition: str = "") -> No
 
 def check_first_evaluation(error: OutputError, settings: SearchSettings) -> tuple[Finding, ...]:
     """What is checked of the all-FP32 plan before any other is evaluated: engine, objective, tolerances."""
-    found = check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks)
+    findings = check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks)
     check_objective(error, settings.metric, definition_of_metric(settings.metric, settings.metric_function))
     check_columns(settings.tolerance, error)
-    return found
+    return findings
 
 
 def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definition: str = "") -> None:
@@ -153,19 +153,21 @@ def check_baseline(
     error: OutputError, *, tf32: bool, origin: FindingOrigin = "search", skip: bool = False
 ) -> tuple[Finding, ...]:
     """Check that the engine of the all-FP32 plan agrees with the reference."""
-    found = tuple(_engine_findings(error, tf32, origin))
+    findings = tuple(_engine_findings(error, tf32, origin))
     if not skip:
-        stop_at_errors(found)
-    return found
+        stop_at_errors(findings)
+    return findings
 
 
 def held_out_baseline(
     error: OutputError | None, *, tf32: bool, origin: FindingOrigin = "search"
 ) -> tuple[Finding, ...]:
     """As ``check_baseline`` on the held-out samples, which stops nothing any more; nothing where they were not met."""
-    found = () if error is None else check_baseline(error, tf32=tf32, origin=origin, skip=True)
-    about = (one for one in found if one.code == ENGINE_CODE)
-    return tuple(replace(one, severity="warning", text=f"on the held-out samples {one.text}") for one in about)
+    findings = () if error is None else check_baseline(error, tf32=tf32, origin=origin, skip=True)
+    about = (finding for finding in findings if finding.code == ENGINE_CODE)
+    return tuple(
+        replace(finding, severity="warning", text=f"on the held-out samples {finding.text}") for finding in about
+    )
 
 
 def _engine_findings(error: OutputError, tf32: bool, origin: FindingOrigin) -> Iterator[Finding]:
@@ -232,7 +234,7 @@ def _engine_differs(
 
 def _worst_output(error: OutputError) -> str:
     def of(name: str) -> float:
-        found = max(error.per_output[name].get("relative_l2", (0.0,)), default=0.0)
-        return found if math.isfinite(found) else math.inf
+        largest = max(error.per_output[name].get("relative_l2", (0.0,)), default=0.0)
+        return largest if math.isfinite(largest) else math.inf
 
     return max((name for name in error.per_output if name != "*"), key=of, default="")

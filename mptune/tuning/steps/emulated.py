@@ -119,7 +119,7 @@ class PlanEmulator:
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
         """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group."""
-        plans = [self._space.plan(one) for one in choices]
+        plans = [self._space.plan(each) for each in choices]
         judged = self._searched.key
         new = {plan.fingerprint: plan for plan in plans if self._known(plan, judged) is None}
         if new and self._works and (self._limits is None or self._limits.reached() is None):
@@ -153,7 +153,7 @@ class PlanEmulator:
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
         started = self._clock()
         try:
-            found = emulate_outputs(self._toolchain, list(plans.values()), self._listener)
+            outputs = emulate_outputs(self._toolchain, list(plans.values()), self._listener)
         except RunError as error:
             self._works = False
             self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
@@ -161,7 +161,7 @@ class PlanEmulator:
         self._emulating_s += self._clock() - started
         self._emulated += len(plans)
         for judge in {self._plain.key: self._plain, self._searched.key: self._searched}.values():
-            errors = {plan: _emulated(error, judge) for plan, error in zip(plans, found, strict=True)}
+            errors = {plan: _emulated(error, judge) for plan, error in zip(plans, outputs, strict=True)}
             kept = self._kept[judge.key]
             kept.refresh()  # Another search in the same run directory may have added some meanwhile.
             kept.add(errors)

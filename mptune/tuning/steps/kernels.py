@@ -61,25 +61,25 @@ class MissingKernels(JsonForm):
 
     def pins(self, grouped: GroupedModel, precision: Precision = Precision.FP16) -> dict[str, str]:
         """Group id -> why it cannot have a reduced precision, of the groups that hold such a node."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for node in self.bf16 if precision is Precision.BF16 else self.nodes:
             group = grouped.owners.get(node.node)
             if group is not None:
                 runs = f": {node.actual} runs it" if node.actual else ""
                 lacks = f"{node.wanted} has no {precision.name} kernel for {node.op_type}{runs}"
-                found.setdefault(group, node.reason or lacks)
-        return found
+                reasons.setdefault(group, node.reason or lacks)
+        return reasons
 
     def findings(self, grouped: GroupedModel) -> tuple[Finding, ...]:
         """One finding for each operator and precision."""
-        found = []
+        findings = []
         for precision, nodes in ((Precision.FP16, self.nodes), (Precision.BF16, self.bf16)):
             by_operator: dict[str, list[MissingKernel]] = {}
             for node in nodes:
                 if node.node in grouped.owners:
                     by_operator.setdefault(node.op_type, []).append(node)
-            found += [_finding(op_type, of, grouped, precision) for op_type, of in by_operator.items()]
-        return tuple(found)
+            findings += [_finding(op_type, lacking, grouped, precision) for op_type, lacking in by_operator.items()]
+        return tuple(findings)
 
 
 def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path) -> None:
@@ -120,7 +120,7 @@ def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel
     first, count, name = nodes[0], len(nodes), precision.name
     many = f"{count} nodes run" if count > 1 else "1 node runs"
     where = f"in {name} {many} on {first.actual}, with copies between" if first.actual else "nor has another provider"
-    of = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
+    held = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
     return Finding(
         code=CODES[precision],
         severity="info",
@@ -133,5 +133,5 @@ def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel
             f"{precision}_provider": first.actual or "none",
         },
         text=first.reason or f"{first.wanted} has no {name} kernel for {op_type}: {where}",
-        cure=f"{of} kept in FP32" if precision is Precision.FP16 else f"{of} kept out of BF16",
+        cure=f"{held} kept in FP32" if precision is Precision.FP16 else f"{held} kept out of BF16",
     )

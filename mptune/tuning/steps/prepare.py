@@ -137,16 +137,16 @@ def observe(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Observations:
     """Take the references, check them, and observe the ranges."""
-    found = () if model is None else training_findings(model, "search", is_run=True)
+    findings = () if model is None else training_findings(model, "search", is_run=True)
     if not skip:
-        stop_at_errors(found)
+        stop_at_errors(findings)
     listener.stage("computing the reference outputs")
     reference = _reference(toolchain, "search", listener)
-    found += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)
+    findings += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)
     held_out = _reference(toolchain, "held_out", listener)
     others = check_reference(held_out, indices=indices.get("held_out", ()), skip=skip)
-    codes = {(finding.code, finding.where.outputs) for finding in found}
-    found += tuple(
+    codes = {(finding.code, finding.where.outputs) for finding in findings}
+    findings += tuple(
         replace(finding, text=f"held-out samples: {finding.text}")
         for finding in others
         if (finding.code, finding.where.outputs) not in codes
@@ -164,7 +164,7 @@ def observe(
         {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None},
         {} if isinstance(reference, Failure) else reference.optimisation_error,
         seen_of(ranges, indices.get("search", ())),
-        without_repetition(found),
+        without_repetition(findings),
     )
 
 

@@ -74,10 +74,10 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
     wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
     wanted |= {e.plan.fingerprint for e in every if _rounds_of(notes, e.plan)}
-    taken = [e for e in every if e.plan.fingerprint in wanted]
+    points = [e for e in every if e.plan.fingerprint in wanted]
     rest = [e for e in every if e.plan.fingerprint not in wanted]
-    taken += _spread(rest, taken, settings.confirm_points - len(taken))
-    kept = {e.plan.fingerprint for e in taken}
+    points += _spread(rest, points, settings.confirm_points - len(points))
+    kept = {e.plan.fingerprint for e in points}
     return tuple(e for e in every if e.plan.fingerprint in kept)
 
 
@@ -95,20 +95,20 @@ def _counted(record: StudyRecord, settings: SearchSettings) -> tuple[Evaluation,
     return tuple(evaluation.ignoring(settings.ignore) for evaluation in record.evaluations())
 
 
-def _spread(rest: Sequence[Evaluation], taken: Sequence[Evaluation], count: int) -> list[Evaluation]:
+def _spread(rest: Sequence[Evaluation], placed: Sequence[Evaluation], count: int) -> list[Evaluation]:
     """One by one, the point that lies farthest from all that are taken; latency and log error over their ranges."""
-    every = [*rest, *taken]
+    every = [*rest, *placed]
     axes = ([e.latency.median_ms for e in every], [math.log(max(e.error_value, ERROR_FLOOR)) for e in every])
     scaled = [[(v - min(axis)) / ((max(axis) - min(axis)) or 1.0) for v in axis] for axis in axes]
     place = {e.plan.fingerprint: point for e, point in zip(every, zip(*scaled, strict=True), strict=True)}
-    found: list[Evaluation] = []
+    spread: list[Evaluation] = []
     left = list(rest)
-    while left and len(found) < count:
-        near = [place[e.plan.fingerprint] for e in (*taken, *found)]
+    while left and len(spread) < count:
+        near = [place[e.plan.fingerprint] for e in (*placed, *spread)]
         best = max(left, key=lambda e: min(math.dist(place[e.plan.fingerprint], other) for other in near))
-        found.append(best)
+        spread.append(best)
         left.remove(best)
-    return found
+    return spread
 
 
 def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
@@ -312,7 +312,7 @@ def _pooled(
     latency = pool_latencies(latencies, settings)
     return replace(
         point,
-        latency=sessions.corrected(latency, [one.session for one in latencies]),
+        latency=sessions.corrected(latency, [each.session for each in latencies]),
         held_out=errors[max(range(len(errors)), key=values.__getitem__)],
         held_out_least=min(value for _, value in values) if len(values) > 1 else None,
         engine_path=engines[-1] if engines else point.engine_path,
@@ -337,8 +337,8 @@ def _key(plan: PrecisionPlan, number: int) -> str:
 
 def _rounds_of(notes: Mapping[str, Any], plan: PrecisionPlan) -> list[Mapping[str, Any]]:
     prefix = f"{_PREFIX}{plan.fingerprint}:"
-    found = {int(key.removeprefix(prefix)): note for key, note in notes.items() if key.startswith(prefix)}
-    return [found[number] for number in sorted(found)]
+    by_number = {int(key.removeprefix(prefix)): note for key, note in notes.items() if key.startswith(prefix)}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def _holds(note: Mapping[str, Any] | None, metric: str) -> bool:

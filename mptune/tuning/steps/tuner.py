@@ -179,17 +179,17 @@ class Tuner:
             if self._before_proposal is not None and (not self._record.trials.waiting() or has_proposed(self._record)):
                 self._before_proposal()
             proposal = self._record.ask()
-            if proposal.plan.fingerprint not in self._record.known(but=proposal.number):
+            if proposal.plan.fingerprint not in self._record.states(but=proposal.number):
                 return proposal
             self._record.tell_duplicate(proposal)
             if repeats % DUPLICATES_IN_A_ROW == 0:
-                unseen = self._unseen(set(self._record.known()))
+                unseen = self._unseen(set(self._record.states()))
                 if unseen is None:
                     return None
                 self._record.enqueue(unseen, ORIGIN_SAMPLER)
         raise AssertionError("unreachable")
 
-    def _unseen(self, known: set[str]) -> PrecisionPlan | None:
+    def _unseen(self, started: set[str]) -> PrecisionPlan | None:
         """A plan that is not known: close to the front where one is there, else anywhere."""
         space = self._space.in_question(has_failed=bool(self._record.trials.failed()))
         free = space.free
@@ -199,20 +199,25 @@ class Tuner:
             for _ in range(_TRIES_PER_FLIP):
                 base = self._space.choices(bases[int(generator.integers(len(bases)))])
                 for index in generator.choice(len(free), size=flips, replace=False):
-                    others = [of for of in space.choices_of(free[index]) if of != base[free[index]]]
+                    others = [
+                        precisions for precisions in space.choices_of(free[index]) if precisions != base[free[index]]
+                    ]
                     base[free[index]] = others[int(generator.integers(len(others)))]
                 plan = self._space.plan(base)
-                if plan.fingerprint not in known:
+                if plan.fingerprint not in started:
                     return plan
         of_group = [space.choices_of(group) for group in free]
         if len(free) <= _ENUMERABLE:
             every = (self._space.plan(dict(zip(free, row, strict=True))) for row in itertools.product(*of_group))
-            unseen = [plan for plan in every if plan.fingerprint not in known]
+            unseen = [plan for plan in every if plan.fingerprint not in started]
             return unseen[int(generator.integers(len(unseen)))] if unseen else None
         while True:  # At least 2 ** 13 plans, of which a budget knows few.
-            drawn = {g: of[int(generator.integers(len(of)))] for g, of in zip(free, of_group, strict=True)}
+            drawn = {
+                g: precisions[int(generator.integers(len(precisions)))]
+                for g, precisions in zip(free, of_group, strict=True)
+            }
             plan = self._space.plan(drawn)
-            if plan.fingerprint not in known:
+            if plan.fingerprint not in started:
                 return plan
 
     # -- outcomes -----------------------------------------------------------------------------------------------
@@ -236,11 +241,11 @@ class Tuner:
         measurement = anchored(self._record, measurement)
         if proposal.origin == ORIGIN_FP32:
             try:
-                found = check_first_evaluation(measurement.error, self._settings)
+                findings = check_first_evaluation(measurement.error, self._settings)
             except (BaselineError, SettingsError):
                 self._record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
                 raise
-            for finding in found:
+            for finding in findings:
                 self._listener.warning(finding.message)
         reopened = self._to_reopen(proposal, measurement)
         try:
@@ -266,10 +271,10 @@ class Tuner:
             return None
         if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16):
             return proposal.plan, REOPENED
-        known = reopened_baselines(self._record)
-        if session.baseline in known:
+        baselines = reopened_baselines(self._record)
+        if session.baseline in baselines:
             return None
-        return self._space.seeds[0].plan, REOPENED_LATER if known else REOPENED
+        return self._space.seeds[0].plan, REOPENED_LATER if baselines else REOPENED
 
     def _reopen(self, plan: PrecisionPlan, count: int) -> None:
         """Learn how far sessions of one plan differ."""
@@ -340,10 +345,10 @@ def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     space = space.in_question(has_failed=bool(record.trials.failed()))
     if record.baseline() is None or len(record.trials.every()) < space.size:
         return False
-    known = record.known()
+    started = record.states()
     # All-FP32 is always evaluated, also where the pins leave it out of the space.
-    outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in known and not space.holds(seed.plan))
-    return len(known) - outside >= space.size
+    outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in started and not space.holds(seed.plan))
+    return len(started) - outside >= space.size
 
 
 def _why_not_finite(evaluation: Evaluation) -> str:

@@ -108,7 +108,7 @@ def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, 
     one, two = open_shared(), open_shared()
     proposal = one.ask()
     assert two.heal(stale_after_s=1e9) == 0
-    assert proposal.plan.fingerprint in two.known()
+    assert proposal.plan.fingerprint in two.states()
     toolchain = make_toolchain(space)
     settings = SearchSettings(budget=7)
 

@@ -152,9 +152,9 @@ def test_a_plan_that_another_has_in_work_is_seen_by_one_at_least(tmp_path: Path)
         record.enqueue(plan, Origin("seed", "mine"))
         proposals.append(record.ask())
     assert [p.plan for p in proposals] == [plan, plan]
-    assert proposals[1].plan.fingerprint in other.known(but=proposals[1].number)
+    assert proposals[1].plan.fingerprint in other.states(but=proposals[1].number)
     other.tell_duplicate(proposals[1])
-    assert proposals[0].plan.fingerprint not in one.known(but=proposals[0].number)
+    assert proposals[0].plan.fingerprint not in one.states(but=proposals[0].number)
     for record in (one, other):
         record.close()
 

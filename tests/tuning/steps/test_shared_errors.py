@@ -67,7 +67,7 @@ def test_other_groups_of_a_job_can_be_claimed_after_it_is_kept(open_record: Open
     for worker, group in ((one, "g000"), (one, "g001"), (two, "g002")):
         assert worker.claim(["1:0"]) == "1:0"
         worker.keep("1:0", range(1, 2), {group: errors[group]})
-    assert one.known() == [(range(1, 2), errors)]
+    assert one.results() == [(range(1, 2), errors)]
 
 
 @pytest.mark.parametrize("how", ["dead", "old"])
