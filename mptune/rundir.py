@@ -24,26 +24,6 @@ from mptune.run_json import RunFile, damaged_hint, parse_run_file
 HOME = "../.."
 """The way from ``RUN/confirmed/DEVICE`` and ``RUN/devices/DEVICE`` to ``RUN``."""
 
-_OWN = frozenset(
-    {
-        "run.json",
-        "run.lock",
-        "workers.lock",
-        "source.onnx",
-        "study.journal",
-        "weights",
-        "front.json",
-        "report.html",
-        "outputs.json",
-        "chosen",
-        "engines",
-        "logs",
-        "data",
-        "confirmed",
-        "devices",
-    }
-)
-
 
 class RunInUseError(RunError):
     """Another process holds the lock of a run directory."""
@@ -114,6 +94,10 @@ class RunDirectory:
     def save(self, file: RunFile) -> None:
         """Write run.json, whole or not at all."""
         write_json(self.run_json, file.model_dump(mode="json"))
+
+
+_OWN = frozenset(path.parts[0] for path in vars(RunDirectory(Path())).values() if path.parts)
+"""Names of what mptune itself writes in a run directory."""
 
 
 def _made_by(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,13 +119,8 @@ class Front(FrontContent):
         return front_html(self)
 
 
-def judged_error(evaluation: Evaluation) -> float:
-    """The held-out error where it is known, else that of the search samples."""
-    return evaluation.judged_error
-
-
 def pareto(
-    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = judged_error
+    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = attrgetter("judged_error")
 ) -> tuple[Evaluation, ...]:
     """The non-dominated evaluations, sorted by latency. Plans that are not finite are never kept.
 

@@ -23,7 +23,7 @@ from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
 from mptune.targets.unsearched.nothing import nothing_to_tune
-from mptune.tuning.runs.seals import damaged, is_whole, seal
+from mptune.tuning.runs.seals import damaged, seal
 from mptune.tuning.steps.baseline import check_reference
 from mptune.tuning.steps.kernels import KERNELS_JSON, keep_kernels
 from mptune.tuning.steps.prepare import save_samples
@@ -74,18 +74,16 @@ class SampleSets:
     ) -> tuple[str, ...]:
         """Write data anew that are gone or damaged: jobs would fail on them, plan after plan."""
         lost = damaged(workspace.data_dir)
-        if lost:
-            self.save(workspace)
-            for which in get_args(SampleSet):
-                if workspace.reference(which).name in lost:
-                    workspace.reference(which).unlink(missing_ok=True)
-                    check_reference(open_toolchain().reference(which), skip=skip)
-            if KERNELS_JSON in lost:
-                keep_kernels(open_toolchain(), precisions, workspace.data_dir)
-        if lost or not is_whole(workspace.data_dir):
-            seal(workspace.data_dir)
         if not lost:
             return ()
+        self.save(workspace)
+        for which in get_args(SampleSet):
+            if workspace.reference(which).name in lost:
+                workspace.reference(which).unlink(missing_ok=True)
+                check_reference(open_toolchain().reference(which), skip=skip)
+        if KERNELS_JSON in lost:
+            keep_kernels(open_toolchain(), precisions, workspace.data_dir)
+        seal(workspace.data_dir)
         return (f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and is written anew",)
 
 

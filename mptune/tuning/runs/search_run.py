@@ -26,7 +26,7 @@ from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import has_shared_units
 from mptune.identity import check_data, check_same, check_target, identity_of, refuse_other_runs
-from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile, TargetSection
+from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_measured
@@ -393,7 +393,8 @@ class SearchRun(MeasuringRun):
             self._engines.callback(toolchain.close)
             toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
-            self._check_target(section)
+            if not self._is_worker and has_evaluation(self.directory, self.file, self._settings.storage):
+                check_target(self.directory.path, self.file, section)
             environment = describe_device(toolchain, self._target)
             self._warn(*environment.warnings)
             findings = [not_measured(toolchain.device)] if toolchain.latency_source == "predicted" else []
@@ -402,10 +403,6 @@ class SearchRun(MeasuringRun):
             self._save(target=section, environment=environment, findings=tuple(findings))
             self._toolchain = toolchain
         return self._toolchain
-
-    def _check_target(self, section: TargetSection) -> None:
-        if has_evaluation(self.directory, self.file, self._settings.storage):
-            check_target(self.directory.path, self.file, section)
 
     def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
         target = self._settle(choose_target(settings.target))

@@ -219,9 +219,6 @@ class WorkerRun(SearchRun):
             )
         return toolchain
 
-    def _check_target(self, section: TargetSection) -> None:
-        """``join`` says what differs."""
-
     def _save(self, **changes: Any) -> None:
         """In memory alone: run.json is the search's."""
         self.file = self.file.model_copy(update=changes)

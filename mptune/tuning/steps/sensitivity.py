@@ -328,24 +328,6 @@ class OneGroupErrors:
             self._saved = sensitivity
 
 
-def find_sensitivity(
-    space: SearchSpace,
-    toolchain: Toolchain,
-    metric: str,
-    path: Path,
-    listener: Listener,
-    shared: SharedErrors | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Sensitivity:
-    """All one-group errors, known well enough; what an earlier call wrote is not done again.
-
-    Args and errors as ``OneGroupErrors`` and its ``take``.
-    """
-    errors = OneGroupErrors(space, toolchain, metric, path, listener, shared, sleep)
-    errors.take(math.inf, wait=True)
-    return errors.sensitivity()
-
-
 def _stakes(groups: Sequence[str], gains_ms: Mapping[str, float]) -> dict[str, float]:
     """How much of the front hangs on each group's error: what FP16 saves there, in means over all groups."""
     gains = {group: max(gains_ms.get(group, 0.0), 0.0) for group in groups}

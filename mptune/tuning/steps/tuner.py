@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -29,7 +28,7 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts, doubt
 from mptune.tuning.steps.baseline import check_first_evaluation
 from mptune.tuning.steps.guide import due_seeds, has_proposed
-from mptune.tuning.steps.limits import Limit, Limits
+from mptune.tuning.steps.limits import HOPELESS, Limits, Stop
 from mptune.tuning.steps.remeasure import announce
 
 DUPLICATES_IN_A_ROW = 3
@@ -53,24 +52,7 @@ PATIENCE = 8
 LEAST_IMPROVEMENT = 2e-5
 """Expected hypervolume improvement: a tenth of a percent of the latency on a fiftieth of the error's axis."""
 
-HOPELESS = 20
-"""So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
-
 _WAIT_S = 0.3
-
-
-class Stop(str, Enum):
-    """Why a search stopped."""
-
-    BUDGET = "the budget is spent"
-    TIMEOUT = Limit.TIME.value
-    DISK = Limit.DISK.value
-    CONVERGED = "no plan is expected to improve the front beyond the noise"
-    EXHAUSTED = "every plan of the search space has been evaluated"
-    HOPELESS = f"{HOPELESS} plans failed, and no plan with FP16 in it has ever run"
-
-
-_LIMITS = {Limit.TIME: Stop.TIMEOUT, Limit.DISK: Stop.DISK}
 
 
 class Tuner:
@@ -120,7 +102,7 @@ class Tuner:
                 return Stop.BUDGET
             limit = limits.reached()
             if limit is not None:
-                return _LIMITS[limit]
+                return limit
             if has_converged(self._record, self._settings):
                 return Stop.CONVERGED
             # Failures of earlier sessions do not count: their cause may have been removed.
@@ -133,7 +115,7 @@ class Tuner:
             proposal = self._next()
             if proposal and self._before_proposal and (limit := limits.reached()):  # emulations took their time
                 self._record.release(proposal)
-                return _LIMITS[limit]
+                return limit
             if proposal is None:
                 if not self._record.trials.running():
                     return Stop.EXHAUSTED

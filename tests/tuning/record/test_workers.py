@@ -21,10 +21,10 @@ from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study
 from mptune.tuning.steps.prior import make_prior
-from mptune.tuning.steps.sensitivity import find_sensitivity
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import SHA, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import make_small_space
+from tests.tuning.factory import find_sensitivity
 
 GROUPS, BUDGET = 10, 20
 

@@ -11,10 +11,10 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.tuning.record.owner import this_process
-from mptune.tuning.steps.sensitivity import find_sensitivity
 from mptune.tuning.steps.shared_errors import SharedErrors
 from tests.fakes import Diary
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import find_sensitivity
 from tests.tuning.steps.test_tuner import make_toolchain
 
 METRIC = "relative_l2"
