@@ -67,7 +67,8 @@ class JsonForm:
     @classmethod
     def from_json(cls: type[T], document: Mapping[str, Any]) -> T:
         """Inverse of ``to_json``."""
-        return _decode_fields(cls, document)
+        read: T = _decode_fields(cls, document)
+        return read
 
 
 def _encode_fields(value: Any) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def sealed_names(data: Path) -> tuple[str, ...]:
 
 
 def damaged(data: Path) -> tuple[str, ...]:
-    """Names of the files that are gone, or hold something else than was written; without hashes all samples and references."""
+    """Names of the files that are gone or changed; without hashes all samples and references."""
     sealed = _read(data)
     if sealed is None:
         return (*_SAMPLES, *_REFERENCES)

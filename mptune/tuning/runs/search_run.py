@@ -204,9 +204,9 @@ class SearchRun(MeasuringRun):
         recorded = earlier = self.directory.load()
         place = self.directory.path
         refuse_other_runs(place, recorded)
-        check = partial(check_same, place, recorded, model.sha256, fixed)
-        if recorded is not None and not self._holds(check, recorded):
-            recorded = None
+        if recorded is not None:
+            check = partial(check_same, place, recorded, model.sha256, fixed)
+            recorded = recorded if self._holds(check, recorded) else None
         self._url = named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
         if recorded is not None and not self._holds(partial(check_storage, place, recorded.storage, storage), recorded):

@@ -50,7 +50,7 @@ class SharedErrors:
 
     def keep(self, job: str, part: range, errors: Mapping[str, OutputError | None]) -> None:
         """Write down what was found for the groups of a job on a part of the samples."""
-        key = f"{self._found}{job}"
+        key = f"{self._results}{job}"
         added = {group: None if error is None else error.to_json() for group, error in errors.items()}
         before = (self._record.note(key) or {}).get("errors", {})
         self._record.set_note(key, {"samples": [part.start, part.stop], "errors": {**before, **added}})
