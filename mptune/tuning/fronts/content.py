@@ -117,7 +117,7 @@ class FrontContent:
             name: dict(zip(("search", "held_out"), metric_values(evaluation, metric), strict=True))
             for name, metric in self.metrics.items()
         }
-        return {**evaluation.to_point(), "metrics": metrics, "fp32": kept}
+        return {**evaluation.to_point(), "metrics": encode(metrics), "fp32": encode(kept)}
 
 
 def fp16_name(plan: PrecisionPlan) -> str:

@@ -106,8 +106,8 @@ class Tuner:
             if has_converged(self._record, self._settings):
                 return Stop.CONVERGED
             # Failures of earlier sessions do not count: their cause may have been removed.
-            has_run_fp16 = any(evaluation.plan.reduced_groups for evaluation in self._record.evaluations())
-            if len(self._record.failures()) - failures >= HOPELESS and not has_run_fp16:
+            is_hopeless = len(self._record.failures()) - failures >= HOPELESS
+            if is_hopeless and not any(e.plan.reduced_groups for e in self._record.evaluations()):
                 return Stop.HOPELESS
             if self._is_shared_out():
                 self._wait()
