@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mptune.data.calibration import CalibrationSet, load_calibration
-from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.environment import describe_environment
 from mptune.files import write_text
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import decode_float, encode_float
 from mptune.settings import DataSettings
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
 

@@ -21,7 +21,7 @@ import optuna
 
 from benchmarks.common import save
 from benchmarks.simulator import EXACT, TIMING, WHOLE_PLAN, Truth, search
-from mptune.data.numbers import encode_float
+from mptune.json_form import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.cuts.casts import FIXED, NEVER, Casts, End

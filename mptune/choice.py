@@ -89,13 +89,9 @@ class Choice(ChoiceLimits):
         return self.model_copy(update={**outcome, "chosen": None, "replaced": self.chosen})
 
     def asked_again(self, given: Choice) -> Choice:
-        """What the request of a further search comes to: a choice stands until limits are given that differ.
-
-        Args:
-            given: the request.
-        """
+        """What the request of a further search comes to: a choice stands until limits are given that differ."""
         if self.chosen is None:
             return given
-        known = (ChoiceLimits(), self.given_limits, self.search_limits)
-        asked = self.again() if given.given_limits in known else given
+        standing = (ChoiceLimits(), self.given_limits, self.search_limits)
+        asked = self.again() if given.given_limits in standing else given
         return asked.model_copy(update={"ignore": given.ignore or self.ignore, "replaced": self.chosen})

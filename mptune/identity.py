@@ -57,11 +57,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, h
 
 
 def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: FixedSettings) -> None:
-    """Refuse to go on with the run at ``path`` if it was made with another model or other fixed settings.
-
-    Raises:
-        RunError: naming what differs.
-    """
+    """Refuse to go on with the run at ``path`` if it was made with another model or other fixed settings."""
     if recorded.model.sha256 != model_sha256:
         raise RunError(f"{path} belongs to another model: {recorded.model.path} had another content", FRESH_HINT)
     _check_equal(path, _by_label(recorded.fixed_settings), _by_label(settings))
@@ -79,7 +75,7 @@ def _by_label(settings: FixedSettings) -> dict[str, Any]:
         inner = value if isinstance(value, dict) else None
         parts = {name: value} if inner is None else {f"{name} {key}": part for key, part in inner.items()}
         labelled.update({_LABELS.get(key, key.replace("_", " ")): part for key, part in parts.items()})
-    return {**labelled, _LABELS["shapes"]: [str(one) for one in settings.shapes]}
+    return {**labelled, _LABELS["shapes"]: [str(shape) for shape in settings.shapes]}
 
 
 def _target_identity(target: TargetSection) -> dict[str, str]:
@@ -101,11 +97,7 @@ def _value_text(value: object) -> str:
 
 
 def refuse_other_runs(path: Path, recorded: RunFile | None) -> None:
-    """Refuse to search in the directory of a confirmation, or of the front of another device.
-
-    Raises:
-        RunError: it is one.
-    """
+    """Refuse to search in the directory of a confirmation, or of the front of another device."""
     if recorded is not None and recorded.confirms is not None:
         raise RunError(f"{path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
     if recorded is not None and recorded.accompanies is not None:
@@ -116,11 +108,7 @@ def refuse_other_runs(path: Path, recorded: RunFile | None) -> None:
 
 
 def check_data(path: Path, recorded: RunFile, data: DataSection) -> None:
-    """Refuse to go on with a run that was made with other calibration data.
-
-    Raises:
-        RunError: the samples differ.
-    """
+    """Refuse to go on with a run that was made with other calibration data."""
     before = recorded.data
     if before is not None and before.sha256 != data.sha256:
         raise RunError(
@@ -131,19 +119,11 @@ def check_data(path: Path, recorded: RunFile, data: DataSection) -> None:
 
 
 def check_target(path: Path, recorded: RunFile, target: TargetSection) -> None:
-    """Refuse to go on with a run whose figures were taken on another device.
-
-    Raises:
-        RunError: target, engine or device differ.
-    """
+    """Refuse to go on with a run whose figures were taken on another device."""
     if recorded.target is not None:
         _check_equal(path, _target_identity(recorded.target), _target_identity(target))
 
 
 def refuse_other(path: Path, name: str, shown: str = "") -> NoReturn:
-    """Refuse to go on with a run that was made with something else.
-
-    Raises:
-        RunError: always.
-    """
+    """Refuse to go on with a run that was made with something else."""
     raise RunError(f"{path} was made with another {name}{shown}", f"go on with the same {name}, {FRESH_HINT}")

@@ -7,6 +7,7 @@ that moves, or means something else, does.
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.finding import CODES, Finding
-from mptune.settings import EngineChoice, Granularity, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
+from mptune.settings import (
+    DataSettings,
+    EngineChoice,
+    Granularity,
+    LatencySettings,
+    SearchSettings,
+    ShapeRange,
+    TensorRtSettings,
+)
 
 RUN_FORMAT = 2
 """2 has typed sections; 1, of versions before 0.2.0, is refused."""
@@ -184,13 +193,26 @@ class RunFile(_Section):
             choice=Choice.of(settings),
         )
 
+    @property
+    def measured_settings(self) -> dict[str, Any]:
+        """The settings that change figures, by their names in ``SearchSettings``; not where they are measured."""
+        fixed, search = self.fixed_settings, self.search
+        elsewhere = {"target", "engine", "space"}
+        names = {each.name for each in dataclasses.fields(SearchSettings)} & vars(fixed).keys() - elsewhere
+        return {
+            **{name: getattr(fixed, name) for name in names},
+            "data_settings": DataSettings(batch=fixed.batch),
+            "reported_metrics": search.reported_metrics,
+            "confirm_rounds": search.confirm_rounds,
+        }
+
     @pydantic.field_validator("findings", mode="before")
     @classmethod
     def _of_known_codes(cls, findings: Any) -> Any:
         """Leave out findings whose code a later version brought."""
         if not isinstance(findings, list):
             return findings
-        return [one for one in findings if not isinstance(one, dict) or one.get("code") in CODES]
+        return [finding for finding in findings if not isinstance(finding, dict) or finding.get("code") in CODES]
 
 
 def damaged_hint(run: Path) -> str:
@@ -200,11 +222,7 @@ def damaged_hint(run: Path) -> str:
 
 
 def parse_run_file(document: Any, path: Path) -> RunFile:
-    """Read the content of ``path``, a run.json.
-
-    Raises:
-        RunError: not mptune's, or of another format.
-    """
+    """Read the content of ``path``, a run.json."""
     if not isinstance(document, dict):
         raise RunError(f"{path} is damaged: it holds no JSON object", damaged_hint(path.parent))
     written = document.get("format")

@@ -24,26 +24,6 @@ from mptune.run_json import RunFile, damaged_hint, parse_run_file
 HOME = "../.."
 """The way from ``RUN/confirmed/DEVICE`` and ``RUN/devices/DEVICE`` to ``RUN``."""
 
-_OWN = frozenset(
-    {
-        "run.json",
-        "run.lock",
-        "workers.lock",
-        "source.onnx",
-        "study.journal",
-        "weights",
-        "front.json",
-        "report.html",
-        "outputs.json",
-        "chosen",
-        "engines",
-        "logs",
-        "data",
-        "confirmed",
-        "devices",
-    }
-)
-
 
 class RunInUseError(RunError):
     """Another process holds the lock of a run directory."""
@@ -78,22 +58,14 @@ class RunDirectory:
         self.observed_json = self.data / "observed.json"
 
     def workspace(self, model_path: Path) -> Workspace:
-        """The paths that jobs share; their directories exist afterwards.
-
-        Raises:
-            RunError: the directory cannot be written.
-        """
+        """The paths that jobs share; their directories exist afterwards."""
         for directory in (self.weights, self.engines, self.logs, self.data):
             with writing(directory):
                 directory.mkdir(exist_ok=True)
         return Workspace(model_path, self.weights, self.data, self.engines, self.logs)
 
     def load(self) -> RunFile | None:
-        """Read run.json; None where there is none.
-
-        Raises:
-            RunError: unreadable, not mptune's, or of another format.
-        """
+        """Read run.json; None where there is none."""
         try:
             document = json.loads(self.run_json.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -111,9 +83,6 @@ class RunDirectory:
         """Delete what jobs have derived from the model and the data, and the study: what is asked for is another.
 
         For a run without an evaluation: all of it is made anew.
-
-        Raises:
-            RunError: the directory cannot be written.
         """
         with writing(self.path):
             if self.journal.parent == self.path:
@@ -123,12 +92,12 @@ class RunDirectory:
                     shutil.rmtree(folder)
 
     def save(self, file: RunFile) -> None:
-        """Write run.json, whole or not at all.
-
-        Raises:
-            RunError: the disk is full, or the directory cannot be written.
-        """
+        """Write run.json, whole or not at all."""
         write_json(self.run_json, file.model_dump(mode="json"))
+
+
+_OWN = frozenset(path.parts[0] for path in vars(RunDirectory(Path())).values() if path.parts)
+"""Names of what mptune itself writes in a run directory."""
 
 
 def _made_by(path: Path) -> str:
@@ -141,11 +110,7 @@ def _made_by(path: Path) -> str:
 
 
 def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
-    """Open a run directory to read it. Needs no lock: a search may be writing at the same time.
-
-    Raises:
-        RunError: it is no run directory, or holds links out of it.
-    """
+    """Open a run directory to read it. Needs no lock: a search may be writing at the same time."""
     run = RunDirectory(Path(path))
     refuse_links(run.path)
     file = run.load()
@@ -164,11 +129,7 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
 
 
 def _home(run: RunDirectory, folder: str, recorded: str, what: str, where: str) -> Path:
-    """The run that a confirmation, or the front of another device, belongs to: run.json may name no other.
-
-    Raises:
-        RunError: another one, or the directory is not below ``folder``.
-    """
+    """The run that a confirmation, or the front of another device, belongs to: run.json may name no other."""
     if recorded != HOME or run.path.resolve().parent.name != folder:
         raise RunError(
             f"{run.run_json} names {recorded!r} as the {what}: only the run around it is believed",
@@ -182,9 +143,6 @@ def refuse_links(path: Path) -> None:
 
     Named pipes, sockets and devices are refused, too: reading one may never end. The user's own files in ``chosen``
     may be links: they are only carried over.
-
-    Raises:
-        RunError: naming the first one.
     """
     root = path.resolve()
     for entry in _entries(path):
@@ -199,8 +157,8 @@ def refuse_links(path: Path) -> None:
 
 def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
     """What mptune itself reads and writes in a run directory, links not followed."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as found:
-        for entry in found:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        for entry in entries:
             if entry.name not in _OWN and not entry.name.startswith("."):
                 continue
             yield entry
@@ -210,19 +168,15 @@ def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _below(path: str, *, deep: bool) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(path) as found:
-        for entry in found:
+    with os.scandir(path) as entries:
+        for entry in entries:
             yield entry
             if deep and entry.is_dir(follow_symlinks=False):
                 yield from _below(entry.path, deep=True)
 
 
 def read_search(path: str | Path) -> tuple[RunDirectory, RunFile]:
-    """As ``read_run``, of a search's run: a confirmation is refused.
-
-    Raises:
-        RunError: it is no run directory, or a confirmation.
-    """
+    """As ``read_run``, of a search's run: a confirmation is refused."""
     run, file = read_run(path)
     if file.confirms is not None:
         raise RunError(f"{run.path} is a confirmation already", f"give the run: {run.path / file.confirms}")
@@ -233,21 +187,16 @@ def read_search(path: str | Path) -> tuple[RunDirectory, RunFile]:
 def open_run(path: Path, *, fresh: bool | Callable[[RunFile], bool] = False) -> Iterator[RunDirectory]:
     """Create or open a run directory to write it, and hold its lock meanwhile.
 
-    Args:
-        path: the directory.
-        fresh: move what is there aside first, to ``NAME.old-1`` (or the next free number); or a function that says
-            whether, asked with the run.json that is there while nobody else can write it.
-
-    Raises:
-        RunError: it cannot be written, holds other files than a run's or links out of it, or another process uses it.
+    ``fresh`` moves what is there aside first, to ``NAME.old-1`` (or the next free number); a function says whether,
+    asked with the run.json that is there while nobody else can write it.
     """
     run = RunDirectory(path)
     _refuse_foreign(run)
     refuse_links(path)
     if fresh and path.exists():
         with _locked(run):  # Nobody else is in it.
-            known = run.load() if callable(fresh) else None
-            is_moved = fresh is True or (known is not None and callable(fresh) and fresh(known))
+            recorded = run.load() if callable(fresh) else None
+            is_moved = fresh is True or (recorded is not None and callable(fresh) and fresh(recorded))
         if is_moved and has_workers(run):
             raise RunError(f"{path} is in use by workers", "wait until they have ended, or choose another --out DIR")
         if is_moved:
@@ -281,9 +230,6 @@ def joined_run(run: RunDirectory) -> Iterator[None]:
     """Say that a worker shares the run directory meanwhile, beside the process that holds its lock, if one does.
 
     Any number of workers may: what they write there is written whole or belongs to them alone.
-
-    Raises:
-        RunError: the directory cannot be written.
     """
     with writing(run.path), run.workers_lock.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -303,11 +249,7 @@ def has_workers(run: RunDirectory) -> bool:
 
 
 def repair_run(path: Path) -> Path | None:
-    """Set damaged lines of a run's journal aside; what is kept of the untouched file, None where nothing is damaged.
-
-    Raises:
-        RunError: it is no run directory, is in use, or cannot be written.
-    """
+    """Set damaged lines of a run's journal aside; what is kept of the untouched file, None where nothing is damaged."""
     from mptune.tuning.record.backends.journal import set_damage_aside
 
     run, _ = read_run(path)

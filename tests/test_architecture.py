@@ -20,6 +20,7 @@ LAYERS = {
     "mptune.resources": 0,
     "mptune.files": 0,
     "mptune.printable": 0,
+    "mptune.json_form": 0,
     "mptune.graph": 1,
     "mptune.data": 1,
     "mptune.targets": 1,

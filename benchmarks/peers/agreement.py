@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from mptune.data.numbers import decode_float
+from mptune.json_form import decode_float
 
 Row = dict[str, Any]
 

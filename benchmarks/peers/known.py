@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.common import MeasuredPlans, one_group_plans
 from benchmarks.measuring import Bench
 from benchmarks.real_search import default_space
-from mptune.data.numbers import decode_float, encode_float
 from mptune.files import write_json
+from mptune.json_form import decode_float, encode_float
 from mptune.tuning.reasons.grounds import Grounds
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.steps.prior import make_prior

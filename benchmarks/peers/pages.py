@@ -13,8 +13,8 @@ from benchmarks.peers.agreement import CONFIRMED
 from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
 from benchmarks.peers.table import Row
 from benchmarks.peers.verdict import FIRST, LAST, MPTUNE, beaten_by, best, more_volume, ours, share, verdict
-from mptune.data.numbers import decode_float
 from mptune.files import write_text
+from mptune.json_form import decode_float
 
 _LIMIT = LIMITS.index(0.3)
 """The error limit that the summary names."""

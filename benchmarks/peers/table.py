@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.common import hypervolume, rounded
 from benchmarks.peers.models import MODELS
 from benchmarks.peers.replay import FINAL, LATENCY_LIMITS, LIMITS, NAMES
-from mptune.data.numbers import decode_float
+from mptune.json_form import decode_float
 
 Row = dict[str, Any]
 

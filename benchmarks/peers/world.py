@@ -22,7 +22,7 @@ from benchmarks.additive_law import AdditiveLaw, Residual, cross_validated
 from benchmarks.common import MeasuredPlans, bools_of, read_measured_plans
 from benchmarks.peers.known import Known, read_known
 from benchmarks.simulator import Truth
-from mptune.data.numbers import decode_float
+from mptune.json_form import decode_float
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import Prior
 

@@ -27,7 +27,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.rundir import RunDirectory
 from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance
-from mptune.tuning.listener import Both, Listener, Silent
+from mptune.tuning.listener import Listener, Silent, passed_on
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
 """A path, or a model in memory."""
@@ -302,7 +302,7 @@ def listening(
     from mptune.reporting.terminal.progress import TerminalListener  # rich, which nothing else of a search needs
 
     with TerminalListener(None, max_error, max_latency_ms) as own:
-        yield own if listener is None else Both(own, listener)
+        yield own if listener is None else passed_on(own, listener)
 
 
 def _in_notebook() -> bool:

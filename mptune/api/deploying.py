@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mptune.api.arguments import listening, recorded_metric
@@ -66,26 +67,17 @@ def confirm(
         EndedEarlyError: a limit ended it before all-FP32 was measured.
         KeyboardInterrupt: passed on; the same call resumes.
     """
-    SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
+    limits = SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
     directory, file = read_search(run)
     file = with_demands(file, tolerance, ignore)
-    named = recorded_metric((file.search.metric, *file.search.reported_metrics), metric, directory.path, "confirm")
+    recorded = file.search.metric, *file.search.reported_metrics
+    name, function = recorded_metric(recorded, metric, directory.path, "confirm")
+    settings = replace(limits, target=target, engine=engine, storage=storage, metric=name, metric_function=function)
     with full_disk_as_error(directory.path):
         ensure_copy(directory, file)
         with contextlib.ExitStack() as stack:
             listens = stack.enter_context(listening(progress, listener))
-            confirming = ConfirmRun(
-                directory,
-                file,
-                target,
-                engine,
-                listens,
-                open_toolchain,
-                named,
-                storage,
-                timeout_s=timeout_s,
-                max_disk_bytes=max_disk_bytes,
-            )
+            confirming = ConfirmRun(directory, file, settings, listens, open_toolchain)
             stack.callback(confirming.close)
             confirmation = confirming.run()
             write_run_files(

@@ -1,6 +1,6 @@
 """``chosen/check.npz``: a few samples with their reference outputs, and the error that ``infer.py --check`` must find.
 
-The member ``header`` is JSON in UTF-8 bytes, every key always there, non-finite numbers as in ``mptune.data.numbers``::
+The member ``header`` is JSON in UTF-8 bytes, every key always there, non-finite numbers as in ``mptune.json_form``::
 
     {"format": 1, "plan": fingerprint, "metric": NAME, "set": "held-out" | "search", "samples": n, "of": n of the set,
      "source": "measured" | "emulated", "engine": NAME,
@@ -26,10 +26,10 @@ import numpy as np
 from mptune.data.archive import read_sample_bytes, read_samples
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, UNMATCHED, OutputError
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, load_parts, parts_path
-from mptune.data.numbers import encode_float
 from mptune.data.rollout import Rollout
 from mptune.errors import DataError
 from mptune.files import whole_file, writing
+from mptune.json_form import encode_float
 
 FORMAT = 1
 

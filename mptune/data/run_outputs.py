@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
 from mptune.data.metrics.row_sets import RowSet, aligned_rows
-from mptune.data.numbers import encode_float
 from mptune.files import parse_json, write_text
+from mptune.json_form import encode_float
 
 Outputs = Mapping[str, np.ndarray]
 

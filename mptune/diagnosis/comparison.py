@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mptune.data.numbers import encode_float
 from mptune.diagnosis.limits import Limit
 from mptune.finding import CODES, Finding, OutputColumns, Where
+from mptune.json_form import encode_float
 
 COMPARISON_FORMAT = 1
 

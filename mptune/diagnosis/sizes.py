@@ -16,7 +16,6 @@ import numpy as np
 from mptune.data.archive import read_samples
 from mptune.data.forms.samples import Feed, feed_digest
 from mptune.data.metrics.parts import find_parts
-from mptune.data.numbers import decode_float, encode_float
 from mptune.diagnosis.runner import Runner
 from mptune.engines.workload import Workload
 from mptune.errors import BaselineError
@@ -25,6 +24,7 @@ from mptune.finding import CODES, Finding, OutputColumns, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import PrecisionPlan
+from mptune.json_form import decode_float, encode_float
 from mptune.settings import ShapeRange
 from mptune.tuning.evaluation import Evaluation
 

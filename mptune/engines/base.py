@@ -25,6 +25,7 @@ from mptune.engines.worker.failure import Progress as Progress
 from mptune.engines.worker.failure import Stage as Stage
 from mptune.files import scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import JsonForm
 from mptune.targets.memory import EngineMemory
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class MissingKernel:
+class MissingKernel(JsonForm):
     """A node that leaves its execution provider once it is FP16, or BF16.
 
     Attributes:

@@ -10,20 +10,20 @@ for hazards. It holds in FP16: the same nodes in BF16 are not always fused, so e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import Precision
+from mptune.json_form import JsonForm
 
 FUSED_IN = Precision.FP16
 """The precision that an engine is asked about."""
 
 
 @dataclass(frozen=True)
-class FusedNodes:
+class FusedNodes(JsonForm):
     """What one operator of the engine computes.
 
     Attributes:
@@ -35,16 +35,6 @@ class FusedNodes:
     nodes: tuple[str, ...]
     source: str = ""
     epsilon: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> FusedNodes:
-        """Inverse of ``to_json``."""
-        nodes, source, epsilon = (document[key] for key in ("nodes", "source", "epsilon"))
-        return cls(tuple(map(str, nodes)), str(source), None if epsilon is None else float(epsilon))
 
 
 def of_model(model: Model, fused: Iterable[FusedNodes]) -> tuple[FusedNodes, ...]:

@@ -120,7 +120,7 @@ def observe_values(
         return dict(ranges), ()
     about = check_reference(reference, "inspect", skip=True)
     known = (*about, *training_findings(grouped.model, "inspect", is_run=True))
-    optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", known=known)
+    optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", earlier=known)
     return dict(ranges), (*about, *optimised)
 
 

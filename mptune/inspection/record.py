@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mptune.data.numbers import encode_float
 from mptune.finding import Finding
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
+from mptune.json_form import encode_float
 from mptune.settings import Granularity
 from mptune.targets.costs import GroupCost
 from mptune.targets.memory import MemoryNeed

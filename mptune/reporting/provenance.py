@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from mptune._version import __version__
-from mptune.data.numbers import encode_float
+from mptune.json_form import encode_float
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 

@@ -26,10 +26,10 @@ from mptune.rundir import RunDirectory
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, reference_error_of
 from mptune.tuning.fronts.progress import progress_of
-from mptune.tuning.fronts.run_facts import sample_indices
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.model_copy import keep_model
+from mptune.tuning.runs.result import sample_indices
 from mptune.tuning.steps.remeasure import dropped_plans
 
 

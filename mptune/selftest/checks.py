@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mptune.data.numbers import encode_float
 from mptune.engines.base import Failure
 from mptune.engines.tensorrt.jobs import int8_layers, misplaced_layers, read_layers
 from mptune.graph.plan import Precision
+from mptune.json_form import encode_float
 from mptune.selftest.cases import FIRST, FP16, FP32, SECOND
 from mptune.selftest.job import EngineRun
 

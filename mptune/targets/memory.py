@@ -8,13 +8,14 @@ fits on a device at all. What the subgraphs of If, Loop and Scan hold inside is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import JsonForm
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def default_workspace_mb(shared_gb: float | None) -> int | None:
 
 
 @dataclass(frozen=True)
-class EngineMemory:
+class EngineMemory(JsonForm):
     """What one plan's engine takes, in bytes; None where it is not known."""
 
     engine_bytes: int | None
@@ -54,15 +55,6 @@ class EngineMemory:
     def total_bytes(self) -> int:
         """What the engine takes when it is loaded: its file or its weights, and the context."""
         return max(self.engine_bytes or 0, self.weight_bytes or 0) + (self.context_bytes or 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> EngineMemory:
-        """Inverse of ``to_json``."""
-        return cls(*(document[field.name] for field in fields(cls)))
 
 
 @dataclass(frozen=True)

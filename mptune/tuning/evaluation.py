@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -12,11 +12,11 @@ from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.paired import Floats, error_interval, pseudo_values
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.whole_set import own_value
-from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency
 from mptune.finding import EMULATION_CAUSE, OutputColumns
 from mptune.graph.plan import PrecisionPlan
+from mptune.json_form import JsonForm, encode
 from mptune.targets.memory import EngineMemory
 
 EVALUATION_FORMAT = 1
@@ -44,6 +44,12 @@ class Origin:
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}" if self.name else self.kind
 
+    def to_json(self) -> str:
+        """The text that ``parse`` reads."""
+        return str(self)
+
+    from_json = parse
+
     @property
     def label(self) -> str:
         """For tables: the seed's name, or ``sampler``."""
@@ -69,13 +75,11 @@ class EmulatedError:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(JsonForm):
     """A plan that was built, run and timed (or predicted and emulated).
 
     Attributes:
-        plan: what was evaluated.
         number: Optuna's number of the trial, for ordering and for the logs.
-        origin: who proposed it.
         latency: in milliseconds; drift-corrected where measured.
         error: every named statistic on the search samples, per output and per sample.
         metric: the objective statistic; another choice needs no new build (``with_metric``).
@@ -86,14 +90,10 @@ class Evaluation:
         disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
         held_out: the same statistics on the held-out samples; None until re-measured.
         held_out_least: the smallest error of a round, where several took ``held_out``, which is the largest; else None.
-        drift: factor already applied to ``latency`` (``mptune.engines.base.Measurement``).
-        build_s: seconds to build the engine.
-        engine_path: the engine file, where the toolchain builds one.
         remeasured: the search measured it again in fresh processes.
         confirmed: a device measured it by ``mptune confirm``.
         warnings: one line each, ending with what to do.
         memory: what the engine takes; None where it was evaluated before mptune kept that.
-        ignored: outputs that do not count.
     """
 
     plan: PrecisionPlan
@@ -149,30 +149,27 @@ class Evaluation:
         )
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
-        """The same evaluation with the plan's emulated error, and whether the two disagree.
-
-        Args:
-            emulated: of this plan.
-            fp32_error: of all-FP32 on this engine, which no emulation includes.
-        """
-        both = replace(self, emulated=emulated.value)
+        """The same evaluation with the plan's emulated error, and whether the two disagree."""
+        compared = replace(self, emulated=emulated.value)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
-            return both
+            return compared
         outputs = self.counted.per_output.items()
-        same = OutputError({o: {name: v[: emulated.samples] for name, v in taken.items()} for o, taken in outputs})
+        same = OutputError(
+            {o: {name: v[: emulated.samples] for name, v in statistics.items()} for o, statistics in outputs}
+        )
         measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
         if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
-            return both
+            return compared
         if max(measured, expected) <= _FP32_NOISE:  # no value that counts was rounded, as where FP16 holds a mask
-            return both
-        return replace(both, disagrees=True)
+            return compared
+        return replace(compared, disagrees=True)
 
     def __repr__(self) -> str:
-        both = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
+        held_out = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
         brain = f", {len(self.plan.bf16_groups)} BF16" if self.plan.bf16_groups else ""
         return (
             f"Evaluation({self.plan.fingerprint}: {self.latency.median_ms:.4g} ms {self.latency.source},"
-            f" error {self.judged_error:.2g}{both} ({self.metric}),"
+            f" error {self.judged_error:.2g}{held_out} ({self.metric}),"
             f" {len(self.plan.fp16_groups)} FP16{brain} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
         )
 
@@ -255,89 +252,36 @@ class Evaluation:
         return replace(self, speedup=_ratio(baseline_ms, self.latency.median_ms))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON types: the form that the study keeps."""
-        return {
-            "format": EVALUATION_FORMAT,
-            "plan": self.plan.to_json(),
-            "number": self.number,
-            "origin": str(self.origin),
-            "latency": self.latency.to_json(),
-            "error": self.error.to_json(),
-            "metric": self.metric,
-            "error_source": self.error_source,
-            "speedup": encode_float(self.speedup),
-            "emulated": None if self.emulated is None else encode_float(self.emulated),
-            "disagrees": self.disagrees,
-            "held_out": None if self.held_out is None else self.held_out.to_json(),
-            "held_out_least": None if self.held_out_least is None else encode_float(self.held_out_least),
-            "drift": encode_float(self.drift),
-            "build_s": encode_float(self.build_s),
-            "engine_path": self.engine_path,
-            "remeasured": self.remeasured,
-            "confirmed": self.confirmed,
-            "warnings": list(self.warnings),
-            "memory": None if self.memory is None else self.memory.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Evaluation:
-        """Inverse of ``to_json``.
-
-        Raises:
-            PlanError: the plan in it cannot be read.
-        """
-        emulated, held_out, least, memory = map(document.get, ("emulated", "held_out", "held_out_least", "memory"))
-        return cls(
-            plan=PrecisionPlan.from_json(document["plan"], "the study"),
-            number=document["number"],
-            origin=Origin.parse(document["origin"]),
-            latency=Latency.from_json(document["latency"]),
-            error=OutputError.from_json(document["error"]),
-            metric=document["metric"],
-            error_source=document["error_source"],
-            speedup=decode_float(document["speedup"]),
-            emulated=None if emulated is None else decode_float(emulated),
-            disagrees=document["disagrees"],
-            held_out=None if held_out is None else OutputError.from_json(held_out),
-            held_out_least=None if least is None else decode_float(least),
-            drift=decode_float(document["drift"]),
-            build_s=decode_float(document["build_s"]),
-            engine_path=document["engine_path"],
-            remeasured=document["remeasured"],
-            confirmed=document["confirmed"],
-            warnings=tuple(document["warnings"]),
-            memory=None if memory is None else EngineMemory.from_json(memory),
-        )
+        """Everything, as JSON types: the form that the study keeps. What is ignored is a matter of the search."""
+        fields = super().to_json()
+        del fields["ignored"]
+        return {"format": EVALUATION_FORMAT, **fields}
 
     def to_point(self) -> dict[str, Any]:
         """The POINT of front.json: every key always there, non-finite numbers as strings."""
-        latency, held_out = self.latency, self.held_out_value
-        interval, part = error_interval(self.counted, self.metric), self.part
-        return {
+        latency = self.latency
+        figures: dict[str, Any] = {
             "plan": self.plan.fingerprint,
-            "origin": str(self.origin),
+            "origin": self.origin,
             "latency": {
-                "median_ms": encode_float(latency.median_ms),
-                "p90_ms": encode_float(latency.p90_ms),
-                "p99_ms": encode_float(latency.p99_ms),
-                "ci95_ms": [encode_float(bound) for bound in latency.ci95_ms],
-                "cv": encode_float(latency.cv),
+                "median_ms": latency.median_ms,
+                "p90_ms": latency.p90_ms,
+                "p99_ms": latency.p99_ms,
+                "ci95_ms": latency.ci95_ms,
+                "cv": latency.cv,
                 "source": latency.source,
             },
             "error": {
-                "value": encode_float(self.error_value),
+                "value": self.error_value,
                 "metric": self.metric,
                 "source": self.error_source,
-                "emulated": None if self.emulated is None else encode_float(self.emulated),
-                "held_out": None if held_out is None else encode_float(held_out),
-                "ci95": None if interval is None else [encode_float(bound) for bound in interval],
-                "part": None if part is None else part.to_json("output"),
-                "per_output": {
-                    name: {statistic: encode_float(value) for statistic, value in statistics.items()}
-                    for name, statistics in self.error.summary().items()
-                },
+                "emulated": self.emulated,
+                "held_out": self.held_out_value,
+                "ci95": error_interval(self.counted, self.metric),
+                "part": None if self.part is None else self.part.to_json("output"),
+                "per_output": self.error.summary(),
             },
-            "speedup": encode_float(self.speedup),
+            "speedup": self.speedup,
             "fp16_groups": len(self.plan.fp16_groups),
             "bf16_groups": len(self.plan.bf16_groups),
             "fp32_groups": len(self.plan.fp32_groups),
@@ -347,6 +291,8 @@ class Evaluation:
             **{name: getattr(self.memory, name, None) for name in ("engine_bytes", "context_bytes", "weight_bytes")},
             "memory_source": None if self.memory is None else self.memory.source,
         }
+        point: dict[str, Any] = encode(figures)
+        return point
 
 
 def disagreements(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from mptune.data.numbers import encode_float
+from mptune.json_form import encode_float
 
 EXPLANATION_FORMAT = 1
 

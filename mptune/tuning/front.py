@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,23 +119,14 @@ class Front(FrontContent):
         return front_html(self)
 
 
-def judged_error(evaluation: Evaluation) -> float:
-    """The held-out error where it is known, else that of the search samples."""
-    return evaluation.judged_error
-
-
 def pareto(
-    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = judged_error
+    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = attrgetter("judged_error")
 ) -> tuple[Evaluation, ...]:
     """The non-dominated evaluations, sorted by latency. Plans that are not finite are never kept.
 
     Each point is significantly faster than the next one, whose error is significantly smaller
     (``tuning.fronts.dominance``). Of plans without a significant difference the one with the smaller error stays, of
     those with the same error the faster one.
-
-    Args:
-        evaluations: in any order.
-        error: which error counts.
     """
     feasible = [e for e in evaluations if e.is_finite]
     feasible.sort(key=lambda e: (error(e), e.latency.median_ms, e.number))
@@ -186,9 +178,6 @@ def knee(points: Sequence[Evaluation]) -> Evaluation | None:
     (the "kneedle" idea: Satopaa et al., ICDCSW 2011). Where errors add in squares, points past 3e-2 are left out as
     long as others are there: nobody wants those unasked. All-FP32, whose error says how FP32 engines differ, takes no
     part. Where no point lies below the chord, the fastest is taken.
-
-    Returns:
-        One of the points; None where there are none.
     """
     mixed = [p for p in points if p.plan.reduced_groups] or list(points)
     usable = [p for p in mixed if p.metric not in ADD_IN_SQUARES or p.judged_error <= REFERENCE_ERROR] or mixed
@@ -248,9 +237,10 @@ def choose(
     if not points:
         return None, "no plan is feasible", not wanted
     if not wanted:
-        found = knee(points)
+        at_knee = knee(points)
         fastest = min(points, key=lambda p: (p.latency.median_ms, p.judged_error))
-        return found, "the fastest plan; the front has no knee" if found is fastest else "the knee of the front", True
+        is_fastest = at_knee is fastest
+        return at_knee, "the fastest plan; the front has no knee" if is_fastest else "the knee of the front", True
 
     def excess(point: Evaluation) -> tuple[float, float]:
         ratios = [1.0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast, runtime_checkable
 
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
@@ -67,38 +68,21 @@ class Silent:
         """Nothing."""
 
 
-class Both:
-    """Passes everything on to two listeners."""
+def passed_on(*listeners: Listener) -> Listener:
+    """A listener that calls several."""
+    return cast("Listener", _Several(listeners))
 
-    def __init__(self, first: Listener, second: Listener) -> None:
-        self._listeners = (first, second)
 
-    def stage(self, text: str) -> None:
-        """See ``Listener``."""
-        for listener in self._listeners:
-            listener.stage(text)
+class _Several:
+    """Passes every call on; ``remaining`` to those that count down."""
 
-    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
-        """See ``Listener``."""
-        for listener in self._listeners:
-            listener.evaluated(evaluation, done, budget)
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = listeners
 
-    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
-        """See ``Listener``."""
-        for listener in self._listeners:
-            listener.failed(plan, origin, failure, done, budget)
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            for listener in self._listeners:
+                if name != "remaining" or isinstance(listener, CountsDown):
+                    getattr(listener, name)(*arguments)
 
-    def building(self, progress: Progress) -> None:
-        """See ``Listener``."""
-        for listener in self._listeners:
-            listener.building(progress)
-
-    def warning(self, text: str) -> None:
-        """See ``Listener``."""
-        for listener in self._listeners:
-            listener.warning(text)
-
-    def remaining(self, done: int, left: int) -> None:
-        """See ``CountsDown``."""
-        for listener in self._listeners:
-            count_down(listener, done, left)
+        return call

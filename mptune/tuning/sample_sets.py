@@ -16,13 +16,14 @@ from mptune.data.rollout import Rollout
 from mptune.diagnosis.sizes import size_text, sizes_of
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.errors import DataError, SettingsError
+from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
 from mptune.targets.unsearched.nothing import nothing_to_tune
-from mptune.tuning.runs.seals import damaged, is_whole, seal
+from mptune.tuning.runs.seals import damaged, seal
 from mptune.tuning.steps.baseline import check_reference
 from mptune.tuning.steps.kernels import KERNELS_JSON, keep_kernels
 from mptune.tuning.steps.prepare import save_samples
@@ -47,12 +48,18 @@ class SampleSets:
     held_out: CalibrationSet
     labels: tuple[Labels, Labels] = ((), ())
 
-    def save(self, workspace: Workspace) -> None:
-        """Write samples and labels where jobs find them.
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of both sets, each once."""
+        return tuple(dict.fromkeys((*self.search.warnings, *self.held_out.warnings)))
 
-        Raises:
-            RunError: the disk is full, or the directory cannot be written.
-        """
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of both sets, each once."""
+        return tuple(dict.fromkeys((*self.search.findings, *self.held_out.findings)))
+
+    def save(self, workspace: Workspace) -> None:
+        """Write samples and labels where jobs find them."""
         save_samples(workspace, self.search, self.held_out)
         save_labels(workspace.samples("search"), self.labels[0])
         save_labels(workspace.samples("held_out"), self.labels[1])
@@ -65,28 +72,18 @@ class SampleSets:
         skip: bool,
         precisions: Sequence[str] = ("fp32", "fp16"),
     ) -> tuple[str, ...]:
-        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan.
-
-        Returns:
-            What was written anew, one line; nothing where all is whole.
-
-        Raises:
-            RunError: the disk is full, or the directory cannot be written.
-            BaselineError: the model does not run in FP32, or a finding is an error and ``skip`` is not set.
-        """
+        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan."""
         lost = damaged(workspace.data_dir)
-        if lost:
-            self.save(workspace)
-            for which in get_args(SampleSet):
-                if workspace.reference(which).name in lost:
-                    workspace.reference(which).unlink(missing_ok=True)
-                    check_reference(open_toolchain().reference(which), skip=skip)
-            if KERNELS_JSON in lost:
-                keep_kernels(open_toolchain(), precisions, workspace.data_dir)
-        if lost or not is_whole(workspace.data_dir):
-            seal(workspace.data_dir)
         if not lost:
             return ()
+        self.save(workspace)
+        for which in get_args(SampleSet):
+            if workspace.reference(which).name in lost:
+                workspace.reference(which).unlink(missing_ok=True)
+                check_reference(open_toolchain().reference(which), skip=skip)
+        if KERNELS_JSON in lost:
+            keep_kernels(open_toolchain(), precisions, workspace.data_dir)
+        seal(workspace.data_dir)
         return (f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and is written anew",)
 
 
@@ -97,46 +94,40 @@ def load_data(
 
     Of several data sets, one for each size, that of the usual size of ``--shapes`` is searched on, else the first. A
     warning comes first where the model has nothing to tune.
-
-    Raises:
-        DataError: data cannot be read or do not fit the model, two are of one size, or one is beyond ``--shapes``.
     """
     sources = [settings.data, *settings.more_data]
     model, inputs = grouped.model, grouped.model.inputs
     fed = {info.name for info in inputs if any(pair.endswith(f":{info.name}") for pair in settings.feedback)}
     states = state_inputs(model) | fed
     every = [load_calibration(source, inputs, settings.data_settings, settings.seed, states) for source in sources]
-    every = [replace(one, warnings=(*nothing_to_tune(grouped), *one.warnings)) for one in every]
+    every = [replace(part, warnings=(*nothing_to_tune(grouped), *part.warnings)) for part in every]
     if len(every) == 1:
         return every[0], ()
-    sizes = [sizes_of(one.samples[0], inputs) for one in every]
-    usual = {one.name: one.usual for one in settings.shapes}
+    sizes = [sizes_of(part.samples[0], inputs) for part in every]
+    usual = {shape.name: shape.usual for shape in settings.shapes}
     searched = next((k for k, size in enumerate(sizes) if usual and usual.items() <= size.items()), 0)
-    for number, (one, size) in enumerate(zip(every, sizes, strict=True)):
+    for number, (part, size) in enumerate(zip(every, sizes, strict=True)):
         twin = sizes.index(size)
         if twin != number:
             raise DataError(
-                f"{every[twin].source} and {one.source} hold samples of one size ({size_text(size) or 'the only one'})",
+                f"{every[twin].source} and {part.source} hold samples of one size"
+                f" ({size_text(size) or 'the only one'})",
                 "give --data once for each size; put samples of one size into one folder",
             )
         for declared in settings.shapes:
             shape = size.get(declared.name)
             if shape is not None and not declared.holds(shape):
                 raise DataError(
-                    f"{one.source}: input {declared.name!r} is {'x'.join(map(str, shape))}, beyond --shapes {declared}",
+                    f"{part.source}: input {declared.name!r} is {'x'.join(map(str, shape))}, beyond --shapes"
+                    f" {declared}",
                     "widen --shapes, or leave these samples away",
                 )
-    others = [one.samples for k, one in enumerate(every) if k != searched]
+    others = [part.samples for k, part in enumerate(every) if k != searched]
     return every[searched], tuple(tuple(s[k] for k in range(min(_PER_SIZE, len(s)))) for s in others)
 
 
 def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:
-    """Split the samples by seed (``CalibrationSet.split``); of a rollout whole sequences, and no label.
-
-    Raises:
-        DataError: the labels do not fit the samples.
-        SettingsError: labels with a rollout.
-    """
+    """Split the samples by seed (``CalibrationSet.split``); of a rollout whole sequences, and no label."""
     options = settings.seed, settings.data_settings.held_out_fraction, settings.data_settings.max_search_samples
     if settings.rollout is not None:
         if settings.labels is not None:
@@ -154,17 +145,13 @@ def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:
 
 
 def _steps_of(data: CalibrationSet, sequences: CalibrationSet, steps: int) -> CalibrationSet:
-    firsts = [int(one[""]) * steps for one in sequences.samples]
+    firsts = [int(sample[""]) * steps for sample in sequences.samples]
     indices = tuple(first + k for first in firsts for k in range(steps))
     return replace(sequences, samples=tuple(data.samples[k] for k in indices), indices=indices)
 
 
 def rollout_of(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:
-    """The settings with ``rollout`` as the model and the data have it.
-
-    Raises:
-        SettingsError: the model has no such input or output, or there are too few samples.
-    """
+    """The settings with ``rollout`` as the model and the data have it."""
     inputs = [tensor.name for tensor in model.inputs]
     outputs = [tensor.name for tensor in model.outputs]
     rollout = Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples)
@@ -172,10 +159,8 @@ def rollout_of(settings: SearchSettings, model: Model, samples: int) -> SearchSe
 
 
 def recorded_rollout(settings: SearchSettings, file: RunFile, model: Model) -> SearchSettings:
-    """The settings of a run that another process began, with its metrics and what it feeds back."""
-    fixed = file.fixed_settings
-    again = replace(settings, feedback=fixed.feedback, steps=fixed.steps)
-    return rollout_of(again, model, 0 if file.data is None else file.data.samples)
+    """The settings of a run that another process began, with ``rollout``."""
+    return rollout_of(settings, model, 0 if file.data is None else file.data.samples)
 
 
 def labels_sha256(path: Path | None) -> str | None:

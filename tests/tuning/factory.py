@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import Toolchain
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.listener import Listener
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
 from tests.fakes import SHA
 
 
@@ -41,3 +47,12 @@ def make_evaluation(
         speedup=1.0,
         held_out=None if held_out is None else make_error(held_out),
     )
+
+
+def find_sensitivity(
+    space: SearchSpace, toolchain: Toolchain, metric: str, path: Path, listener: Listener, *shared: Any
+) -> Sensitivity:
+    """All one-group errors, known well enough; what an earlier call wrote is not done again."""
+    errors = OneGroupErrors(space, toolchain, metric, path, listener, *shared)
+    errors.take(math.inf, wait=True)
+    return errors.sensitivity()

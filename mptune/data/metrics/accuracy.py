@@ -27,9 +27,9 @@ from mptune.data.metrics.parts import (
 )
 from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
 from mptune.data.metrics.table import METRICS, STATISTICS
-from mptune.data.numbers import decode_float, encode_float
 from mptune.errors import DataError, SettingsError
 from mptune.finding import OutputColumns
+from mptune.json_form import decode_float, encode_float
 
 TaskMetric = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], float]
 """``function(outputs, reference) -> float`` for one sample, arrays by output name; the lower, the better."""
@@ -179,7 +179,7 @@ class OutputError:
         return figures
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types; non-finite numbers as strings (``mptune.data.numbers``)."""
+        """JSON types; non-finite numbers as strings (``mptune.json_form``)."""
         document: dict[str, dict[str, Any]] = {
             output: {name: [encode_float(v) for v in values] for name, values in statistics.items()}
             for output, statistics in self.per_output.items()

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.numbers import decode_float, encode_float
 from mptune.files import write_json
+from mptune.json_form import decode_float, encode_float
 
 Floats = NDArray[np.float64]
 

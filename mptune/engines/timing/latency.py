@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import t_quantile
-from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval, percentile
 from mptune.files import parse_json, whole_file
+from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings
 
 MIN_SPAN_MS = 1.0
@@ -42,7 +42,7 @@ _MAX_PROBES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Repetitions:
+class Repetitions(JsonForm):
     """Numbers of executions for one latency: calibrated once on the baseline, then frozen for every candidate.
 
     Attributes:
@@ -56,25 +56,6 @@ class Repetitions:
     iterations: int
     executions_per_value: int = 1
     warmup_ms: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return {
-            "warmup_iterations": self.warmup_iterations,
-            "iterations": self.iterations,
-            "executions_per_value": self.executions_per_value,
-            "warmup_ms": self.warmup_ms,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Repetitions:
-        """Inverse of ``to_json``."""
-        return cls(
-            int(document["warmup_iterations"]),
-            int(document["iterations"]),
-            int(document["executions_per_value"]),
-            float(document["warmup_ms"]),
-        )
 
 
 class Stopwatch(Protocol):
@@ -110,7 +91,7 @@ class Stopwatch(Protocol):
 
 
 @dataclass(frozen=True)
-class Latency:
+class Latency(JsonForm):
     """The latency of one engine, in milliseconds per execution.
 
     Attributes:
@@ -154,41 +135,6 @@ class Latency:
             p99_ms=self.p99_ms * factor,
             ci95_ms=(low * factor, high * factor),
             raw_ms=tuple(round(value * factor, 6) for value in self.raw_ms),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return {
-            "median_ms": self.median_ms,
-            "p90_ms": self.p90_ms,
-            "p99_ms": self.p99_ms,
-            "ci95_ms": list(self.ci95_ms),
-            "cv": self.cv,
-            "source": self.source,
-            "raw_ms": list(self.raw_ms),
-            "transfer_ms": self.transfer_ms,
-            "warnings": list(self.warnings),
-            "session": None if self.session is None else self.session.to_json(),
-            "degrees": encode_float(self.degrees),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Latency:
-        """Inverse of ``to_json``."""
-        low, high = document["ci95_ms"]
-        session = document["session"]
-        return cls(
-            float(document["median_ms"]),
-            float(document["p90_ms"]),
-            float(document["p99_ms"]),
-            (float(low), float(high)),
-            float(document["cv"]),
-            document["source"],
-            tuple(float(value) for value in document["raw_ms"]),
-            document["transfer_ms"],
-            tuple(document["warnings"]),
-            None if session is None else SessionTiming.from_json(session),
-            decode_float(document["degrees"]),
         )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import t_quantile
+from mptune.json_form import JsonForm
 
 BOOTSTRAP_SAMPLES = 1000
 
@@ -54,7 +54,7 @@ _LEAST_MS = 1e-9
 
 
 @dataclass(frozen=True)
-class SessionTiming:
+class SessionTiming(JsonForm):
     """The latency of one session of a plan, relative to the session of the baseline that it was timed in turn with.
 
     Attributes:
@@ -75,15 +75,6 @@ class SessionTiming:
         )
         ratio = float(np.median(values)) / float(np.median(others))
         return cls(baseline, math.log(ratio), log_ratio_sd(values, others))
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return {"baseline": self.baseline, "log_ratio": self.log_ratio, "sd": self.sd}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SessionTiming:
-        """Inverse of ``to_json``."""
-        return cls(str(document["baseline"]), float(document["log_ratio"]), float(document["sd"]))
 
 
 def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[float] | Floats, seed: int = 0) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+
+from mptune.json_form import JsonForm
 
 
 class Stage(str, Enum):
@@ -46,7 +46,7 @@ _INCONCLUSIVE = frozenset({FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.O
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(JsonForm):
     """A job that gave no result.
 
     Attributes:
@@ -71,22 +71,6 @@ class Failure:
         What the job causes itself comes again in a fresh process.
         """
         return self.kind in _INCONCLUSIVE
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        log_path = None if self.log_path is None else str(self.log_path)
-        return {"stage": self.stage.value, "kind": self.kind.value, "message": self.message, "log_path": log_path}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Failure:
-        """Inverse of ``to_json``."""
-        log_path = document["log_path"]
-        return cls(
-            Stage(document["stage"]),
-            FailureKind(document["kind"]),
-            document["message"],
-            None if log_path is None else Path(log_path),
-        )
 
 
 class EngineError(Exception):

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from mptune.data.numbers import decode_float, encode_float
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import guarded_by_constant
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import REDUCED, Precision
+from mptune.json_form import decode_float, encode_float
 
 ProbeKind = Literal[
     "sum",

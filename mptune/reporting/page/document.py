@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from mptune._version import __version__
 from mptune.data.metrics.paired import error_interval
-from mptune.data.numbers import encode_float
 from mptune.data.run_outputs import RunOutputs
 from mptune.engines.base import Failure
 from mptune.engines.environment import Environment
 from mptune.finding import FP16_CODES
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import encode_float
 from mptune.printable import counts_text, printable
 from mptune.reporting.breaks import heading
 from mptune.reporting.confirmation_text import place_of, searched_baseline, verdicts

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mptune.choice import Choice
-from mptune.data.numbers import encode_float
 from mptune.finding import Finding
 from mptune.graph.plan import PrecisionPlan
+from mptune.json_form import JsonForm, encode
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.fronts.limits import metric_values, shown_metrics
@@ -21,21 +21,17 @@ FRONT_FORMAT = 1
 
 
 @dataclass(frozen=True)
-class OtherDevice:
+class OtherDevice(JsonForm):
     """Where the front of another device of the same search is: ``mptune worker --allow-mixed`` keeps it."""
 
     run_dir: Path
     device: str
     engine: str
 
-    def to_json(self) -> dict[str, str]:
-        """For front.json."""
-        return {"run_dir": str(self.run_dir), "device": self.device, "engine": self.engine}
-
 
 @dataclass(frozen=True)
-class FrontOrigin:
-    """Where a front comes from; the device is the one that ran, or that is predicted."""
+class FrontContent:
+    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
 
     run_dir: Path
     model_path: Path
@@ -43,17 +39,6 @@ class FrontOrigin:
     target: str
     engine: str
     device: str
-
-
-def origin_fields(of: FrontOrigin) -> dict[str, Any]:
-    """The fields of an origin by their names, for something else that has them."""
-    return {one.name: getattr(of, one.name) for one in fields(FrontOrigin)}
-
-
-@dataclass(frozen=True)
-class FrontContent(FrontOrigin):
-    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
-
     metric: str
     fp32: Evaluation
     fp16: Evaluation | None
@@ -72,31 +57,32 @@ class FrontContent(FrontOrigin):
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
-        return {
-            "format": FRONT_FORMAT,
-            "model": {"path": str(self.model_path), "sha256": self.model_sha256},
-            "target": {"name": self.target, "engine": self.engine, "device": self.device},
-            "metric": self.metric,
-            "baseline": {
-                "fp32": self._point(self.fp32),
-                "fp16": None if self.fp16 is None else self._point(self.fp16),
-            },
-            "points": [self._point(point) for point in self.points],
-            "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
-            "choice": {
-                "reason": self.choice.kind,
-                "limits_met": self.limits_met,
-                "nearest": self.choice.nearest,
-                "replaced": self.choice.replaced,
-                "neighbours": [beside.to_json() for beside in self.neighbours],
-            },
-            "evaluations": self.evaluations,
-            "failures": self.failures,
-            "hypervolume": encode_float(self.hypervolume),
-            "findings": [finding.to_json() for finding in self.findings],
-            "warnings": list(self.warnings),
-            "other_devices": [other.to_json() for other in self.other_devices],
-        }
+        choice = self.choice
+        content: dict[str, Any] = encode(
+            {
+                "format": FRONT_FORMAT,
+                "model": {"path": self.model_path, "sha256": self.model_sha256},
+                "target": {"name": self.target, "engine": self.engine, "device": self.device},
+                "metric": self.metric,
+                "baseline": {"fp32": self._point(self.fp32), "fp16": self.fp16 and self._point(self.fp16)},
+                "points": [self._point(point) for point in self.points],
+                "chosen": self.chosen and self.chosen.plan.fingerprint,
+                "choice": {
+                    "reason": choice.kind,
+                    "limits_met": self.limits_met,
+                    "nearest": choice.nearest,
+                    "replaced": choice.replaced,
+                    "neighbours": self.neighbours,
+                },
+                "evaluations": self.evaluations,
+                "failures": self.failures,
+                "hypervolume": self.hypervolume,
+                "findings": self.findings,
+                "warnings": self.warnings,
+                "other_devices": self.other_devices,
+            }
+        )
+        return content
 
     @property
     def chosen_reason(self) -> str:
@@ -128,14 +114,10 @@ class FrontContent(FrontOrigin):
         """The POINT of an evaluation, its metrics' own values, and why its FP32 groups are FP32."""
         kept = self.explanation.of(evaluation.plan.fingerprint)
         metrics = {
-            name: dict(zip(("search", "held_out"), map(_encode, metric_values(evaluation, metric)), strict=True))
+            name: dict(zip(("search", "held_out"), metric_values(evaluation, metric), strict=True))
             for name, metric in self.metrics.items()
         }
-        return {**evaluation.to_point(), "metrics": metrics, "fp32": [group.to_json() for group in kept]}
-
-
-def _encode(value: float | None) -> float | str | None:
-    return None if value is None else encode_float(value)
+        return {**evaluation.to_point(), "metrics": encode(metrics), "fp32": encode(kept)}
 
 
 def fp16_name(plan: PrecisionPlan) -> str:

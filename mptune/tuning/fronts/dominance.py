@@ -19,9 +19,9 @@ FAR_SMALLER = 10.0
 another does not, makes the error of the first so uncertain that nothing differs from it significantly."""
 
 
-def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
+def faster_beyond_noise(first: Evaluation, other: Evaluation) -> bool:
     """Whether the latency of ``one`` is lower beyond noise (``mptune.engines.timing.latency``)."""
-    return is_lower(one.latency, other.latency)
+    return is_lower(first.latency, other.latency)
 
 
 def in_doubt(evaluations: Sequence[Evaluation], max_latency_ms: float | None = None) -> tuple[Evaluation, ...]:
@@ -30,21 +30,17 @@ def in_doubt(evaluations: Sequence[Evaluation], max_latency_ms: float | None = N
     Of two plans neither of which is faster beyond noise the more exact one may or may not dominate the other: both are
     in doubt. So is a plan whose interval holds the limit on latency. A plan has no place to be in doubt about where one
     with no larger error is faster beyond noise.
-
-    Args:
-        evaluations: finite ones, any order.
-        max_latency_ms: limit on latency; None where there is none.
     """
-    faster = are_lower([one.latency for one in evaluations])
-    errors = np.array([one.error_value for one in evaluations])
+    faster = are_lower([evaluation.latency for evaluation in evaluations])
+    errors = np.array([evaluation.error_value for evaluation in evaluations])
     beats: Bools = faster & (errors[:, None] <= errors[None, :])
     placed: Bools = ~np.asarray(beats.any(axis=0))
     doubtful = placed[:, None] & placed[None, :] & ~(faster | faster.T) & ~np.eye(len(evaluations), dtype=bool)
-    found = doubtful.any(axis=1)
+    is_in_doubt = doubtful.any(axis=1)
     if max_latency_ms is not None:
-        lows, highs = (np.array([one.latency.ci95_ms[side] for one in evaluations]) for side in (0, 1))
-        found |= placed & (lows <= max_latency_ms) & (max_latency_ms <= highs)
-    return tuple(one for one, is_found in zip(evaluations, found, strict=True) if is_found)
+        lows, highs = (np.array([evaluation.latency.ci95_ms[side] for evaluation in evaluations]) for side in (0, 1))
+        is_in_doubt |= placed & (lows <= max_latency_ms) & (max_latency_ms <= highs)
+    return tuple(evaluation for evaluation, is_found in zip(evaluations, is_in_doubt, strict=True) if is_found)
 
 
 def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> list[int]:
@@ -56,10 +52,6 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
     another of it, and everything else is beaten by one of it. Where plans beat each other in a circle (the first is no
     different from the second, the second from the third, and the third is more exact than the first), there is no such
     set: the first plan of the circle is taken, and the others of it are beaten by it or through one another.
-
-    Args:
-        evaluations: finite ones, the preferred representative first.
-        errors: of each, all by the same rule; their order decides where the samples say nothing else.
     """
     beats = _beats(evaluations, errors)
     undecided = np.ones(len(evaluations), dtype=bool)
@@ -100,12 +92,12 @@ def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) 
     by_ratio = bool(evaluations) and is_compared_by_ratio(evaluations[0].metric)
     if by_ratio:
         errors = np.maximum(errors, LEAST_ERROR)
-    found = significantly_smaller(errors, [e.pseudo_errors for e in evaluations])
-    both = [number for number, evaluation in enumerate(evaluations) if evaluation.held_out is not None]
-    if both:
-        every = [evaluations[number].all_pseudo_errors for number in both]
-        found[np.ix_(both, both)] = significantly_smaller(errors[both], every)
+    is_smaller = significantly_smaller(errors, [e.pseudo_errors for e in evaluations])
+    held_out = [number for number, evaluation in enumerate(evaluations) if evaluation.held_out is not None]
+    if held_out:
+        every = [evaluations[number].all_pseudo_errors for number in held_out]
+        is_smaller[np.ix_(held_out, held_out)] = significantly_smaller(errors[held_out], every)
     if by_ratio:
         floored = np.maximum(errors, ERROR_FLOOR)
-        found |= FAR_SMALLER * floored[:, None] <= floored[None, :]
-    return found
+        is_smaller |= FAR_SMALLER * floored[:, None] <= floored[None, :]
+    return is_smaller

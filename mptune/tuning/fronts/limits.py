@@ -33,13 +33,13 @@ def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
 
 def is_feasible(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> bool:
     """Whether all tolerances hold."""
-    return all(excess(evaluation, one) <= 1.0 for one in tolerances)
+    return all(excess(evaluation, tolerance) <= 1.0 for tolerance in tolerances)
 
 
 def feasible(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance]) -> tuple[Evaluation, ...]:
     """The evaluations within all tolerances; all of them where none is."""
-    found = tuple(e for e in evaluations if is_feasible(e, tolerances)) if tolerances else ()
-    return found or tuple(evaluations)
+    within = tuple(e for e in evaluations if is_feasible(e, tolerances)) if tolerances else ()
+    return within or tuple(evaluations)
 
 
 def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> float:
@@ -68,10 +68,10 @@ def is_wanted(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> bool:
 
 def is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
     """Whether tolerances are about all of an output, or of a part of it."""
-    mine = [one for one in tolerances if one.output == part.name]
-    if any(one.columns is None for one in mine):
+    mine = [tolerance for tolerance in tolerances if tolerance.output == part.name]
+    if any(tolerance.columns is None for tolerance in mine):
         return True
-    limited = {column for one in mine for column in one.columns or ()}
+    limited = {column for tolerance in mine for column in tolerance.columns or ()}
     return part.columns is not None and limited.issuperset(part.columns)
 
 
@@ -81,8 +81,8 @@ def largest_error(error: OutputError, tolerance: Tolerance, metric: str) -> floa
     if tolerance.columns is None:
         if tolerance.is_absolute:
             return max(statistics.get("max_abs", (math.nan,)))
-        one = OutputError({tolerance.output: statistics})
-        return one.value(metric) if one.has(metric) else math.nan
+        of_output = OutputError({tolerance.output: statistics})
+        return of_output.value(metric) if of_output.has(metric) else math.nan
     kept = error.columns.get(tolerance.output)
     statistic = "max_abs" if tolerance.is_absolute else metric
     values = []
@@ -103,15 +103,9 @@ def check_tolerances(
     outputs: Collection[str],
     error: OutputError | None = None,
 ) -> None:
-    """Check that tolerances, and outputs that are ignored, mean something for a model.
-
-    Args:
-        error: of any plan, whose columns are known; None checks the names alone.
-
-    Raises:
-        SettingsError: an output that is not there, a column out of range, or what cannot be known of a metric.
-    """
-    for option, name in [("--tolerance", one.output) for one in tolerances] + [("--ignore", one) for one in ignored]:
+    """Check that tolerances, and outputs that are ignored, mean something for a model."""
+    limited = [tolerance.output for tolerance in tolerances]
+    for option, name in [*(("--tolerance", name) for name in limited), *(("--ignore", name) for name in ignored)]:
         if name not in outputs:
             close = difflib.get_close_matches(name, outputs, 1)
             every = ", ".join(list(outputs)[:8])
@@ -119,13 +113,13 @@ def check_tolerances(
                 f"{option}: the model has no output {name!r}",
                 f"did you mean {close[0]!r}?" if close else f"its outputs are {every}",
             )
-    both = next((one.output for one in tolerances if one.output in ignored), None)
-    if both is not None:
-        raise SettingsError(f"--tolerance and --ignore both name output {both!r}", "give one of them")
+    twice_named = next((name for name in limited if name in ignored), None)
+    if twice_named is not None:
+        raise SettingsError(f"--tolerance and --ignore both name output {twice_named!r}", "give one of them")
     if outputs and set(ignored) >= set(outputs):
         raise SettingsError("--ignore names every output: nothing is left to compare", "leave one output")
-    for one in tolerances:
-        _check_unit(one, metric)
+    for tolerance in tolerances:
+        _check_unit(tolerance, metric)
     if error is not None:
         check_columns(tolerances, error)
 
@@ -147,14 +141,10 @@ def _check_unit(tolerance: Tolerance, metric: str) -> None:
 
 
 def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
-    """Check by the error of any plan that the outputs have the columns that tolerances name.
-
-    Raises:
-        SettingsError: a column out of range, or the errors of single columns are not known.
-    """
-    for one in tolerances:
-        if one.columns is not None:
-            _check_columns_of(one, error)
+    """Check by the error of any plan that the outputs have the columns that tolerances name."""
+    for tolerance in tolerances:
+        if tolerance.columns is not None:
+            _check_columns_of(tolerance, error)
 
 
 def _check_columns_of(tolerance: Tolerance, error: OutputError) -> None:
@@ -193,11 +183,7 @@ class MetricLimit:
 
     @classmethod
     def parse(cls, text: str, metrics: Sequence[str]) -> MetricLimit:
-        """Read a limit on one of the metrics that are taken; ``:max`` of a script's function may be left out.
-
-        Raises:
-            SettingsError: it is none, or names another metric.
-        """
+        """Read a limit on one of the metrics that are taken; ``:max`` of a script's function may be left out."""
         match = _FORM.fullmatch(text)
         try:
             bound = float(match["value"]) if match else 0.0
@@ -208,8 +194,8 @@ class MetricLimit:
         names = {**{undirected(metric): metric for metric in metrics}, **{metric: metric for metric in metrics}}
         name = names.get(match["name"])
         if name is None:
-            taken = ", ".join(metrics)
-            raise SettingsError(f"--limit {text}: the metrics are {taken}", f"give --metric {match['name']}, too")
+            every = ", ".join(metrics)
+            raise SettingsError(f"--limit {text}: the metrics are {every}", f"give --metric {match['name']}, too")
         return cls(text.strip(), name, match["sign"].startswith(">"), bound)
 
     def is_met(self, evaluation: Evaluation) -> bool:
@@ -248,9 +234,9 @@ def shown_metrics(evaluations: Iterable[Evaluation], reported: Sequence[str]) ->
     """Short name -> metric: those reported beside the objective, and this where its own value is not its error."""
     every = list(evaluations)
     own = (e.metric for e in every if metric_values(e, e.metric)[0] != e.error_value and e.has_own_value)
-    taken = [m for m in dict.fromkeys((*own, *reported)) if any(metric_values(e, m) != (None, None) for e in every)]
-    names = [undirected(metric).rpartition(":")[2] for metric in taken]
-    return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, taken, strict=True)}
+    shown = [m for m in dict.fromkeys((*own, *reported)) if any(metric_values(e, m) != (None, None) for e in every)]
+    names = [undirected(metric).rpartition(":")[2] for metric in shown]
+    return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}
 
 
 def _value(error: OutputError | None, metric: str) -> float | None:

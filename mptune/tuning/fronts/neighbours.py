@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mptune.data.metrics.paired import LEAST_ERROR, Difference, compare_errors
-from mptune.data.numbers import encode_float
+from mptune.json_form import encode_float
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.dominance import FAR_SMALLER, faster_beyond_noise
 from mptune.tuning.fronts.limits import is_larger_in_search
@@ -46,30 +46,27 @@ class Neighbour:
 
     def to_json(self) -> dict[str, Any]:
         """As in front.json."""
-        return {
-            "plan": self.evaluation.plan.fingerprint,
-            "latency_ms_delta": encode_float(self.latency_ms_delta),
-            "error_ratio": encode_float(self.error_ratio),
-        }
+        plan, delta_ms, ratio = self.evaluation.plan.fingerprint, self.latency_ms_delta, self.error_ratio
+        return {"plan": plan, "latency_ms_delta": encode_float(delta_ms), "error_ratio": encode_float(ratio)}
 
 
-def compare_samples(one: Evaluation, other: Evaluation) -> Difference | None:
+def compare_samples(left: Evaluation, right: Evaluation) -> Difference | None:
     """How two plans' errors differ, on all samples that both have met; None where that cannot be known."""
-    first, second = one.counted, other.counted
-    if one.counted_held_out is not None and other.counted_held_out is not None:
-        first, second = first.with_samples_of(one.counted_held_out), second.with_samples_of(other.counted_held_out)
-    return compare_errors(first, second, one.metric)
+    first, second = left.counted, right.counted
+    if left.counted_held_out is not None and right.counted_held_out is not None:
+        first, second = first.with_samples_of(left.counted_held_out), second.with_samples_of(right.counted_held_out)
+    return compare_errors(first, second, left.metric)
 
 
-def shared_errors(one: Evaluation, other: Evaluation) -> tuple[float, float]:
+def shared_errors(left: Evaluation, right: Evaluation) -> tuple[float, float]:
     """The errors of two plans: on the held-out samples if both have met them, else on the search samples.
 
     On these, too, where the error of one is larger there: what the held-out samples lack is no gain.
     """
-    is_lucky = is_larger_in_search(one) or is_larger_in_search(other)
-    if one.held_out_value is None or other.held_out_value is None or is_lucky:
-        return one.error_value, other.error_value
-    return one.held_out_value, other.held_out_value
+    is_lucky = is_larger_in_search(left) or is_larger_in_search(right)
+    if left.held_out_value is None or right.held_out_value is None or is_lucky:
+        return left.error_value, right.error_value
+    return left.held_out_value, right.held_out_value
 
 
 def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighbour, ...]:

@@ -35,7 +35,7 @@ def plot_front(front: FrontContent, ax: Axes | None, floor: float) -> Axes:
     ax.plot(x, y, drawstyle="steps-post", color="tab:blue", alpha=0.5, zorder=1)
     ax.scatter(x, y, color="tab:blue", label="front", zorder=2)
     for row in front_rows(front):
-        name, marker = next((one for one in _MARKERS.items() if one[0] in row.marks), ("", ""))
+        name, marker = next((named for named in _MARKERS.items() if named[0] in row.marks), ("", ""))
         if name and row.evaluation.is_finite:
             place = (row.evaluation.latency.median_ms, error(row.evaluation))
             ax.scatter(*place, marker=marker, s=90, facecolors="none", edgecolors="black", label=name, zorder=3)

@@ -52,7 +52,9 @@ class SearchedError:
     @property
     def unit(self) -> float:
         """What the error is where a limit is just met."""
-        return REFERENCE_ERROR if self.metric in ADD_IN_SQUARES else max(one.limit for one in self.tolerances)
+        if self.metric in ADD_IN_SQUARES:
+            return REFERENCE_ERROR
+        return max(tolerance.limit for tolerance in self.tolerances)
 
     @property
     def key(self) -> str:
@@ -66,7 +68,7 @@ class SearchedError:
     @property
     def kept_key(self) -> str:
         """Tells what is ``kept`` of errors from what is kept for other tolerances; limits do not matter to it."""
-        places = sorted({f"{_place(one)} {_statistic(one)}" for one in self._kept})
+        places = sorted({f"{_place(tolerance)} {_statistic(tolerance)}" for tolerance in self._kept})
         return f"{self.metric} with {', '.join(places)}" if places else self.metric
 
     def kept(self, error: OutputError) -> OutputError:
@@ -75,16 +77,16 @@ class SearchedError:
             output: {s: v for s, v in by.items() if s == "non_finite" or belongs_to(s, self.metric)}
             for output, by in error.per_output.items()
         }
-        for one in self._kept:
-            values = self._values(error, one)
+        for tolerance in self._kept:
+            values = self._values(error, tolerance)
             if values:
-                wanted.setdefault(_place(one), {})[_statistic(one)] = values
+                wanted.setdefault(_place(tolerance), {})[_statistic(tolerance)] = values
         return OutputError(wanted)
 
     def is_kept(self, error: OutputError) -> bool:
         """Whether an error that was kept has what the tolerances need; one that is not finite needs nothing."""
         return error.non_finite > 0 or all(
-            _statistic(one) in error.per_output.get(_place(one), {}) for one in self._kept
+            _statistic(tolerance) in error.per_output.get(_place(tolerance), {}) for tolerance in self._kept
         )
 
     def of(self, error: OutputError) -> OutputError:
@@ -92,8 +94,9 @@ class SearchedError:
         counted = error.without(self.ignored)
         if not self.tolerances:
             return counted
-        scaled = {one: self._scaled(counted, one) for one in self.tolerances}
-        known = [one for one, found in scaled.items() if found]  # columns are not kept of every output
+        scaled = {tolerance: self._scaled(counted, tolerance) for tolerance in self.tolerances}
+        # Columns are not kept of every output.
+        judgeable = [tolerance for tolerance, values in scaled.items() if values]
         rest = 1.0 if self.max_error is None else self.unit / self.max_error
         judged: dict[str, dict[str, tuple[float, ...]]] = {}
         for output, statistics in counted.per_output.items():
@@ -101,9 +104,9 @@ class SearchedError:
                 part = OutputColumns(output, columns_of_part(statistic))
                 if statistic == "non_finite":
                     judged.setdefault(output, {})[statistic] = values
-                elif belongs_to(statistic, self.metric) and not is_covered(part, known):
+                elif belongs_to(statistic, self.metric) and not is_covered(part, judgeable):
                     judged.setdefault(output, {})[statistic] = tuple(value * rest for value in values)
-        judged.update({str(one): scaled[one] for one in known})
+        judged.update({str(tolerance): scaled[tolerance] for tolerance in judgeable})
         return OutputError(judged)
 
     def value(self, error: OutputError) -> float:
@@ -113,33 +116,29 @@ class SearchedError:
         return value if judged.non_finite == 0 and math.isfinite(value) else math.inf
 
     def judge(self, error_of: Callable[[FrozenTrial], OutputError]) -> Judge | None:
-        """What gives the sampler the errors of trials; None without tolerances: then it takes those that the study has.
-
-        Args:
-            error_of: the error of a trial that has one.
-        """
+        """What gives the sampler the errors of trials; None without tolerances: then those of the study."""
         return Judge(self.key, lambda trial: self.value(error_of(trial))) if self.tolerances else None
 
     @property
     def _kept(self) -> list[Tolerance]:
         """The tolerances that the metric's own statistics may not hold."""
-        return [one for one in self.tolerances if one.is_absolute or one.columns is not None]
+        return [tolerance for tolerance in self.tolerances if tolerance.is_absolute or tolerance.columns is not None]
 
     def _scaled(self, error: OutputError, tolerance: Tolerance) -> dict[str, tuple[float, ...]]:
         """Statistics of the metric that are ``unit`` at the limit; empty where the error is not known."""
         factor = self.unit / tolerance.limit
         statistics = error.per_output.get(tolerance.output, {})
-        found = {}
+        own = {}
         if not tolerance.is_absolute:
             if tolerance.columns is None:
-                found = {s: values for s, values in statistics.items() if belongs_to(s, self.metric)}
+                own = {s: values for s, values in statistics.items() if belongs_to(s, self.metric)}
             else:
                 parts = (part_statistic(range(column, column + 1)) for column in tolerance.columns)
-                found = {s: statistics[s] for s in parts if s in statistics and belongs_to(s, self.metric)}
-                found = found if len(found) == len(tolerance.columns) else {}
-        if not found and (values := self._values(error, tolerance)):
-            found = {self.metric: values}
-        return {statistic: tuple(value * factor for value in values) for statistic, values in found.items()}
+                own = {s: statistics[s] for s in parts if s in statistics and belongs_to(s, self.metric)}
+                own = own if len(own) == len(tolerance.columns) else {}
+        if not own and (values := self._values(error, tolerance)):
+            own = {self.metric: values}
+        return {statistic: tuple(value * factor for value in values) for statistic, values in own.items()}
 
     def _values(self, error: OutputError, tolerance: Tolerance) -> tuple[float, ...]:
         """What a tolerance is about, for each sample; empty where it is not known."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from mptune.data.numbers import encode_float
+from mptune.json_form import encode_float
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
+from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
@@ -54,12 +55,7 @@ def origin_of(attrs: Mapping[str, Any]) -> Origin:
 
 
 def timing_to_json(latency: Latency, group_ms: Mapping[str, float] | None) -> dict[str, Any]:
-    """What ``TIMING_ATTR`` holds of a latency; empty where it is not known.
-
-    Args:
-        latency: of the plan.
-        group_ms: parameter name -> what its group takes by the engine's own profiler; None where nothing was profiled.
-    """
+    """What ``TIMING_ATTR`` holds of a latency; empty where it is not known."""
     low, high = latency.ci95_ms
     sd_ms = (high - low) / (2 * _NORMAL_95)
     if not (math.isfinite(latency.median_ms) and math.isfinite(sd_ms)):
@@ -71,13 +67,7 @@ def timing_to_json(latency: Latency, group_ms: Mapping[str, float] | None) -> di
 
 
 def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | None, faults: int) -> dict[str, Any]:
-    """The attributes that hold an evaluation, the evaluation itself last: with it all of them are there.
-
-    Args:
-        evaluation: of the trial's plan.
-        group_ms: as in ``timing_to_json``.
-        faults: how often the plan failed before, which was not its fault.
-    """
+    """The attributes that hold an evaluation, the evaluation itself last: with it all of them are there."""
     attrs: dict[str, Any] = {}
     if timing := timing_to_json(evaluation.latency, group_ms):
         attrs[TIMING_ATTR] = timing
@@ -91,6 +81,11 @@ def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | Non
         attrs[LAW_ATTR] = evaluation.error.value("relative_l2")
     attrs[EVALUATION] = evaluation.to_json()
     return attrs
+
+
+def objectives(evaluation: Evaluation) -> list[float]:
+    """What Optuna minimizes."""
+    return [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
 
 
 def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:

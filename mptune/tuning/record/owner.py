@@ -44,12 +44,6 @@ class Heartbeats:
     """
 
     def __init__(self, storage: BaseStorage, study_id: int) -> None:
-        """Read whether the storage keeps heartbeats.
-
-        Args:
-            storage: of the study.
-            study_id: Optuna's number of the study in it.
-        """
         self._storage: Any = None if isinstance(storage, JournalStorage) else storage
         self._study_id = study_id
         self._stopped = threading.Event()
@@ -93,13 +87,7 @@ class Heartbeats:
 
 
 def is_dead(trial: FrozenTrial, stale: set[int], stale_after_s: float) -> bool:
-    """Whether nobody works on a running trial any more.
-
-    Args:
-        trial: that runs.
-        stale: ids of trials whose heartbeats have stopped.
-        stale_after_s: of another host and without a heartbeat, one that has run longer than this is taken for dead.
-    """
+    """Whether nobody works on a running trial any more."""
     owner = trial.user_attrs.get(OWNER)
     alive = None if owner is None else is_alive(owner)
     if alive is not None:

@@ -19,12 +19,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
-from mptune.errors import RunError
-from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import SearchedError
-from mptune.tuning.record.adoption import objectives
 from mptune.tuning.record.attributes import (
     ATTEMPTS,
     EVALUATION,
@@ -37,6 +35,7 @@ from mptune.tuning.record.attributes import (
     choices_of,
     evaluation_attrs,
     note_key,
+    objectives,
     origin_of,
     read_notes,
 )
@@ -75,28 +74,16 @@ class StudyRecord:
         exclusive: bool,
         siblings: Sequence[optuna.Study] = (),
     ) -> None:
-        """Wire the parts.
-
-        Args:
-            study: opened.
-            storage: where it is kept; ``close`` lets go of it.
-            space: what may vary; without groups where the study is only read. ``space`` is it as the study was begun.
-            metric: the objective statistic.
-            where: the storage, for messages; without a password.
-            exclusive: no other process writes the study.
-            siblings: studies of the same run for other metrics: their parameters have the same names.
-        """
         self._study = study
         self._storage = storage
         self._where = where
         self.is_alone = exclusive
         self._heartbeats = Heartbeats(storage, study._study_id)
         with storing(where):
-            trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
+            trials = [trial for each in (*siblings, study) for trial in each.get_trials(deepcopy=False)]
         self._names = ParameterNames(space.groups, trials)
-        self.space = space.as_begun({group: len(each) for group, each in choices_of(trials).items()})
-        self.trials = StudyTrials(study, where)
-        self._decoded: dict[int, Evaluation] = {}
+        self.space = space.as_begun({group: len(choices) for group, choices in choices_of(trials).items()})
+        self.trials = StudyTrials(study, where, self.space, metric)
         self._evaluations: tuple[Sequence[FrozenTrial], tuple[Evaluation, ...]] = ((), ())  # of these settled trials
         self.metric = metric
 
@@ -106,41 +93,38 @@ class StudyRecord:
         """All evaluations of finished trials, in the order of the trials, those with non-finite outputs included."""
         settled = self.trials.settled()
         if settled is not self._evaluations[0]:
-            self._evaluations = settled, tuple(self._decode(t) for t in settled if EVALUATION in t.user_attrs)
+            self._evaluations = (
+                settled,
+                tuple(self.trials.evaluation_of(t) for t in settled if EVALUATION in t.user_attrs),
+            )
         return self._evaluations[1]
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         return tuple(
-            (self.plan_of(t.user_attrs, t.params), origin_of(t.user_attrs), Failure.from_json(t.user_attrs[FAILURE]))
+            (self.trials.plan_of(t), origin_of(t.user_attrs), Failure.from_json(t.user_attrs[FAILURE]))
             for t in self.trials.failed()
             if FAILURE in t.user_attrs
         )
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
-        trials = (t for t in self.trials.settled() if origin_of(t.user_attrs) == ORIGIN_FP32)
-        return next((self._decode(t) for t in trials if EVALUATION in t.user_attrs), None)
+        return self.trials.baseline()
 
     @property
     def spent(self) -> int:
         """How much of the budget is spent: evaluations and failed plans, but no machine faults and no duplicates."""
         return len(self.trials.settled())
 
-    def known(self, but: int | None = None) -> dict[str, str]:
+    def states(self, but: int | None = None) -> dict[str, str]:
         """Fingerprints that need no build any more, or that a living process works on -> state, lower case.
 
-        Args:
-            but: number of a running trial that does not count. Two workers that propose at the same time may come to
-                the same plan: asked when the proposal is written down, at least one of them sees the other's.
+        ``but``, the number of a running trial, does not count. Two workers that propose at the same time may come to
+        one plan: asked when the proposal is written down, at least one of them sees the other's.
         """
         running = {t.user_attrs.get("fingerprint", ""): t for t in self.trials.running() if t.number != but}
         trials = {**self.trials.plans(), **running}
         return {fingerprint: t.state.name.lower() for fingerprint, t in trials.items() if fingerprint}
-
-    def waiting(self) -> set[str]:
-        """Fingerprints of the plans that are enqueued."""
-        return {t.user_attrs.get("fingerprint", "") for t in self.trials.waiting()}
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """The plans that were evaluated, over these free groups; without those of a group that is not as it prefers."""
@@ -161,12 +145,12 @@ class StudyRecord:
         scale = None if self.metric in ADD_IN_SQUARES else math.inf  # of others the largest one seen bounds the front
         named = replace(prior, groups=tuple(self._names.of(group) for group in prior.groups))
         emulator: Emulate | None = None if emulate is None else lambda plans: emulate([by_group(p) for p in plans])
-        judge = None if searched is None else searched.judge(lambda trial: self._decode(trial).error)
+        judge = None if searched is None else searched.judge(lambda trial: self.trials.evaluation_of(trial).error)
         self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulator, judge, to_learn)
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already; its new trial replaces ``failures`` before it."""
-        if plan.fingerprint in self.waiting():
+        if plan.fingerprint in self.trials.waiting():
             return
         attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": str(origin), "attempt": attempt}
         if failures:
@@ -183,9 +167,10 @@ class StudyRecord:
             trial = self._study.ask()
             trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))  # at once: proposing may take long
             with batch(self._storage):
-                choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in self.space.options.items()}
+                options = self.space.options.items()
+                choices = {group: trial.suggest_categorical(self._names.of(group), every) for group, every in options}
                 attrs = trial.user_attrs
-                plan = self.plan_of(attrs, choices)
+                plan = self.trials.read_plan(attrs, choices)
                 if "fingerprint" not in attrs:
                     trial.set_user_attr("fingerprint", plan.fingerprint)
         return Proposal(
@@ -213,22 +198,22 @@ class StudyRecord:
         times = group_times_ms or {}
         named = {self._names.of(group): times[group] for group in self.space.free if group in times}
         attrs = evaluation_attrs(evaluation, None if group_times_ms is None else named, faults)
-        with self._finishing(), batch(self._storage):
+        with _finishing(self._where), batch(self._storage):
             set_feasible(proposal.trial, evaluation.is_finite)
             for name, value in attrs.items():
                 proposal.trial.set_user_attr(name, value)
         if is_final:
-            with self._finishing():
+            with _finishing(self._where):
                 self._finish(proposal.number, evaluation)
 
     def tell_failure(self, proposal: Proposal, failure: Failure, attempts: int = 1) -> None:
         """Record a plan that failed through its own fault, in so many attempts: PRUNED, its constraint violated."""
-        with self._finishing(), batch(self._storage):
+        with _finishing(self._where), batch(self._storage):
             set_feasible(proposal.trial, False)
             proposal.trial.set_user_attr(FAILURE_ATTR, describe(failure))
             proposal.trial.set_user_attr(ATTEMPTS, attempts)
             proposal.trial.set_user_attr(FAILURE, failure.to_json())
-        with self._finishing():
+        with _finishing(self._where):
             self._study.tell(proposal.number, state=TrialState.PRUNED, skip_if_finished=True)
 
     def tell_duplicate(self, proposal: Proposal) -> None:
@@ -236,7 +221,7 @@ class StudyRecord:
 
         This one ends as FAIL, which samplers ignore: with its values twice, TPE would propose it ever more often.
         """
-        with self._finishing():
+        with _finishing(self._where):
             proposal.trial.set_user_attr("duplicate", True)
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
@@ -248,7 +233,7 @@ class StudyRecord:
             fault: the fault of the machine that ended it, if one did.
             attempt: how many attempts faults of the machine have cost by now; None takes the proposal's.
         """
-        with self._finishing():
+        with _finishing(self._where):
             if fault is not None:
                 proposal.trial.set_user_attr("fault", describe(fault))
                 proposal.trial.set_user_attr(FAULT, fault.to_json())
@@ -261,13 +246,6 @@ class StudyRecord:
 
         A trial whose outcome is written is finished with it; of the others the plan is enqueued again, and the trial
         ends as FAIL. At first all running trials of a journal that nobody shares are dead; else see ``is_dead``.
-
-        Args:
-            stale_after_s: a trial of another host that has run longer than this is taken for dead.
-            is_first: nothing has been asked since the study was opened.
-
-        Returns:
-            How many trials were taken up.
         """
         is_alone = self.is_alone and is_first
         with storing(self._where):
@@ -276,7 +254,18 @@ class StudyRecord:
             dead = [t for t in running if is_alone or is_dead(t, stale, stale_after_s)]
             for trial in dead:
                 with suppress(UpdateFinishedTrialError):  # Another worker was faster.
-                    self._heal(trial)
+                    attrs = trial.user_attrs
+                    if EVALUATION in attrs:
+                        self._finish(trial.number, Evaluation.from_json(attrs[EVALUATION]).with_metric(self.metric))
+                        continue
+                    if FAILURE in attrs:
+                        self._study.tell(trial.number, state=TrialState.PRUNED)
+                        continue
+                    choices = by_group(trial.system_attrs.get("fixed_params", trial.params))
+                    if "duplicate" not in attrs and all(group in choices for group in self.space.free):
+                        plan = self.trials.read_plan(attrs, choices)
+                        self.enqueue(plan, origin_of(attrs), attrs.get("attempt", 0), attrs.get(FAILED_BEFORE, 0))
+                    self._study.tell(trial.number, state=TrialState.FAIL)
         return len(dead)
 
     # -- confirmations and notes --------------------------------------------------------------------------------
@@ -301,49 +290,13 @@ class StudyRecord:
         self._heartbeats.close()
         close_storage(self._storage)
 
-    @contextmanager
-    def _finishing(self) -> Iterator[None]:
-        """As ``storing``. A trial that others took up in the meantime, taking this process for dead, is theirs now."""
-        with storing(self._where), suppress(UpdateFinishedTrialError):
-            yield
-
-    # -- inside -------------------------------------------------------------------------------------------------
-
-    def _decode(self, trial: FrozenTrial) -> Evaluation:
-        if trial.number not in self._decoded:
-            try:
-                evaluation = Evaluation.from_json(trial.user_attrs[EVALUATION])
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise RunError(
-                    f"the evaluation of trial {trial.number} in {self._where} cannot be read: {error!r}",
-                    "copy the run directory again, or start over with --fresh",
-                ) from error
-            self._decoded[trial.number] = evaluation.with_metric(self.metric)
-        return self._decoded[trial.number]
-
     def _finish(self, number: int, evaluation: Evaluation) -> None:
         values, state = (objectives(evaluation), None) if evaluation.is_finite else (None, TrialState.PRUNED)
         self._study.tell(number, values, state, skip_if_finished=True)
 
-    def _heal(self, trial: FrozenTrial) -> None:
-        attrs = trial.user_attrs
-        if EVALUATION in attrs:
-            self._finish(trial.number, Evaluation.from_json(attrs[EVALUATION]).with_metric(self.metric))
-        elif FAILURE in attrs:
-            self._study.tell(trial.number, state=TrialState.PRUNED)
-        else:
-            choices = by_group(trial.system_attrs.get("fixed_params", trial.params))
-            if "duplicate" not in attrs and all(group in choices for group in self.space.free):
-                plan = self.plan_of(attrs, choices)
-                self.enqueue(plan, origin_of(attrs), attrs.get("attempt", 0), attrs.get(FAILED_BEFORE, 0))
-            self._study.tell(trial.number, state=TrialState.FAIL)
 
-    def plan_of(self, attrs: Mapping[str, Any], parameters: Mapping[str, str]) -> PrecisionPlan:
-        """The plan of a trial, by its attributes and its parameters."""
-        whole = attrs.get(PLAN_ATTR)
-        if whole is None and self.space.groups:
-            return self.space.plan(by_group(parameters))
-        if whole is None:  # The study is read without its space: what no parameter names is as in all-FP32.
-            baseline = self.baseline()
-            whole = {**({} if baseline is None else baseline.plan.precision), **by_group(parameters)}
-        return PrecisionPlan(self.space.model_sha256, {group: Precision(p) for group, p in whole.items()})
+@contextmanager
+def _finishing(where: str) -> Iterator[None]:
+    """As ``storing``. A trial that others took up in the meantime, taking this process for dead, is theirs now."""
+    with storing(where), suppress(UpdateFinishedTrialError):
+        yield

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mptune.data.numbers import decode_float
 from mptune.engines.base import Measurement
 from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionSpread, SessionTiming
 from mptune.graph.plan import PrecisionPlan
+from mptune.json_form import decode_float
 from mptune.tuning.record.record import StudyRecord
 
 DRIFTED = 1.1
@@ -30,7 +30,6 @@ class Sessions:
     """Reads a record's sessions once; made anew, it sees what has been added."""
 
     def __init__(self, record: StudyRecord) -> None:
-        """Read them."""
         self._anchor_ms: float | None = record.note(_FIRST_BASELINE)
         timings: dict[str, tuple[SessionTiming, ...]] = {}
         for evaluation in record.evaluations():
@@ -39,7 +38,7 @@ class Sessions:
                 timings[fingerprint] = (*timings.get(fingerprint, ()), evaluation.latency.session)
         for key, note in record.notes(_PREFIX).items():
             fingerprint = key.removeprefix(_PREFIX).partition(":")[0]
-            reopened = (SessionTiming.from_json(one) for one in note)
+            reopened = (SessionTiming.from_json(timing) for timing in note)
             timings[fingerprint] = (*timings.get(fingerprint, ()), *reopened)
         for key, note in record.notes(_CONFIRMED).items():
             session = note.get("latency", {}).get("session")
@@ -52,34 +51,26 @@ class Sessions:
         """The latency with the interval that holds what differs between sessions, too.
 
         It is scaled by what the baseline's session differs from the first one, as far as that is known.
-
-        Args:
-            latency: to correct; as it is where one of its sessions is unknown (predicted).
-            sessions: all sessions that it sums up; None takes the latency's own.
         """
         given = [latency.session] if sessions is None else list(sessions)
-        known = [session for session in given if session is not None]
-        if self._anchor_ms is None or not known or len(known) < len(given):
+        timed = [session for session in given if session is not None]
+        if self._anchor_ms is None or not timed or len(timed) < len(given):
             return latency
-        estimate = self.spread.estimate(known)
+        estimate = self.spread.estimate(timed)
         low, high = (self._anchor_ms * bound for bound in estimate.interval())
         scaled = latency.scaled(self._anchor_ms * math.exp(estimate.log_ratio) / latency.median_ms)
         return replace(scaled, ci95_ms=(low, high), degrees=estimate.degrees)
 
 
 def drift_warning(record: StudyRecord) -> tuple[str, ...]:
-    """A line that says how far the baseline's latency has changed, confirmation counted in; none where it has little.
-
-    Args:
-        record: the study.
-    """
+    """A line that says how far the latency of the baseline changed, confirmation counted in; else nothing."""
     factors = [evaluation.drift for evaluation in record.evaluations()]
     factors += [decode_float(note["drift"]) for note in record.notes(_CONFIRMED).values() if "drift" in note]
-    taken = [1.0 / factor for factor in factors if math.isfinite(factor) and factor > 0]
-    if not taken or max(taken) <= DRIFTED * min(taken):
+    ratios = [1.0 / factor for factor in factors if math.isfinite(factor) and factor > 0]
+    if not ratios or max(ratios) <= DRIFTED * min(ratios):
         return ()
     return (
-        f"the FP32 baseline took {min(taken):.2f} to {max(taken):.2f} times its first latency while plans were timed:"
+        f"the FP32 baseline took {min(ratios):.2f} to {max(ratios):.2f} times its first latency while plans were timed:"
         " every latency is stated as if it had stayed the first, so speed-ups hold better than milliseconds; lock the"
         " clocks and close other programs",
     )
@@ -95,9 +86,6 @@ def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
 
     A toolchain knows the first baseline of its own session only. The study remembers the very first, so that figures of
     a search that was resumed days later stay comparable.
-
-    Raises:
-        RunError: the record cannot be written.
     """
     baseline = measurement.baseline
     if baseline is None:
@@ -112,14 +100,10 @@ def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
 
 
 def keep_reopened(record: StudyRecord, plan: PrecisionPlan, timings: Sequence[SessionTiming]) -> None:
-    """Write down the sessions of a plan that were opened anew in one worker.
-
-    Raises:
-        RunError: the record cannot be written.
-    """
+    """Write down the sessions of a plan that were opened anew in one worker."""
     by_baseline: dict[str, list[SessionTiming]] = {}
     for timing in timings:
         by_baseline.setdefault(timing.baseline, []).append(timing)
-    for baseline, found in by_baseline.items():
+    for baseline, of_baseline in by_baseline.items():
         key = f"{_PREFIX}{plan.fingerprint}:{baseline}"
-        record.set_note(key, [*(record.note(key) or []), *(timing.to_json() for timing in found)])
+        record.set_note(key, [*(record.note(key) or []), *(timing.to_json() for timing in of_baseline)])

@@ -83,13 +83,6 @@ def storage_url(recorded: str | None, given: str | None = None) -> str | None:
     """The URL to open of a run's storage; None for the journal in its directory.
 
     A run may come from a stranger, so a storage that only its run.json names is not opened.
-
-    Args:
-        recorded: in run.json, without its secrets; None for the journal.
-        given: what the caller names; else ``MPTUNE_STORAGE`` where it is the recorded one.
-
-    Raises:
-        RunError: the caller does not name it.
     """
     if recorded is None:
         return None
@@ -112,16 +105,7 @@ def _shown(recorded: str) -> str:
 
 
 def check_storage(path: Path, recorded: str | None, storage: str | None) -> None:
-    """Refuse to go on with a run that is kept in another storage.
-
-    Args:
-        path: of the run.
-        recorded: in its run.json; None for the journal.
-        storage: the caller's, without its secrets.
-
-    Raises:
-        RunError: they differ.
-    """
+    """Refuse to go on with a run that is kept in another storage."""
     if recorded != storage:
         own = "the journal in it"
         before, now = own if recorded is None else _shown(recorded), own if storage is None else storage
@@ -135,12 +119,7 @@ def same_storage(recorded: str | None, given: str | None) -> str | None:
 
 
 def named_storage(given: str | None, *, is_journal: bool) -> str | None:
-    """The storage of a search: the one given, else that of ``MPTUNE_STORAGE``; None for a journal.
-
-    Args:
-        given: the caller's.
-        is_journal: the run has a journal already, so the variable does not concern it.
-    """
+    """The storage of a search: the one given, else that of ``MPTUNE_STORAGE``; None for a journal."""
     return given if given is not None or is_journal else os.environ.get(STORAGE_VARIABLE) or None
 
 
@@ -194,18 +173,9 @@ class _Journal(JournalStorage):
 
 
 def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tuple[BaseStorage, str | None]:
-    """Open Optuna's storage, repairing what a killed process left in a journal.
+    """Open Optuna's storage: a database, or the journal for None; and a warning where something had to be repaired.
 
-    Args:
-        url: a database, or None for the journal.
-        journal: path of the journal file.
-        repair: the caller holds the run directory's lock, so what a dead process left may be cleaned up.
-
-    Returns:
-        The storage, and a warning where something had to be repaired.
-
-    Raises:
-        RunError: the database cannot be reached, its driver is missing, or the journal cannot be written.
+    ``repair``: the caller holds the run directory's lock, so what a dead process left in a journal may be cleaned up.
     """
     if url is not None:
         return cast("BaseStorage", _open_database(url)), None
@@ -232,11 +202,7 @@ def close_storage(storage: BaseStorage) -> None:
 
 
 def check_opens(url: str) -> str:
-    """Open a database once; what may be shown and recorded of its URL.
-
-    Raises:
-        RunError: it cannot be reached, or its driver is missing.
-    """
+    """Open a database once; what may be shown and recorded of its URL."""
     _open_database(url).dispose()
     return without_secrets(url)
 
@@ -263,21 +229,13 @@ def _open_database(url: str) -> PatientStorage:
 
 
 def batch(storage: BaseStorage) -> AbstractContextManager[None]:
-    """Write what is set in the block in one piece at its end, where the storage can; nothing read back before holds it.
-
-    Raises:
-        OSError: as ``storing`` takes it.
-    """
+    """Write what is set in the block in one piece at its end, where the storage can; not to be read back before."""
     return storage.file.batch() if isinstance(storage, _Journal) else nullcontext()
 
 
 @contextmanager
 def storing(where: str) -> Iterator[None]:
-    """Turn what a storage raises when it cannot be written or read into a ``RunError`` about ``where``.
-
-    Raises:
-        RunError: disk full, not writable, or the database went away.
-    """
+    """Turn what a storage raises when it cannot be written or read into a ``RunError`` about ``where``."""
     try:
         yield
     except OSError as error:

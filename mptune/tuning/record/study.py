@@ -7,21 +7,23 @@ import json
 import re
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import definition_of_code
 from mptune.errors import RunError
 from mptune.identity import PROFILE, SPACE, TARGET, differences
 from mptune.settings import Granularity
-from mptune.tuning.record.adoption import adopt
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.record.attributes import EVALUATION, objectives
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.record import IDENTITY, StudyRecord
 from mptune.tuning.record.storage import open_storage, storing, without_secrets
@@ -82,9 +84,7 @@ def open_study(
         RunError: the storage cannot be opened or written, or holds another run under this name.
         SettingsError: there is no such sampler.
     """
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
+    with _quiet():
         storage, repaired = open_storage(url, journal, repair=not is_shared)
         where = str(journal) if url is None else without_secrets(url)
         with storing(where):
@@ -94,15 +94,13 @@ def open_study(
             open_one = optuna.load_study if mine in siblings else _create_study
             study = open_one(study_name=mine, storage=storage, sampler=make_sampler(sampler, seed))
             _check_identity(study, identity, where)
-            others = [optuna.load_study(study_name=one, storage=storage) for one in siblings if one != mine]
+            others = [optuna.load_study(study_name=sibling, storage=storage) for sibling in siblings if sibling != mine]
             record = StudyRecord(
                 study, storage, space, metric, where, exclusive=url is None and not is_shared, siblings=others
             )
             for other in others:
-                adopt(study, other, record.known(), metric)
+                _adopt(study, other, record.states(), metric)
         study.sampler = make_sampler(sampler, derive_seed(seed, len(record.trials.every())))
-    finally:
-        optuna.logging.set_verbosity(verbosity)
     return record, () if repaired is None else (repaired,)
 
 
@@ -121,11 +119,7 @@ def _create_study(*, study_name: str, storage: BaseStorage, sampler: BaseSampler
 
 
 def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url: str | None = None) -> StudyRecord:
-    """Open the study of a run to read it only: nothing is repaired or written, so no lock is needed.
-
-    Raises:
-        RunError: there is none, or the storage cannot be opened.
-    """
+    """Open the study of a run to read it only: nothing is repaired or written, so no lock is needed."""
     if url is None and not journal.exists():
         raise RunError(f"{journal} is missing: the run holds no study yet", "let `mptune search` go on with it first")
     storage, _ = open_storage(url, journal, repair=False)
@@ -144,9 +138,6 @@ def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
     """Whether any study of a run, of whatever metric or device, holds a plan that was evaluated, or that failed.
 
     In a database a plan that another process has in work counts, too.
-
-    Raises:
-        RunError: the storage cannot be opened or read.
     """
     where = str(journal) if url is None else without_secrets(url)
     storage, _ = open_storage(url, journal, repair=False)
@@ -165,58 +156,43 @@ def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
 
 
 def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = None) -> Study:
-    """Copy the study of a run into memory: what is done to the copy changes nothing in the run.
-
-    Raises:
-        RunError: there is none, or the storage cannot be opened.
-    """
+    """Copy the study of a run into memory: what is done to the copy changes nothing in the run."""
     record = read_study(model_sha256="", name=name, metric=metric, journal=journal, url=url)
     record.close()
     memory = optuna.storages.InMemoryStorage()
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
+    with _quiet():
         storage, _ = open_storage(url, journal, repair=False)
         optuna.copy_study(from_study_name=f"{name}/{metric}", from_storage=storage, to_storage=memory)
         return optuna.load_study(study_name=f"{name}/{metric}", storage=memory)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Optuna logs of studies that are created, loaded and copied."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
     finally:
         optuna.logging.set_verbosity(verbosity)
 
 
 def copy_study(name: str, url: str, journal: Path) -> None:
-    """Copy what a database holds of a run, every metric's study, into a journal file of its own.
-
-    Args:
-        name: of the run.
-        url: Optuna storage URL of the database.
-        journal: path of the file; there is none yet.
-
-    Raises:
-        RunError: the database cannot be read, holds no such run, or the file cannot be written.
-    """
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
+    """Copy what a database holds of a run, every metric's study, into a journal file of its own."""
+    where = without_secrets(url)
+    with _quiet():
         source, _ = open_storage(url, journal)
-        where = without_secrets(url)
         target, _ = open_storage(None, journal)
         with storing(where):
-            found = [one for one in optuna.get_all_study_names(source) if one.startswith(f"{name}/")]
-            for one in found:
-                optuna.copy_study(from_study_name=one, from_storage=source, to_storage=target)
-    finally:
-        optuna.logging.set_verbosity(verbosity)
-    if not found:
+            studies = [study for study in optuna.get_all_study_names(source) if study.startswith(f"{name}/")]
+            for study in studies:
+                optuna.copy_study(from_study_name=study, from_storage=source, to_storage=target)
+    if not studies:
         raise RunError(f"{where} holds no study {name}/...", "let `mptune search` go on with it first")
 
 
 def study_name(begun: str, *, is_new: bool = False) -> str:
-    """How the study of a run begins in a database that others may use: as ``settle_study`` takes it.
-
-    Args:
-        begun: name of the run, or of the study that it was to have before.
-        is_new: the study of no other run, whatever its identity.
-    """
+    """How the study of a run begins in a database that others may use: as ``settle_study`` takes it."""
     parts = _NAME.fullmatch(begun)
     if parts is not None:
         return parts[1]
@@ -250,39 +226,24 @@ def settle_study(name: str, identity: Mapping[str, Any], url: str) -> str:
 
 
 def kept_identities(name: str, url: str) -> list[tuple[str, dict[str, Any]]]:
-    """The studies in a database whose names begin so, without their metrics, and their identities; the latest first.
-
-    Raises:
-        RunError: the storage cannot be read.
-    """
+    """The studies in a database whose names begin so, without their metrics, and their identities; the latest first."""
     storage, _ = open_storage(url, Path())
     with storing(without_secrets(url)):
         studies = sorted(storage.get_all_studies(), key=lambda study: -study._study_id)
     storage.remove_session()
     named = [(study.study_name.partition("/")[0], study.user_attrs.get(IDENTITY, {})) for study in studies]
-    return [(one, made_with) for one, made_with in named if (parts := _NAME.fullmatch(one)) and parts[2] == name]
+    return [(other, made_with) for other, made_with in named if (p := _NAME.fullmatch(other)) and p[2] == name]
 
 
 def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha256: str) -> Granularity | None:
-    """What ``auto`` came to in the study in a database that a run of this name is to share; None where there is none.
-
-    Raises:
-        RunError: the storage cannot be read.
-    """
+    """What ``auto`` came to in the study in a database that a run of this name shares; None where there is none."""
     same = {"model": model_sha256, SPACE: space_sha256}.items()
     kept = () if url is None else kept_identities(study_name(run), url)
     return next((identity["granularity"] for _, identity in kept if same <= identity.items()), None)
 
 
 def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMetric | None) -> tuple[str, ...]:
-    """Refuse a script, or a function, under the name of a metric that was another one before; note those that are new.
-
-    Returns:
-        What cannot be compared, one line for each metric.
-
-    Raises:
-        RunError: naming the metric.
-    """
+    """Refuse a script, or a function, under the name of another one; note new ones. Returns what cannot be compared."""
     for metric in metrics:
         definition = definition_of_code(metric, function)
         if definition is not None and record.note(f"{_METRIC}{metric}") is None:
@@ -291,11 +252,7 @@ def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMet
 
 
 def compare_metric(record: StudyRecord, recorded: str, metric: str, function: TaskMetric | None) -> str:
-    """As ``check_metrics``, of the metric that a study has recorded under this name; notes nothing.
-
-    Raises:
-        RunError: it is another one.
-    """
+    """As ``check_metrics``, of the metric that a study has recorded under this name; notes nothing."""
     definition, kept = definition_of_code(metric, function), record.note(f"{_METRIC}{recorded}")
     if definition is None or kept is None:
         return ""
@@ -330,4 +287,34 @@ def _other_study(name: str, where: str, changed: Mapping[str, str]) -> RunError:
         f"the study {name!r} in {where} was made with {others}",
         f"go on with the same {', '.join(changed)}, give this run another name with --out DIR, or start a study of its "
         f"own with --fresh (nothing is deleted){joining}",
+    )
+
+
+def _adopt(study: optuna.Study, other: optuna.Study, plans: Collection[str], metric: str) -> None:
+    """Add the finished trials of ``other`` to ``study``, and the notes that it does not have."""
+    done = other.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    missing = [trial for trial in done if trial.user_attrs.get("fingerprint") not in plans]
+    study.add_trials([t for t in (_translate(trial, metric) for trial in missing) if t is not None])
+    present = study.user_attrs
+    for key, value in other.user_attrs.items():
+        if key not in present:
+            study.set_user_attr(key, value)
+
+
+def _translate(trial: FrozenTrial, metric: str) -> FrozenTrial | None:
+    """The trial with the other metric's value; None where its statistics lack the metric: it needs a new build."""
+    attrs, values = dict(trial.user_attrs), None
+    if EVALUATION in attrs:
+        evaluation = Evaluation.from_json(attrs[EVALUATION]).with_metric(metric)
+        if not evaluation.has_metric:
+            return None
+        attrs[EVALUATION] = evaluation.to_json()
+        values = objectives(evaluation) if evaluation.is_finite else None
+    return create_trial(
+        state=TrialState.PRUNED if values is None else TrialState.COMPLETE,
+        values=values,
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs=attrs,
+        system_attrs={k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")},
     )

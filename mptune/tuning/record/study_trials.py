@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure, FailureKind
-from mptune.graph.plan import PrecisionPlan
-from mptune.tuning.evaluation import Origin
-from mptune.tuning.record.attributes import ATTEMPTS, FAILED_BEFORE, FAILURE, FAULT, FAULTS
+from mptune.errors import PlanError, RunError
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
+from mptune.tuning.record.attributes import (
+    ATTEMPTS,
+    EVALUATION,
+    FAILED_BEFORE,
+    FAILURE,
+    FAULT,
+    FAULTS,
+    by_group,
+    origin_of,
+)
 from mptune.tuning.record.storage import storing
+from mptune.tuning.sampler.trials import PLAN_ATTR
+from mptune.tuning.space import SearchSpace
 
 _SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def settled(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The finished trials, without failures of plans that are, or were, tried again: their last trial counts.
-
-    Args:
-        trials: those that are finished, run or wait, in their order; no others.
-    """
+    """The finished trials, without failures of plans that are, or were, tried again: their last trial counts."""
     finished = [trial for trial in trials if trial.state in _SETTLED]
     again = {t.user_attrs["fingerprint"]: t.number for t in trials if FAILED_BEFORE in t.user_attrs}
     if not again:
@@ -39,12 +48,7 @@ def failed_attempts(trial: FrozenTrial) -> int:
 
 
 def fault_counts(trials: Sequence[FrozenTrial], lost: Sequence[FrozenTrial] = ()) -> tuple[int, int]:
-    """Failures that did not come again in a fresh process, those of the machine counted in, and all attempts.
-
-    Args:
-        trials: those that are settled.
-        lost: those that a fault of the machine ended.
-    """
+    """Failures that did not come again in a fresh process, those of the machine counted in, and all attempts."""
     faults = sum(int(trial.user_attrs.get(FAULTS, 0)) for trial in trials)
     # A full disk meets every job, and not one now and then.
     kinds = [Failure.from_json(trial.user_attrs[FAULT]).kind for trial in lost]
@@ -61,9 +65,12 @@ class StudyTrials:
     A finished trial never changes, so they are sorted anew only when another trial has finished, or waits.
     """
 
-    def __init__(self, study: optuna.Study, where: str) -> None:
+    def __init__(self, study: optuna.Study, where: str, space: SearchSpace, metric: str) -> None:
         self._study = study
         self._where = where  # the storage, for messages
+        self._space = space
+        self._metric = metric
+        self._decoded: dict[int, Evaluation] = {}
         self._sorted_at = (0, 0)  # number of trials, and of those that were finished
         self._settled: list[FrozenTrial] = []
         self._plans: dict[str, FrozenTrial] = {}
@@ -100,9 +107,41 @@ class StudyTrials:
         """Those that run."""
         return [trial for trial in self.every() if trial.state is TrialState.RUNNING]
 
-    def waiting(self) -> list[FrozenTrial]:
-        """Those that are enqueued."""
-        return [trial for trial in self.every() if trial.state is TrialState.WAITING]
+    def waiting(self) -> set[str]:
+        """Fingerprints of the plans that are enqueued."""
+        return {t.user_attrs.get("fingerprint", "") for t in self.every() if t.state is TrialState.WAITING}
+
+    def evaluation_of(self, trial: FrozenTrial) -> Evaluation:
+        """What was recorded of a trial's plan, by the study's metric."""
+        if trial.number not in self._decoded:
+            try:
+                evaluation = Evaluation.from_json(trial.user_attrs[EVALUATION])
+            except (ValueError, LookupError, TypeError, AttributeError, PlanError) as error:
+                raise RunError(
+                    f"the evaluation of trial {trial.number} in {self._where} cannot be read: {error!r}",
+                    "copy the run directory again, or start over with --fresh",
+                ) from error
+            self._decoded[trial.number] = evaluation.with_metric(self._metric)
+        return self._decoded[trial.number]
+
+    def baseline(self) -> Evaluation | None:
+        """The evaluation of all-FP32; None before it is done."""
+        trials = (t for t in self.settled() if origin_of(t.user_attrs) == ORIGIN_FP32)
+        return next((self.evaluation_of(t) for t in trials if EVALUATION in t.user_attrs), None)
+
+    def plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
+        """The plan of a trial."""
+        return self.read_plan(trial.user_attrs, trial.params)
+
+    def read_plan(self, attrs: Mapping[str, Any], parameters: Mapping[str, str]) -> PrecisionPlan:
+        """The plan of a trial, by its attributes and its parameters, or the ids of their groups."""
+        whole = attrs.get(PLAN_ATTR)
+        if whole is None and self._space.groups:
+            return self._space.plan(by_group(parameters))
+        if whole is None:  # The study is read without its space: what no parameter names is as in all-FP32.
+            baseline = self.baseline()
+            whole = {**({} if baseline is None else baseline.plan.precision), **by_group(parameters)}
+        return PrecisionPlan(self._space.model_sha256, {group: Precision(p) for group, p in whole.items()})
 
 
 @dataclass(frozen=True)

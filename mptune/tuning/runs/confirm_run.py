@@ -37,7 +37,7 @@ from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.identity import identity_of
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
-from mptune.settings import DataSettings, EngineChoice, SearchSettings
+from mptune.settings import SearchSettings
 from mptune.targets.mismatch import TARGET_CODE
 from mptune.targets.target import Target, detect_gpus, load_target
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
@@ -67,27 +67,21 @@ class ConfirmRun(MeasuringRun):
         self,
         run: RunDirectory,
         file: RunFile,
-        target: str,
-        engine: EngineChoice,
+        settings: SearchSettings,
         listener: Listener,
         opener: OpenToolchain | None = None,
-        metric: tuple[str, TaskMetric | None] | None = None,
-        storage: str | None = None,
-        timeout_s: float | None = None,
-        max_disk_bytes: int | None = None,
     ) -> None:
+        """``settings`` are what ``confirm`` is asked for; all that the search measured with is added from ``file``."""
         super().__init__(listener, opener)
-        self._timeout_s, self._max_disk_bytes, self._began_s = timeout_s, max_disk_bytes, time.monotonic()
-        self._storage = storage
-        self._metric, self._metric_function = metric or (file.search.metric, None)
+        self._began_s = time.monotonic()
         self._run = run
         self._search = file
-        self._wanted = target
-        self._engine: EngineChoice = engine
+        self._settings = replace(settings, **file.measured_settings)
+        self._metric = settings.metric, settings.metric_function
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
-        searched = read_searched(self._run, self._search, self._storage, (self._metric, self._metric_function))
+        searched = read_searched(self._run, self._search, self._settings.storage, self._metric)
         model = load_copy(self._run, self._search)
         groups = find_groups(model, self._search.fixed_settings.granularity)
         if groups_sha256(groups) != self._search.fixed_settings.groups_sha256:
@@ -96,7 +90,8 @@ class ConfirmRun(MeasuringRun):
                 "use the same version of mptune on both machines",
             )
         self.grouped = GroupedModel(model, groups)
-        self._choose()
+        if self._opener is None:
+            self._settle(self._choice())
         section, environment = self._identify()
         self._begin(section, environment)
         seeds = tuple(Seed(e.origin, e.plan) for e in searched)
@@ -104,19 +99,15 @@ class ConfirmRun(MeasuringRun):
         space = SearchSpace(self._search.model.sha256, groups, every, {}, seeds)
         self._open_study(space)
         self._measure(space)
-        found = (self._run, self._search)
-        return read_confirmation(self.directory, self.file, self.record, found, searched, asked=self._asked)
+        search = (self._run, self._search)
+        return read_confirmation(self.directory, self.file, self.record, search, searched, asked=self._asked)
 
     # -- before anything is measured ----------------------------------------------------------------------------
 
-    def _choose(self) -> None:
-        """Settle the target: the one that is named; else the search's own where it is here, else what is here."""
-        if self._opener is None:
-            self._settle(self._choice())
-
     def _choice(self) -> TargetChoice:
-        if self._wanted != "auto":
-            return TargetChoice(load_target(self._wanted))
+        """The target that is named; else the search's own where it is here, else what is here."""
+        if self._settings.target != "auto":
+            return TargetChoice(load_target(self._settings.target))
         gpus, profile = detect_gpus(), self._profile()
         if profile is not None and (profile.kind == "cpu" or any(is_here(profile, gpu) for gpu in gpus)):
             return TargetChoice(profile)
@@ -140,12 +131,10 @@ class ConfirmRun(MeasuringRun):
 
     def _identify(self) -> tuple[TargetSection, Environment]:
         """What measures here. Nothing is started to find that out."""
-        places = self._run
-        workspace = Workspace(
-            self.grouped.model.path.resolve(), places.weights, places.data, places.engines, places.logs
-        )
-        with contextlib.closing(self._open(workspace, self._settings())) as toolchain:
-            section = self._target_section(toolchain, self._wanted)
+        run, model_path = self._run, self.grouped.model.path.resolve()
+        workspace = Workspace(model_path, run.weights, run.data, run.engines, run.logs)
+        with contextlib.closing(self._open(workspace, self._recorded(1))) as toolchain:
+            section = self._target_section(toolchain, self._settings.target)
             environment = describe_device(toolchain, self._target)
         if section.latency_source != "measured":
             raise TargetError(
@@ -159,18 +148,10 @@ class ConfirmRun(MeasuringRun):
         if self._opener is not None:
             return self._opener(workload, settings)
         assert self._target is not None
-        return open_toolchain(self._engine, self._target, workload, settings)
+        return open_toolchain(self._settings.engine, self._target, workload, settings)
 
-    def _settings(self, budget: int = 1) -> SearchSettings:
-        settings = settings_of(self._search, self._wanted, self._engine, budget)
-        settings = replace(
-            settings,
-            metric=self._metric,
-            metric_function=self._metric_function,
-            timeout_s=self._timeout_s,
-            max_disk_bytes=self._max_disk_bytes,
-        )
-        return recorded_rollout(settings, self._search, self.grouped.model)
+    def _recorded(self, budget: int) -> SearchSettings:
+        return recorded_rollout(replace(self._settings, budget=budget), self._search, self.grouped.model)
 
     def _begin(self, section: TargetSection, environment: Environment) -> None:
         """Make or open the confirmation's own run directory; one of another device or search is moved aside."""
@@ -193,11 +174,11 @@ class ConfirmRun(MeasuringRun):
         self.directory.save(self.file)
 
     def _fresh_file(self, section: TargetSection, environment: Environment) -> RunFile:
-        search = self._search
+        search, place = self._search, {"target": section.name, "engine": self._settings.engine}
         return RunFile(
             model=search.model,
-            fixed_settings=search.fixed_settings.model_copy(update={"target": section.name, "engine": self._engine}),
-            search=search.search.model_copy(update={"metric": self._metric}),
+            fixed_settings=search.fixed_settings.model_copy(update=place),
+            search=search.search.model_copy(update={"metric": self._settings.metric}),
             seeds=search.seeds,
             study=STUDY,
             data=search.data,
@@ -225,12 +206,12 @@ class ConfirmRun(MeasuringRun):
             open_study(
                 space,
                 name=STUDY,
-                metric=self._metric,
+                metric=self._settings.metric,
                 identity=identity_of(self.file),
                 journal=self.directory.journal,
             )
         )
-        self._warn(*repaired, *check_metrics(self.record, [self._metric], self._metric_function))
+        self._warn(*repaired, *check_metrics(self.record, self._metric[:1], self._metric[1]))
 
     # -- measuring ----------------------------------------------------------------------------------------------
 
@@ -238,7 +219,7 @@ class ConfirmRun(MeasuringRun):
         record = self.record
         done = {e.plan.fingerprint for e in record.evaluations()} | {p.fingerprint for p, _, _ in record.failures()}
         left = [seed for seed in space.seeds if seed.plan.fingerprint not in done]
-        settings = self._settings(budget=max(1, record.spent + len(left)))
+        settings = self._recorded(max(1, record.spent + len(left)))
         rounds = rounds_needed(settings, "measured")
         if not left and not missing(record, self._sound(), rounds):
             return
@@ -255,7 +236,7 @@ class ConfirmRun(MeasuringRun):
             failed: set[str] = set()
             for number in range(rounds):
                 wanted = (p for p in self._sound() if p.plan.fingerprint not in failed)
-                todo = [one for one in missing(record, wanted, rounds) if one[0] == number]
+                todo = [entry for entry in missing(record, wanted, rounds) if entry[0] == number]
                 if todo and (limit := limits.reached()) is not None:
                     self._listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
                     break
@@ -296,7 +277,7 @@ def read_confirmation(
     target = search[1].target
     if target is None:
         raise RunError(f"{search[0].path} holds no evaluation yet", "let `mptune search` go on with it first")
-    settings = settings_of(file, file.fixed_settings.target, file.fixed_settings.engine)
+    settings = SearchSettings(**file.measured_settings)
     rounds = rounds_needed(settings, "measured")
     front = front_of(directory, file, record, asked=asked, is_again=True)
     return compare(searched, target, front, record, rounds, settings.latency)
@@ -308,27 +289,6 @@ def known_confirmation(
     """What a confirmation has found already; arguments as of ``read_confirmation``, the storage that of the search."""
     search = read_run(directory.path / str(file.confirms))
     return read_confirmation(directory, file, record, search, read_searched(*search, storage))
-
-
-def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 1) -> SearchSettings:
-    """The settings that a run was measured with, for another device."""
-    fixed = file.fixed_settings
-    return SearchSettings(
-        budget=budget,
-        target=target,
-        engine=engine,
-        metric=file.search.metric,
-        reported_metrics=file.search.reported_metrics,
-        tf32=fixed.tf32,
-        precisions=fixed.precisions,
-        opset=fixed.opset,
-        seed=fixed.seed,
-        confirm_rounds=file.search.confirm_rounds,
-        shapes=fixed.shapes,
-        tensorrt=fixed.tensorrt,
-        latency=fixed.latency,
-        data_settings=DataSettings(batch=fixed.batch),
-    )
 
 
 def directory_name(section: TargetSection, target: Target | None, power_mode: str) -> str:

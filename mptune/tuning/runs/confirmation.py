@@ -91,16 +91,7 @@ def compare(
     rounds: int,
     latency: LatencySettings,
 ) -> Confirmation:
-    """Compare what was measured with what the search measured or predicted.
-
-    Args:
-        searched: the plans that were confirmed, as the search saw them.
-        target: what the search saw.
-        front: the confirmed front.
-        record: the confirmation's.
-        rounds: how many each plan has.
-        latency: how latencies are summed up.
-    """
+    """Compare what was measured with what the search measured or predicted."""
     evaluations = record.evaluations()
     sound = [replace(e, confirmed=True) for e in evaluations if e.is_finite]
     kept, unconfirmed = confirmed_evaluations(record, rounds, latency, sound)

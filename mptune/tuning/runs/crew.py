@@ -30,7 +30,6 @@ class Crew:
         settings: SearchSettings,
         listener: Listener,
     ) -> None:
-        """Start nothing yet."""
         self._start = start
         self._gpus = gpus
         self._record = record
@@ -45,10 +44,6 @@ class Crew:
         """Until every worker has ended.
 
         A worker that dies is started again, as often as a job is tried again; one that stops with an error is not.
-
-        Raises:
-            MptuneError: what the first worker stopped with, where none of them came to an end.
-            KeyboardInterrupt: passed on, when all workers have ended.
         """
         workers: list[WorkerProcess] = []
         errors: list[MptuneError] = []

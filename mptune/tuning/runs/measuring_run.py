@@ -85,9 +85,9 @@ class MeasuringRun:
         baseline = self.record.baseline()
         if baseline is None:
             return
-        found = check_baseline(baseline.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
+        differing = check_baseline(baseline.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
         others = (finding for finding in self.file.findings if finding.code != ENGINE_CODE)
-        self._save(findings=with_suspects((*others, *found)))
+        self._save(findings=with_suspects((*others, *differing)))
 
     def _check_begun(self, limits: Limits) -> None:
         """Whether there is anything to make a front of."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mptune.choice import Choice, ChoiceKind
+from mptune.data.calibration import split_indices
 from mptune.data.metrics.accuracy import OutputError
 from mptune.errors import PlanError, RunError
+from mptune.finding import Finding, FindingOrigin
 from mptune.run_json import RunFile
-from mptune.rundir import RunDirectory
+from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.unsearched import NOTHING, OUT_OF_REACH
 from mptune.tuning.evaluation import (
@@ -23,7 +28,7 @@ from mptune.tuning.evaluation import (
 )
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, pareto, reference_error_of
-from mptune.tuning.fronts.content import origin_fields
+from mptune.tuning.fronts.content import OtherDevice
 from mptune.tuning.fronts.limits import (
     MetricLimit,
     check_metric_limits,
@@ -32,9 +37,12 @@ from mptune.tuning.fronts.limits import (
     feasible,
     known_outputs,
 )
-from mptune.tuning.fronts.run_facts import Facts, facts_of, hint_of_exactness, other_devices, shown_findings
-from mptune.tuning.fronts.table import latency_text
-from mptune.tuning.reasons.advice import Outcome, findings
+from mptune.tuning.fronts.neighbours import neighbours
+from mptune.tuning.fronts.table import compared, latency_text
+from mptune.tuning.reasons.advice import Outcome
+from mptune.tuning.reasons.advice import findings as advice
+from mptune.tuning.reasons.group_findings import in_order
+from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
 from mptune.tuning.record.attributes import plan_count
@@ -57,46 +65,27 @@ def front_of(
     """The front of a run, from its run.json and its record, with the choice as run.json has it, or as it is asked for.
 
     Limits that no plan meets leave a choice that was made as it was. Whoever asks writes what comes of it
-    (``mptune.reporting.run_files``).
-
-    Args:
-        run: the run directory.
-        file: its run.json.
-        record: its study.
-        asked: a request; None reads the choice that was made.
-        is_again: the request is an earlier one: where its plan is not feasible any more, or here, the knee is chosen.
+    (``mptune.reporting.run_files``). ``is_again``: the request is an earlier one: where its plan is not feasible any
+    more, or not here, the knee is chosen.
     """
-    facts = facts_of(run, file)
-    fixed, search = file.fixed_settings, file.search
-    settings = SearchSettings(
-        confirm_rounds=search.confirm_rounds,
-        latency=fixed.latency,
-        tf32=fixed.tf32,
-        reported_metrics=search.reported_metrics,
-    )
-
-    def built(choice: Choice) -> Front:
-        is_made = asked is not None or run.chosen.exists()
-        return build_front(record, facts, choice, settings, every=file.confirms is not None, is_made=is_made)
-
-    made = file.choice
+    made, is_made = file.choice, asked is not None or run.chosen.exists()
     try:
-        front = built(asked or made)
+        front = build_front(run, file, record, asked or made, is_made=is_made)
     except PlanError:
         if asked is None or not is_again:
             raise
-        front = built(asked.model_copy(update={"plan": None}))
+        front = build_front(run, file, record, asked.model_copy(update={"plan": None}))
     choice = front.choice
     kept = made.chosen or choice.chosen
     if asked is not None and choice.unmet and kept:
         held = "holds it" if kept == choice.nearest else f"still holds {kept}"
         update = {"unmet": f"{choice.unmet}; chosen/ {held}", "nearest": choice.nearest}
         if made.chosen is not None:
-            front, choice = built(made), made
+            front, choice = build_front(run, file, record, made), made
         choice = choice.model_copy(update=update)
     elif choice.chosen is not None and choice.replaced == choice.chosen:
         choice = choice.model_copy(update={"replaced": made.replaced})
-    return replace(front, choice=choice, other_devices=other_devices(run))
+    return replace(front, choice=choice, other_devices=_other_devices(run))
 
 
 def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:
@@ -122,110 +111,148 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
 
 
 def build_front(
-    record: StudyRecord,
-    facts: Facts,
-    choice: Choice,
-    settings: SearchSettings,
-    *,
-    every: bool = False,
-    is_made: bool = True,
+    run: RunDirectory, file: RunFile, record: StudyRecord, choice: Choice, *, is_made: bool = True
 ) -> Front:
     """Put the front together: re-measured where it has been, else as the search left it.
 
-    Args:
-        record: the study.
-        facts: of the run.
-        choice: that was made, or a request.
-        settings: how many rounds of re-measuring there are, how latencies are summed up, and the reported metrics.
-        every: a device confirmed every evaluation.
-        is_made: make a choice of a request; else none is made yet, and the reason says which it would be.
+    ``choice`` was made, or is a request; with ``is_made`` a choice is made of a request, else none is made yet, and the
+    reason says which it would be.
     """
-    evaluations = tuple(replace(e.ignoring(choice.ignore), confirmed=every) for e in record.evaluations())
+    target, is_confirmation = file.target, file.confirms is not None
+    if target is None:
+        raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")
     baseline = record.baseline()
-    searched = None if baseline is None else replace(baseline.ignoring(choice.ignore), confirmed=every)
-    if searched is None:
+    if baseline is None:
         raise RunError(
-            f"{facts.run_dir} holds no evaluation of all-FP32 yet, so there is nothing to compare with",
+            f"{run.path} holds no evaluation of all-FP32 yet, so there is nothing to compare with",
             "let `mptune search` go on with it, and give it more time if you set --timeout",
         )
-    outputs = known_outputs(searched.error)
-    tolerances, limits = parsed_limits(choice, (record.metric, *settings.reported_metrics), outputs, searched.error)
-    rounds = rounds_needed(settings, searched.latency.source)
-    sound = [e for e in evaluations if e.is_finite]
-    read = sound if every else candidates(evaluations, tolerances, dropped_plans(record, choice.ignore))
+    metrics = record.metric, *file.search.reported_metrics
+    tolerances, limits = parsed_limits(choice, metrics, known_outputs(baseline.error), baseline.error)
+    plans = _read_plans(file, record, choice, baseline, tolerances)
+    points, fp32 = plans.points, plans.fp32
+    chosen, choice = _chosen(plans, choice, tolerances, limits, is_made=is_made)
+    findings = file.findings
+    if not any(finding.code == ENGINE_CODE for finding in findings):
+        origin: FindingOrigin = "confirm" if is_confirmation else "search"
+        findings += held_out_baseline(fp32.counted_held_out, tf32=file.fixed_settings.tf32, origin=origin)
+    explanation = explain(record, run.data, points, [e for e in (fp32, plans.fp16) if e], chosen, findings)
+    return Front(
+        run_dir=run.path,
+        model_path=Path(file.model.path),
+        model_sha256=file.model.sha256,
+        target=target.name,
+        engine=target.engine,
+        device=target.device,
+        metric=record.metric,
+        fp32=fp32,
+        fp16=plans.fp16,
+        points=points,
+        chosen=chosen,
+        choice=choice,
+        hint=_hint_of_exactness(points, chosen, choice.kind, run.path),
+        evaluations=record.spent,
+        failures=len(record.trials.failed()),
+        hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, plans.every)),
+        warnings=_warnings(file, record, plans, chosen, choice, findings, explanation),
+        findings=_shown_findings(run, file, findings, chosen, fp32, explanation),
+        explanation=explanation,
+        reported_metrics=file.search.reported_metrics,
+    )
+
+
+@dataclass(frozen=True)
+class _Plans:
+    """The evaluations of a run as a front shows them, with speed-ups against its baseline.
+
+    Attributes:
+        every: all of them, as the search left them.
+        latest: each plan once, as it was measured last.
+        points: the front.
+    """
+
+    fp32: Evaluation
+    fp16: Evaluation | None
+    every: tuple[Evaluation, ...]
+    latest: tuple[Evaluation, ...]
+    points: tuple[Evaluation, ...]
+    unconfirmed: tuple[Unconfirmed, ...]
+
+
+def _read_plans(
+    file: RunFile, record: StudyRecord, choice: Choice, baseline: Evaluation, tolerances: Sequence[Tolerance]
+) -> _Plans:
+    is_confirmation, settings = file.confirms is not None, SearchSettings(**file.measured_settings)
+    searched = [
+        replace(e.ignoring(choice.ignore), confirmed=is_confirmation) for e in (*record.evaluations(), baseline)
+    ]
+    every, baseline = tuple(searched[:-1]), searched[-1]
+    sound = [e for e in every if e.is_finite]
+    read = sound if is_confirmation else candidates(every, tolerances, dropped_plans(record, choice.ignore))
+    rounds = rounds_needed(settings, baseline.latency.source)
     confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, read)
-    fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
-    if not any(finding.code == ENGINE_CODE for finding in facts.findings):
-        about = held_out_baseline(fp32.counted_held_out, tf32=settings.tf32, origin="confirm" if every else "search")
-        facts = replace(facts, findings=(*facts.findings, *about))
-    broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
-    evaluations = tuple(e.with_baseline(fp32.latency.median_ms) for e in evaluations)
+    fp32 = _of_origin(confirmed, ORIGIN_FP32) or baseline
     # A plan that was picked may be off the front, and measured again all the same.
     picked = choice.chosen or choice.plan
     off = [e for e in sound if picked and e.plan.fingerprint.startswith(picked) and e not in read]
     again, _ = confirmed_evaluations(record, rounds, settings.latency, off)
-    again = tuple(e.with_baseline(fp32.latency.median_ms) for e in again)
-    latest = tuple({e.plan: e for e in (*evaluations, *broken, *confirmed, *again)}.values())
-    fp16 = _of_origin(latest, ORIGIN_FP16)
+    every, again = (tuple(e.with_baseline(fp32.latency.median_ms) for e in group) for group in (every, again))
+    broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
+    latest = tuple({e.plan: e for e in (*every, *broken, *confirmed, *again)}.values())
     points = confirmed_front(feasible(confirmed, tolerances))
+    return _Plans(fp32, _of_origin(latest, ORIGIN_FP16), every, latest, points, unconfirmed)
+
+
+def _chosen(
+    plans: _Plans, choice: Choice, tolerances: Sequence[Tolerance], limits: Sequence[MetricLimit], *, is_made: bool
+) -> tuple[Evaluation | None, Choice]:
+    """The plan of a choice that was made, or what a request comes to."""
     if choice.chosen is not None:
-        chosen = next((e for e in latest if e.plan.fingerprint == choice.chosen), None)
-    else:
-        chosen, choice = _made(points, latest, choice, tolerances, limits)
-        if not is_made:
-            would_be = "none" if chosen is None else f"{chosen.plan.fingerprint}, {choice.reason}"
-            reason = f"nothing is in chosen/ yet; as the search stands it would be {would_be}"
-            chosen, choice = None, choice.model_copy(update={"chosen": None, "reason": reason, "unmet": ""})
-    hint = hint_of_exactness(points, chosen, choice.kind, facts.run_dir)
-    explanation = Explanation()
-    if facts.data_dir is not None:
-        baselines = [fp32] if fp16 is None else [fp32, fp16]
-        explanation = explain(record, facts.data_dir, points, baselines, chosen, facts.findings)
-    failures = record.failures()
-    unreached = next((finding for finding in facts.findings if finding.code == OUT_OF_REACH), None)
+        return next((e for e in plans.latest if e.plan.fingerprint == choice.chosen), None), choice
+    chosen, choice = _made(plans.points, plans.latest, choice, tolerances, limits)
+    if is_made:
+        return chosen, choice
+    would_be = "none" if chosen is None else f"{chosen.plan.fingerprint}, {choice.reason}"
+    reason = f"nothing is in chosen/ yet; as the search stands it would be {would_be}"
+    return None, choice.model_copy(update={"chosen": None, "reason": reason, "unmet": ""})
+
+
+def _warnings(
+    file: RunFile,
+    record: StudyRecord,
+    plans: _Plans,
+    chosen: Evaluation | None,
+    choice: Choice,
+    findings: Sequence[Finding],
+    explanation: Explanation,
+) -> tuple[str, ...]:
+    failures, failed = record.failures(), record.trials.failed()
+    outcome = Outcome(
+        plans.points,
+        plans.fp32,
+        plans.latest,
+        [failure for _, _, failure in failures],
+        explanation,
+        is_given=file.confirms is not None,
+        unreached=next((finding for finding in findings if finding.code == OUT_OF_REACH), None),
+        limits=" and ".join(choice.tolerance),
+        reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
+        is_cut_short=record.spent < file.search.budget,
+        sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
+        plan_count=plan_count(record.trials.every(), has_failed=bool(failed)),
+        is_untunable=any(NOTHING in text for text in file.warnings),
+    )
     warnings = (
-        *facts.warnings,
-        *fp32.latency.warnings,
+        *file.warnings,
+        *plans.fp32.latency.warnings,
         *drift_warning(record),
         *(() if chosen is None else chosen.timing_warnings),
-        *unconfirmed_warnings(unconfirmed),
-        *disagreements(evaluations),
-        *findings(
-            Outcome(
-                points,
-                fp32,
-                latest,
-                [failure for _, _, failure in failures],
-                explanation,
-                is_given=every,
-                unreached=unreached,
-                limits=" and ".join(choice.tolerance),
-                reduced=facts.reduced,
-                is_cut_short=record.spent < facts.budget,
-                sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
-                plan_count=plan_count(record.trials.every(), has_failed=bool(record.trials.failed())),
-                is_untunable=any(NOTHING in text for text in facts.warnings),
-            )
-        ),
-        *_unconfirmed(points, chosen, unconfirmed),
+        *unconfirmed_warnings(plans.unconfirmed),
+        *disagreements(plans.every),
+        *advice(outcome),
+        *_unconfirmed(plans.points, chosen, plans.unconfirmed),
     )
-    return Front(
-        **origin_fields(facts),
-        metric=record.metric,
-        fp32=fp32,
-        fp16=fp16,
-        points=points,
-        chosen=chosen,
-        choice=choice,
-        hint=hint,
-        evaluations=record.spent,
-        failures=len(record.trials.failed()),
-        hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
-        warnings=tuple(dict.fromkeys(warnings)),
-        findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=every),
-        explanation=explanation,
-        reported_metrics=facts.reported_metrics,
-    )
+    return tuple(dict.fromkeys(warnings))
 
 
 def parsed_limits(
@@ -258,17 +285,17 @@ def _of_origin(evaluations: Sequence[Evaluation], origin: Origin) -> Evaluation 
 
 def _made(
     points: Sequence[Evaluation],
-    known: Sequence[Evaluation],
+    evaluations: Sequence[Evaluation],
     choice: Choice,
     tolerances: Sequence[Tolerance],
     limits: Sequence[MetricLimit],
 ) -> tuple[Evaluation | None, Choice]:
     """What a request comes to."""
     if choice.plan is not None:
-        chosen: Evaluation | None = find_plan(known, choice.plan)
+        chosen: Evaluation | None = find_plan(evaluations, choice.plan)
         reason, is_met = "picked by its id", True
     else:
-        chosen, reason, is_met = _choose(points, known, choice, tolerances, limits)
+        chosen, reason, is_met = _choose(points, evaluations, choice, tolerances, limits)
     fingerprint, unmet = None, reason.partition(";")[0]
     if chosen is not None:
         fingerprint = chosen.plan.fingerprint
@@ -289,18 +316,18 @@ def _made(
 
 def _choose(
     points: Sequence[Evaluation],
-    known: Sequence[Evaluation],
+    evaluations: Sequence[Evaluation],
     choice: Choice,
     tolerances: Sequence[Tolerance],
     limits: Sequence[MetricLimit],
 ) -> tuple[Evaluation | None, str, bool]:
     bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, tolerances, limits
-    points = _fitting(known, choice.max_memory_bytes, tolerances) or points
+    points = _fitting(evaluations, choice.max_memory_bytes, tolerances) or points
     point, reason, is_met = choose(points, *bounds, wants_knee=choice.knee)
     if is_met:
         return point, reason, is_met
     # Within noise a plan on the front is no worse than others, and yet they may keep to the limits.
-    sound = [e for e in known if e.is_finite]
+    sound = [e for e in evaluations if e.is_finite]
     meeting = [e for e in sound if choose([e], *bounds)[2]]
     meeting = [e for e in meeting if e.remeasured] or (meeting if limits else [])
     if meeting:
@@ -310,11 +337,13 @@ def _choose(
     return choose([*points, *off_front], *bounds)
 
 
-def _fitting(known: Sequence[Evaluation], limit: int | None, tolerances: Sequence[Tolerance]) -> tuple[Evaluation, ...]:
+def _fitting(
+    evaluations: Sequence[Evaluation], limit: int | None, tolerances: Sequence[Tolerance]
+) -> tuple[Evaluation, ...]:
     """The front of the plans that keep to a limit of memory: those of the whole front may all be above it."""
     if limit is None:
         return ()
-    first = {e.plan: e for e in reversed(known)}
+    first = {e.plan: e for e in reversed(evaluations)}
     fitting = [e for e in first.values() if e.memory is not None and e.memory.total_bytes <= limit]
     return pareto(feasible(fitting, tolerances))
 
@@ -329,21 +358,77 @@ def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | Non
     return "fastest" if is_fastest else "knee"
 
 
-def find_plan(known: Sequence[Evaluation], fingerprint: str) -> Evaluation:
+def find_plan(evaluations: Sequence[Evaluation], fingerprint: str) -> Evaluation:
     """The first evaluation whose plan's fingerprint begins with ``fingerprint``."""
-    found = {
-        e.plan.fingerprint: e for e in reversed(known) if fingerprint and e.plan.fingerprint.startswith(fingerprint)
+    matching = {
+        e.plan.fingerprint: e
+        for e in reversed(evaluations)
+        if fingerprint and e.plan.fingerprint.startswith(fingerprint)
     }
-    if not found:
-        close = difflib.get_close_matches(fingerprint, [e.plan.fingerprint for e in known], n=3)
+    if not matching:
+        close = difflib.get_close_matches(fingerprint, [e.plan.fingerprint for e in evaluations], n=3)
         hint = f"did you mean {' or '.join(dict.fromkeys(close))}?" if close else "`mptune report RUN` lists the plans"
         raise PlanError(f"no plan {fingerprint!r} was evaluated in this run", hint)
-    if len(found) > 1:
-        raise PlanError(f"{fingerprint!r} means several plans: {', '.join(sorted(found))}", "give more of its digits")
-    (evaluation,) = found.values()
+    if len(matching) > 1:
+        raise PlanError(
+            f"{fingerprint!r} means several plans: {', '.join(sorted(matching))}", "give more of its digits"
+        )
+    (evaluation,) = matching.values()
     if not evaluation.is_finite:
         raise PlanError(
             f"plan {evaluation.plan.fingerprint} is not feasible: its outputs are not finite",
             "`mptune report RUN` lists the plans that are",
         )
     return evaluation
+
+
+def _other_devices(run: RunDirectory) -> tuple[OtherDevice, ...]:
+    """The fronts of other devices below a run directory, by their names; those that cannot be read are left out."""
+    devices = []
+    for path in sorted(run.devices.iterdir()) if run.devices.is_dir() else ():
+        with suppress(RunError):
+            directory, file = read_run(path)
+            if file.target is not None:
+                devices.append(OtherDevice(directory.path, file.target.device, file.target.engine))
+    return tuple(devices)
+
+
+def sample_indices(file: RunFile) -> SampleIndices:
+    """Which of the user's samples are search samples, and which are held out; of sequences where each begins."""
+    fixed = file.fixed_settings
+    if file.data is None:
+        return SampleIndices()
+    steps = (fixed.steps or file.data.samples) if fixed.feedback else 1
+    count = file.data.samples // steps
+    split = split_indices(count, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
+    return SampleIndices(*(tuple(steps * k for k in part) for part in split))
+
+
+def _hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, kind: ChoiceKind, run_dir: Path) -> str:
+    """What is added to why a plan was chosen where a neighbour is much more exact for little latency; else empty.
+
+    Where limits or a plan were asked for nothing is added.
+    """
+    if chosen is None or kind not in ("knee", "fastest"):
+        return ""
+    cheap = next((beside.evaluation for beside in neighbours(points, chosen) if beside.is_cheap), None)
+    if cheap is None:
+        return ""
+    pick = f"`mptune pick {shlex.quote(str(run_dir))} --plan {cheap.plan.fingerprint[:4]}`"
+    return f"; for {compared(cheap, chosen)}: {pick}"
+
+
+def _shown_findings(
+    run: RunDirectory,
+    file: RunFile,
+    findings: Sequence[Finding],
+    chosen: Evaluation | None,
+    fp32: Evaluation,
+    explanation: Explanation,
+) -> tuple[Finding, ...]:
+    """The findings of a run and of its chosen plan, as they stand under that plan, in the order of all views."""
+    plan = (chosen or fp32).plan
+    origin: FindingOrigin = "search" if file.confirms is None else "confirm"
+    own = () if chosen is None else plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
+    errors = {g.group: g.one_group_error for g in explanation.groups if g.one_group_error is not None}
+    return in_order((f.under_plan(plan.fp32_groups, plan.bf16_groups) for f in (*findings, *own)), errors)

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mptune.data.archive import read_samples
-from mptune.data.metrics.parts import HELD_OUT_PARTS_JSON, PARTS_JSON, load_parts
-from mptune.errors import DataError, RunError
+from mptune.data.metrics.parts import HELD_OUT_PARTS_JSON, PARTS_JSON
+from mptune.errors import RunError
 from mptune.files import files_sha256, write_json
-from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
+from mptune.tuning.steps.kernels import KERNELS_JSON
 
 SEALS_FILE = "seals.json"
 
@@ -29,11 +28,7 @@ _FORMAT = 1
 
 
 def seal(data: Path) -> None:
-    """Write down the SHA-256 of every such file that is there.
-
-    Raises:
-        RunError: the disk is full, or the directory cannot be written.
-    """
+    """Write down the SHA-256 of every such file that is there."""
     present = [name for name in _EVERY if (data / name).is_file()]
     write_json(data / SEALS_FILE, {"format": _FORMAT, "sha256": {name: files_sha256(data / name) for name in present}})
 
@@ -44,14 +39,8 @@ def unseal(data: Path) -> None:
 
 
 def is_sealed(data: Path) -> bool:
-    """Whether the hashes are known: version 0.1.0 did not write them down."""
+    """Whether the hashes are known."""
     return _read(data) is not None
-
-
-def is_whole(data: Path) -> bool:
-    """Whether the hash of every file that is there is known."""
-    sealed = _read(data)
-    return sealed is not None and all(name in sealed or not (data / name).is_file() for name in _EVERY)
 
 
 def sealed_names(data: Path) -> tuple[str, ...]:
@@ -60,46 +49,23 @@ def sealed_names(data: Path) -> tuple[str, ...]:
 
 
 def damaged(data: Path) -> tuple[str, ...]:
-    """Names of the files that are gone, or hold something else than was written.
-
-    Where its hash is not known: one that cannot be read; where no hash is: samples that are gone, too.
-    """
+    """Names of the files that are gone or changed; without hashes all samples and references."""
     sealed = _read(data)
-    asked = _EVERY if sealed is None else _ANSWERS  # which no earlier version sealed
-    unknown = [name for name in asked if name not in (sealed or ()) and (data / name).is_file()]
-    unreadable = tuple(name for name in unknown if not _can_be_read(data / name))
     if sealed is None:
-        return (*(name for name in _SAMPLES if not (data / name).is_file()), *unreadable)
+        return (*_SAMPLES, *_REFERENCES)
     changed = [n for n, sha256 in sealed.items() if not (data / n).is_file() or files_sha256(data / n) != sha256]
     changed += [reference for parts, reference in zip(_PARTS, _REFERENCES, strict=True) if parts in changed]
-    return tuple(dict.fromkeys((*changed, *unreadable)))
+    return tuple(dict.fromkeys(changed))
 
 
 def refuse_damaged(data: Path) -> None:
-    """Refuse a run whose data are not what the search wrote, and cannot be written here.
-
-    Raises:
-        RunError: naming the first of them.
-    """
+    """Refuse a run whose data are not what the search wrote, and cannot be written here."""
     lost: Sequence[str] = damaged(data) if is_sealed(data) else ()
     if lost:
         raise RunError(
             f"{data / lost[0]} is gone, or is not what the search wrote",
             "copy the run directory again; where the search ran, the same `mptune search` writes the file anew",
         )
-
-
-def _can_be_read(path: Path) -> bool:
-    try:
-        if path.name in _PARTS:
-            return load_parts(path) is not None
-        if path.name in _ANSWERS:
-            MissingKernels.load(path)
-        else:
-            read_samples(path)
-    except (DataError, RunError):
-        return False
-    return True
 
 
 def _read(data: Path) -> dict[str, str] | None:

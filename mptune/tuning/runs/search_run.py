@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+import numpy as np
 
 from mptune.choice import Choice
 from mptune.data.calibration import CalibrationSet
@@ -19,12 +21,12 @@ from mptune.files import write_bytes, write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups, groups_sha256
-from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import has_shared_units
 from mptune.identity import check_data, check_same, check_target, identity_of, refuse_other_runs
-from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile, TargetSection
+from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_measured
@@ -51,7 +53,7 @@ from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import kept_meanwhile
 from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
 from mptune.tuning.runs.seals import seal
-from mptune.tuning.sample_sets import labels_sha256, load_data, rollout_of, split_data
+from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors, try_objective
@@ -91,7 +93,6 @@ class SearchRun(MeasuringRun):
         opener: OpenToolchain | None = None,
         start_worker: StartWorker | None = None,
     ) -> None:
-        """Nothing is read or run yet."""
         super().__init__(listener, opener)
         self._start_worker = start_worker
         self.directory = run
@@ -107,71 +108,87 @@ class SearchRun(MeasuringRun):
     def run(self) -> Front:
         """Everything that is not recorded yet, then the front. See ``mptune.search`` for what is raised."""
         named = load_space(self._settings.space)
-        self._granularity, groups = self._find_groups(named)
-        self.grouped = GroupedModel(self._model, groups)
+        self.grouped = GroupedModel(self._model, self._find_groups(named))
         self.file = self._begin(named)
-        data, others = load_data(self._settings, self.grouped)
-        self._check_data(data)
-        self._settings = rollout_of(self._settings, self._model, len(data.samples))
-        self._workload = self._make_workload()
-        self._settle_study()
-        self._keep_for_workers(named)
-        if data.preprocessing is not None:
-            write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
-        observations, data_warnings, data_findings = self._observations(data)
-        if not self._settings.skip_checks:
-            stop_at_errors(data_findings)  # of a run that skipped the checks before
-        self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
+        data, other_sizes = load_data(self._settings, self.grouped)
+        self._keep(data, named)
+        samples = split_data(data, self._settings)
+        observations = self._observe(samples)
+        about_data = self._check_data(samples, observations)
         space, hazards = search_space(self._workload, named, observations, self._kernels)
-        kernels, rollout, tf32 = self._kernels, self._settings.rollout, self._settings.tf32
-        fed = () if rollout is None else tuple(rollout.pairs)
-        about_model = (
-            *kernels.findings(self.grouped),
-            *already_mixed_findings(self.grouped, observations.shapes, "search"),
-            *quantised_findings(self.grouped, observations.shapes, "search"),
-            *interface_findings(self.grouped.model, "search", fed),
-            *out_of_reach_findings(self.grouped, observations.shapes, "search"),
-            *hazard_findings(hazards, "search"),
-        )
-        about_target = beside_tf32(self.file.findings, self.grouped, self._target, observations.shapes, tf32=tf32)
-        self._save(findings=(*data_findings, *about_target, *about_model))
-        self._warn(*kernels.warnings, *space.warnings)
+        self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
+        self._warn(*self._kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
         repaired = self._open_study(space)
         self._warn(*repaired)
-        self._search(self.record.space)
+        self._tune()
+        self._confirm()
         self._check_begun(self._limits)
         self._engines.close()
         self._check_engine(self._settings, "search")
-        about = () if self.environment is None else self.environment.warnings
-        warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
-        found = with_reasons(self._workload, self.file.findings, hazards, self._settings.metric, self.record.baseline())
-        self._save(findings=found, warnings=tuple(dict.fromkeys(warnings)))
-        front = self._front()
-        about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes, others)
-        if not about_sizes and not unknown:
-            return front
-        self._warn(*unknown, *(finding.message for finding in about_sizes))
-        self._save(findings=(*self.file.findings, *about_sizes), warnings=(*self.file.warnings, *unknown))
-        return self._front()
+        reasons = with_reasons(
+            self._workload, self.file.findings, hazards, self._settings.metric, self.record.baseline()
+        )
+        host = () if self.environment is None else self.environment.warnings
+        about_model = *self._kernels.warnings, *space.warnings
+        warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *repaired)
+        self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
+        return self._at_other_sizes(self._front(), other_sizes)
 
     def _front(self) -> Front:
         return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True)
 
-    def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:
+    def _at_other_sizes(self, front: Front, samples: Sequence[Sequence[Mapping[str, np.ndarray]]]) -> Front:
+        """The front, with what the chosen plan does at other sizes."""
+        shapes = self._settings.shapes
+        findings, unchecked = chosen_sweep(self._workload, self.grouped, front.chosen, shapes, samples)
+        if not findings and not unchecked:
+            return front
+        self._warn(*unchecked, *(finding.message for finding in findings))
+        self._save(findings=(*self.file.findings, *findings), warnings=(*self.file.warnings, *unchecked))
+        return self._front()
+
+    def _check_data(self, samples: SampleSets, observations: Observations) -> tuple[Finding, ...]:
+        """What is wrong with the samples, or shows on them; stops at errors, also of a run that skipped them before."""
+        observed = observed_findings(observations, self.grouped, samples.search.indices)
+        findings = (*samples.findings, *observed)
+        if not self._settings.skip_checks:
+            stop_at_errors(findings)
+        self._warn(*samples.warnings, *(finding.message for finding in findings), *observations.warnings)
+        return findings
+
+    def _about_target(self, observations: Observations) -> tuple[Finding, ...]:
+        tf32 = self._settings.tf32
+        return beside_tf32(self.file.findings, self.grouped, self._target, observations.shapes, tf32=tf32)
+
+    def _about_model(self, observations: Observations, hazards: Sequence[Hazard]) -> tuple[Finding, ...]:
+        rollout, shapes = self._settings.rollout, observations.shapes
+        return (
+            *self._kernels.findings(self.grouped),
+            *already_mixed_findings(self.grouped, shapes, "search"),
+            *quantised_findings(self.grouped, shapes, "search"),
+            *interface_findings(self._model, "search", () if rollout is None else tuple(rollout.pairs)),
+            *out_of_reach_findings(self.grouped, shapes, "search"),
+            *hazard_findings(hazards, "search"),
+        )
+
+    def _find_groups(self, named: NamedSpace) -> tuple[LayerGroup, ...]:
         """The space's groups; ``auto`` fits the budget of the first search, so that a larger one resumes the run."""
         granularity: Granularity | None = named.file.granularity
         if granularity == "auto":
-            known = self.directory.load()
-            if known is not None and has_evaluation(self.directory, known, self._settings.storage):
-                granularity = known.fixed_settings.granularity
+            recorded = self.directory.load()
+            if recorded is not None and has_evaluation(self.directory, recorded, self._settings.storage):
+                granularity = recorded.fixed_settings.granularity
             else:
-                url = named_storage(self._settings.storage, is_journal=known is not None and known.storage is None)
+                is_journal = recorded is not None and recorded.storage is None
+                url = named_storage(self._settings.storage, is_journal=is_journal)
                 shared = None if self._settings.fresh else url
                 granularity = shared_granularity(self._name, shared, self._model.sha256, named.sha256)
         if granularity is None:
-            return find_fitting_groups(self._model, self._settings.budget)
-        return granularity, find_groups(self._model, granularity)
+            self._granularity, groups = find_fitting_groups(self._model, self._settings.budget)
+            return groups
+        self._granularity = granularity
+        return find_groups(self._model, granularity)
 
     def _begin(self, named: NamedSpace) -> RunFile:
         """Check run.json against what is asked for, or write the first one."""
@@ -184,26 +201,28 @@ class SearchRun(MeasuringRun):
             labels_sha256=labels_sha256(settings.labels),
             shared_units=has_shared_units(model),
         )
-        known = earlier = self.directory.load()
+        recorded = earlier = self.directory.load()
         place = self.directory.path
-        refuse_other_runs(place, known)
-        if known is not None and not self._holds(partial(check_same, place, known, model.sha256, fixed), known):
-            known = None
-        self._url = named_storage(settings.storage, is_journal=known is not None and known.storage is None)
+        refuse_other_runs(place, recorded)
+        if recorded is not None:
+            check = partial(check_same, place, recorded, model.sha256, fixed)
+            recorded = recorded if self._holds(check, recorded) else None
+        self._url = named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
-        if known is not None and not self._holds(partial(check_storage, place, known.storage, storage), known):
-            known = None
-        self._asked: Choice = Choice.of(settings) if known is None else known.choice.asked_again(Choice.of(settings))
+        if recorded is not None and not self._holds(partial(check_storage, place, recorded.storage, storage), recorded):
+            recorded = None
+        given = Choice.of(settings)
+        self._asked: Choice = given if recorded is None else recorded.choice.asked_again(given)
         self._settings = settings = self._asked.limit(settings)
         parsed_limits(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
         begun = earlier.study if earlier is not None and earlier.storage == storage else self._name
         study = begun if storage is None else study_name(begun, is_new=settings.fresh)
         section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         file = RunFile.of(settings, section, fixed, storage, study)
-        if known is not None:
-            choice = self._asked if known.choice.chosen is None else known.choice  # till the end what it was
-            file = known.model_copy(update={"search": file.search, "choice": choice, "model": file.model})
-        if file != known:
+        if recorded is not None:
+            choice = self._asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
+            file = recorded.model_copy(update={"search": file.search, "choice": choice, "model": file.model})
+        if file != recorded:
             self.directory.save(file)
         return file
 
@@ -211,35 +230,32 @@ class SearchRun(MeasuringRun):
     def _name(self) -> str:
         return self.directory.path.resolve().name.removesuffix(".mptune")
 
-    def _settle_study(self) -> None:
-        """Share the study of runs with this run's name and identity in a database, or begin one there."""
-        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
-            self._open_toolchain()
-            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
-
-    def _check_data(self, data: CalibrationSet) -> None:
+    def _keep(self, data: CalibrationSet, named: NamedSpace) -> None:
+        """Check and keep what the samples are, and the search space, which a worker may not find where it was."""
+        path = self.directory.path
         section = DataSection(
             source=data.source, sha256=samples_sha256(data), samples=len(data.samples), is_random=data.is_random
         )
-        self._holds(lambda: check_data(self.directory.path, self.file, section), self.file)
+        self._holds(lambda: check_data(path, self.file, section), self.file)
         self._save(data=section)
-
-    def _keep_for_workers(self, named: NamedSpace) -> None:
-        """Keep the search space, which a worker may not find where it was."""
+        self._settings = rollout_of(self._settings, self._model, len(data.samples))
+        self._workload = self._make_workload()
+        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
+            # The study of runs with this run's name and identity in the database is shared, or begun there.
+            self._open_toolchain()
+            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
         place, content = self.directory.data / SPACE_FILE, named.path.read_bytes()
         if not place.exists() or place.read_bytes() != content:
             write_bytes(place, [content])
+        if data.preprocessing is not None:
+            write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
 
-    def _holds(self, check: Callable[[], None], known: RunFile) -> bool:
-        """Whether what is asked for is what the run was made with; a run without an evaluation begins anew if not.
-
-        Raises:
-            RunError: they differ, and there is an evaluation.
-        """
+    def _holds(self, check: Callable[[], None], recorded: RunFile) -> bool:
+        """Whether what is asked for is what the run was made with; a run without an evaluation begins anew if not."""
         try:
             check()
         except RunError:
-            if has_evaluation(self.directory, known, self._settings.storage):
+            if has_evaluation(self.directory, recorded, self._settings.storage):
                 raise
             self.directory.forget()
             return False
@@ -248,31 +264,30 @@ class SearchRun(MeasuringRun):
     def _make_workload(self) -> Workload:
         return Workload(self.grouped, self.directory.workspace(self._model.path.resolve()), self._settings.precisions)
 
-    def _observations(self, data: CalibrationSet) -> tuple[Observations, tuple[str, ...], tuple[Finding, ...]]:
-        """What the model showed on the samples, with the warnings and the findings about the samples."""
-        sets = split_data(data, self._settings)
-        search, held_out = sets.search, sets.held_out
-        warnings = tuple(dict.fromkeys((*search.warnings, *held_out.warnings)))
-        findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
-        known = Observations.load(self.directory.observed_json)
-        if known is not None:
-            skip, wanted = self._settings.skip_checks, self._settings.precisions
-            self._warn(*sets.repair(self._workload.workspace, self._open_toolchain, skip=skip, precisions=wanted))
-            return known, warnings, (*findings, *observed_findings(known, self.grouped, search.indices))
-        self._warn(*warnings, *(finding.message for finding in findings))
-        sets.save(self._workload.workspace)
-        indices: dict[SampleSet, tuple[int, ...]] = {"search": search.indices, "held_out": held_out.indices}
-        toolchain, skip = self._open_toolchain(), self._settings.skip_checks
+    def _observe(self, samples: SampleSets) -> Observations:
+        """What the model shows on the samples, looked at once; samples that were lost meanwhile are written anew."""
+        workspace, skip, precisions = self._workload.workspace, self._settings.skip_checks, self._settings.precisions
+        kept = Observations.load(self.directory.observed_json)
+        if kept is not None:
+            self._warn(*samples.repair(workspace, self._open_toolchain, skip=skip, precisions=precisions))
+            return kept
+        self._warn(*samples.warnings, *(finding.message for finding in samples.findings))
+        samples.save(workspace)
+        toolchain = self._open_toolchain()
 
         def ask() -> None:
             with kept_meanwhile(self.directory, self._workload):
-                keep_kernels(toolchain, self._settings.precisions, self._workload.workspace.data_dir)
+                keep_kernels(toolchain, precisions, workspace.data_dir)
 
+        indices: dict[SampleSet, tuple[int, ...]] = {
+            "search": samples.search.indices,
+            "held_out": samples.held_out.indices,
+        }
         seen = observe(toolchain, self._listener, self._model, indices, skip=skip, meanwhile=ask)
         observations = check_memory(seen, self._model, self._target, measured=toolchain.latency_source == "measured")
-        seal(self._workload.workspace.data_dir)
+        seal(workspace.data_dir)
         observations.save(self.directory.observed_json)
-        return observations, warnings, (*findings, *observed_findings(observations, self.grouped, search.indices))
+        return observations
 
     @property
     def _kernels(self) -> MissingKernels:
@@ -296,20 +311,6 @@ class SearchRun(MeasuringRun):
         metrics = settings.metric, *settings.reported_metrics
         return (*repaired, *check_metrics(self.record, metrics, settings.metric_function))
 
-    def _search(self, space: SearchSpace) -> None:
-        record, settings = self.record, self._settings
-        done = is_exhausted(record, space) or has_converged(record, settings)
-        if record.spent < settings.budget and not done:
-            record.set_note(START_NOTE, time.time() - self._limits.elapsed_s)
-            record.set_note(BUDGET_NOTE, settings.budget)
-            if self._start_worker is None:
-                self._tune(space)
-            else:
-                self._open_toolchain().restart()  # The workers check theirs against it, and take its GPU.
-                crew = Crew(self._start_worker, settings.gpus, record, settings, self._listener)
-                crew.run()
-        self._confirm()
-
     def _confirm(self) -> None:
         """Measure what is missing of the confirmed front."""
         record, settings = self.record, self._settings
@@ -319,15 +320,25 @@ class SearchRun(MeasuringRun):
         if to_measure(record, settings, rounds):
             confirm(record, self._open_toolchain(), settings, self._listener, rounds, self._limits)
 
-    def _tune(self, space: SearchSpace) -> None:
-        """Evaluate plans in this process until the search stops."""
+    def _tune(self) -> None:
+        """Evaluate plans until the search stops, here or in a worker on each GPU."""
+        record, space, settings = self.record, self.record.space, self._settings
+        if record.spent >= settings.budget or is_exhausted(record, space) or has_converged(record, settings):
+            return
+        if not self._is_worker:
+            record.set_note(START_NOTE, time.time() - self._limits.elapsed_s)
+            record.set_note(BUDGET_NOTE, settings.budget)
         toolchain = self._open_toolchain()
-        guide = self._guide(space) if self._settings.sampler == "precision" else None
+        if self._start_worker is not None:
+            toolchain.restart()  # The workers check theirs against it, and take its GPU.
+            Crew(self._start_worker, settings.gpus, record, settings, self._listener).run()
+            return
+        guide = self._guide(space) if settings.sampler == "precision" else None
         stop = Tuner(
-            self.record,
+            record,
             space,
             toolchain,
-            self._settings,
+            settings,
             self._listener,
             emulated=None if self._emulator is None else self._emulator.recall,
             limits=self._limits,
@@ -350,9 +361,10 @@ class SearchRun(MeasuringRun):
         terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
-        known = None if isinstance(terms, Failure) else terms
+        latency_terms = None if isinstance(terms, Failure) else terms
         searched, limits = SearchedError.of_settings(self._settings, law), self._limits
-        shared, gains_ms = SharedErrors(self.record, searched.kept_key), None if known is None else known.gains_ms
+        shared = SharedErrors(self.record, searched.kept_key)
+        gains_ms = None if latency_terms is None else latency_terms.gains_ms
         errors = OneGroupErrors(
             space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, searched=searched, limits=limits
         )
@@ -360,7 +372,15 @@ class SearchRun(MeasuringRun):
             path = self._workload.workspace.data_dir / EMULATED_JSON
             self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=limits, searched=searched)
         guide = Guide(
-            self.record, space, toolchain, self._settings, self._listener, errors, known, self._emulator, searched
+            self.record,
+            space,
+            toolchain,
+            self._settings,
+            self._listener,
+            errors,
+            latency_terms,
+            self._emulator,
+            searched,
         )
         keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
         return guide
@@ -373,7 +393,8 @@ class SearchRun(MeasuringRun):
             self._engines.callback(toolchain.close)
             toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
-            self._check_target(section)
+            if not self._is_worker and has_evaluation(self.directory, self.file, self._settings.storage):
+                check_target(self.directory.path, self.file, section)
             environment = describe_device(toolchain, self._target)
             self._warn(*environment.warnings)
             findings = [not_measured(toolchain.device)] if toolchain.latency_source == "predicted" else []
@@ -382,10 +403,6 @@ class SearchRun(MeasuringRun):
             self._save(target=section, environment=environment, findings=tuple(findings))
             self._toolchain = toolchain
         return self._toolchain
-
-    def _check_target(self, section: TargetSection) -> None:
-        if has_evaluation(self.directory, self.file, self._settings.storage):
-            check_target(self.directory.path, self.file, section)
 
     def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
         target = self._settle(choose_target(settings.target))

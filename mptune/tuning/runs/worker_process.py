@@ -21,13 +21,11 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from mptune import errors
-from mptune.engines.base import Failure, Progress
 from mptune.engines.worker.parenthood import signal_at_death_of_parent
 from mptune.engines.worker.process import absolute_sys_path, kill_tree
 from mptune.errors import MptuneError, RunError
 from mptune.files import parse_json, writing
-from mptune.graph.plan import PrecisionPlan
-from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.listener import Silent
 
 _CLOSE_TIMEOUT_S = 30.0
 
@@ -43,19 +41,6 @@ class WorkerProcess:
         log: Path,
         variables: Mapping[str, str],
     ) -> None:
-        """Start the process.
-
-        Args:
-            gpu: the number by which messages name the worker.
-            function: called there, with ``arguments`` and with a ``listener`` whose stages and warnings come back; all
-                of it can be pickled.
-            arguments: by name.
-            log: receives what the process prints.
-            variables: more environment variables.
-
-        Raises:
-            RunError: the log cannot be written, or the arguments cannot be pickled.
-        """
         self.gpu = gpu
         self.log = log
         self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -119,8 +104,8 @@ def error_of(event: Mapping[str, Any]) -> MptuneError:
     return kind(event["error"], event["hint"])
 
 
-class _Reports:
-    """A listener that sends what the parent does not read from the study."""
+class _Reports(Silent):
+    """Sends what the parent does not read from the study: no outcomes, and no progress of builds, which run at once."""
 
     def __init__(self, channel: BinaryIO) -> None:
         self._channel = channel
@@ -132,15 +117,6 @@ class _Reports:
 
     def stage(self, text: str) -> None:
         self.send({"stage": text})
-
-    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
-        """Nothing: the parent sees it in the study."""
-
-    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
-        """Nothing: the parent sees it in the study."""
-
-    def building(self, progress: Progress) -> None:
-        """Nothing: several builds at once have no common progress."""
 
     def warning(self, text: str) -> None:
         self.send({"warning": text})

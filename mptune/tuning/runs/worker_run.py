@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +13,7 @@ from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import Toolchain
+from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import is_here
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
@@ -19,6 +22,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import bank_files
+from mptune.identity import target_text
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, RunInUseError, joined_run, open_run
 from mptune.settings import SearchSettings, Tolerance
@@ -28,8 +32,7 @@ from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE, read_study
-from mptune.tuning.runs.confirm_run import directory_name, settings_of
-from mptune.tuning.runs.hosts import difference, versions_suffix
+from mptune.tuning.runs.confirm_run import directory_name
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE, load_either
 from mptune.tuning.runs.result import front_of
@@ -41,7 +44,6 @@ from mptune.tuning.steps.kernels import CODES as KERNEL_CODES
 from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import Observations, search_space
-from mptune.tuning.steps.tuner import has_converged, is_exhausted
 
 _POLL_S = 0.5
 
@@ -64,32 +66,19 @@ class WorkerRun(SearchRun):
         wait_s: float = 0.0,
         may_differ: bool = False,
     ) -> None:
-        """Load the model.
-
-        Args:
-            run: the search's directory, or a copy of it.
-            file: its run.json.
-            storage: Optuna storage URL; None for the journal in the directory.
-            listener: receives the progress.
-            opener: opens the toolchain in place of the target's.
-            metric: name and function of the search's metric.
-            wait_s: how long to wait for a search that is not prepared yet, or whose budget is spent.
-            may_differ: measure on the GPU here where the search's target is another device.
-        """
-        self.file = file
         name, function = metric or (file.search.metric, None)
-        settings = replace(
-            settings_of(file, file.fixed_settings.target, file.fixed_settings.engine, file.search.budget),
+        kept = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", "max_error")
+        settings = SearchSettings(
+            **file.measured_settings,
+            **{setting: getattr(file.search, setting) for setting in kept},
+            tolerance=tuple(map(Tolerance.parse, file.search.tolerance)),
+            target=file.fixed_settings.target,
+            engine=file.fixed_settings.engine,
             metric=name,
             metric_function=function,
             storage=storage,
-            sampler=file.search.sampler,
-            timeout_s=file.search.timeout_s,
-            max_disk_bytes=file.search.max_disk_bytes,
-            ignore=file.search.ignore,
-            tolerance=tuple(map(Tolerance.parse, file.search.tolerance)),
-            max_error=file.search.max_error,
         )
+        self.file = file
         super().__init__(run, load_either(run, file), settings, listener, opener)
         self._url = storage
         self._wait_s = wait_s
@@ -98,11 +87,7 @@ class WorkerRun(SearchRun):
         self._start_s: float | None = None
 
     def join(self) -> str:
-        """Wait until the search is prepared, and open the toolchain.
-
-        Returns:
-            What differs between this host and the one that the search was prepared on; empty where nothing does.
-        """
+        """Wait until the search is prepared, and open the toolchain."""
         self._wait(self._is_prepared)
         recorded, path = self.file, self.directory.path
         self._prepared = recorded
@@ -119,10 +104,10 @@ class WorkerRun(SearchRun):
         self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
         self._workload = self._make_workload()
         self._open_toolchain()
-        here, found = self.file.target, self.file.environment
+        here, environment = self.file.target, self.file.environment
         assert here is not None
-        assert found is not None
-        return difference(recorded.target, recorded.environment, here, found)
+        assert environment is not None
+        return difference(recorded.target, recorded.environment, here, environment)
 
     def work(self) -> None:
         """Evaluate plans until the search stops; ``join`` has been called."""
@@ -131,11 +116,8 @@ class WorkerRun(SearchRun):
         named = self._named_space()
         space, _ = search_space(self._workload, named, observations, self._kernels)
         self._warn(*self._open_study(space))
-        space = self.record.space
         self._take_budget(self.record)
-        done = is_exhausted(self.record, space) or has_converged(self.record, self._settings)
-        if self.record.spent < self._settings.budget and not done:
-            self._tune(space)
+        self._tune()
 
     def close_toolchain(self) -> None:
         """End what ``join`` has opened: another run opens its own."""
@@ -145,11 +127,11 @@ class WorkerRun(SearchRun):
     @property
     def device_name(self) -> str:
         """Of the directory and the study of a front of this host's own; other versions have another; after ``join``."""
-        here, found = self.file.target, self.file.environment
+        here, environment = self.file.target, self.file.environment
         assert here is not None
-        assert found is not None
-        mode = "" if found.jetson is None else found.jetson.power_mode
-        return directory_name(here, self._target, mode) + versions_suffix(self._prepared.environment, found)
+        assert environment is not None
+        mode = "" if environment.jetson is None else environment.jetson.power_mode
+        return directory_name(here, self._target, mode) + versions_suffix(self._prepared.environment, environment)
 
     def device_file(self, name: str) -> RunFile:
         """The run.json of a front of this host's own, before anything is known of it; after ``join``."""
@@ -198,12 +180,7 @@ class WorkerRun(SearchRun):
         return self.directory.observed_json.exists()
 
     def _wait(self, holds: Callable[[], bool], reason: str = "") -> None:
-        """Until something holds, or for as long as this worker waits for its search.
-
-        Args:
-            holds: what is waited for.
-            reason: what is said to be missing, and still is at the end; "" where the search is not prepared.
-        """
+        """Until something holds, or for as long as this worker waits for its search."""
         until_s = time.monotonic() + self._wait_s
         is_said = False
         while not holds() and (left_s := until_s - time.monotonic()) > 0:
@@ -242,9 +219,6 @@ class WorkerRun(SearchRun):
             )
         return toolchain
 
-    def _check_target(self, section: TargetSection) -> None:
-        """``join`` says what differs."""
-
     def _save(self, **changes: Any) -> None:
         """In memory alone: run.json is the search's."""
         self.file = self.file.model_copy(update=changes)
@@ -257,12 +231,7 @@ class MixedRun(WorkerRun):
     """Searches on one device, confirms its front, and keeps it in the directory that ``open_device_run`` has locked."""
 
     def search(self, budget: int, start_s: float | None) -> Front:
-        """Everything that is not recorded yet.
-
-        Args:
-            budget: plans to evaluate on this device: that of the search.
-            start_s: when that began, in seconds since the epoch; None where it is not known.
-        """
+        """Everything that is not recorded yet."""
         self._budget, self._began_s = budget, start_s
         self.join()
         if not is_sealed(self.directory.data):
@@ -270,8 +239,9 @@ class MixedRun(WorkerRun):
             asked.save(self.directory.data / KERNELS_JSON)
             seal(self.directory.data)
         kernels = self._kernels
-        found = kernels.findings(self.grouped)
-        self._save(findings=(*(one for one in self.file.findings if one.code not in KERNEL_CODES.values()), *found))
+        about_kernels = kernels.findings(self.grouped)
+        others = (finding for finding in self.file.findings if finding.code not in KERNEL_CODES.values())
+        self._save(findings=(*others, *about_kernels))
         self._warn(*kernels.warnings)
         self.work()
         self._check_begun(self._limits)
@@ -298,12 +268,7 @@ class MixedRun(WorkerRun):
 
 @contextmanager
 def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, bool]]:
-    """Make or open the run directory of this host's device below that of a search, which a worker has joined.
-
-    Yields:
-        The directory, its run.json, and whether it is locked; else another worker of the same device has it, and this
-        one shares its search.
-    """
+    """Make or open the run directory of this host's device below that of a search, which a worker has joined."""
     home, name = search.directory, search.device_name
     path = home.devices / name
     run = RunDirectory(path, accompanies=path / HOME)
@@ -332,7 +297,7 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
 
 def _fresh_file(file: RunFile) -> RunFile:
     """Findings and warnings about the model and the data hold on every device."""
-    kept = tuple(one for one in file.findings if one.code not in (TARGET_CODE, *KERNEL_CODES.values()))
+    kept = tuple(finding for finding in file.findings if finding.code not in (TARGET_CODE, *KERNEL_CODES.values()))
     choice = file.choice.again().model_copy(update={"replaced": None})
     return file.model_copy(update={"findings": kept, "warnings": (), "choice": choice})
 
@@ -350,3 +315,43 @@ def _share(home: RunDirectory, run: RunDirectory) -> None:
                 if name != KERNELS_JSON and (source / name).is_file():
                     (folder / name).unlink(missing_ok=True)
                     link_or_copy(str(source / name), str(folder / name))
+
+
+_COMPARED = frozenset(
+    {"mptune", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx", "cuda driver"}
+)
+"""Versions that change figures."""
+
+_DIGITS = 6
+
+
+def difference(
+    there: TargetSection, prepared: Environment | None, here: TargetSection, environment: Environment
+) -> str:
+    """What differs between the host that a search was prepared on and this one, one line; empty where nothing does."""
+    prefix = "this host differs from the one that the search was prepared on"
+    if there != here:
+        return f"{prefix}: another target ({target_text(there)} there, {target_text(here)} here)"
+    if prepared is None:
+        return ""
+    before, now = versions(prepared), versions(environment)
+    differing = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if not differing:
+        return ""
+    name = differing[0]
+    return f"{prefix}: {name} {before.get(name, 'is missing')} there, {now.get(name, 'is missing')} here"
+
+
+def versions(environment: Environment) -> dict[str, str]:
+    """The versions that change figures, and the drivers of the GPUs."""
+    drivers = sorted({gpu.driver for gpu in environment.gpus if gpu.driver})
+    compared = {name: version for name, version in environment.versions.items() if name in _COMPARED}
+    return {**compared, "driver": ", ".join(drivers)} if drivers else compared
+
+
+def versions_suffix(prepared: Environment | None, environment: Environment) -> str:
+    """Digits that tell hosts of one device with other versions apart; empty where the versions are the search's."""
+    now = versions(environment)
+    if prepared is None or versions(prepared) == now:
+        return ""
+    return "-" + hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:_DIGITS]

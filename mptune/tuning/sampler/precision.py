@@ -36,7 +36,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 from threadpoolctl import ThreadpoolController
 
-from mptune.data.numbers import encode_float
+from mptune.json_form import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates

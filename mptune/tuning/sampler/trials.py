@@ -15,7 +15,7 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from mptune.data.numbers import decode_float
+from mptune.json_form import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, from_bits, to_bits, to_row
 from mptune.tuning.sampler.posterior import BuiltPlans

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -42,6 +43,9 @@ _CHANCE = 1e-4
 _MOST_ATTEMPTS = 8
 """On the worst machine."""
 
+_VAIN = 2
+"""After this many second measurements that changed nothing, errors are taken as they are."""
+
 _CHECKED = 3
 """So many plans that fail are tried more often than the rate of faults asks for: early in a search it is not known."""
 
@@ -57,10 +61,6 @@ def attempts_needed(faults: int, jobs: int) -> int:
 
     The smallest number k of at least ``ATTEMPTS`` with rate^k below 1e-4: independent faults of the machine would
     hardly come so often to the same job.
-
-    Args:
-        faults: failures that did not come again in a fresh process.
-        jobs: jobs that ran, those counted in.
     """
     rate = (_PRIOR_FAULTS + faults) / (_PRIOR_JOBS + jobs)
     needed = ATTEMPTS
@@ -77,21 +77,7 @@ def in_fresh_processes(
     *,
     crashes: bool = True,
 ) -> T | Failure:
-    """Run a job of a toolchain, and again in a fresh process where its failure may not be its own fault.
-
-    Args:
-        job: calls the toolchain.
-        toolchain: is restarted before each further attempt.
-        listener: receives a warning before each further attempt.
-        what: is attempted, for the warning: "taking the reference".
-        crashes: try again after a crash, a timeout or lack of memory, too; else after a fault of the machine alone.
-
-    Returns:
-        The result, or the failure of the last attempt, which is no fault of the machine.
-
-    Raises:
-        RunError: the machine failed at the last attempt.
-    """
+    """Run a job of a toolchain, and again in a fresh process where its failure may not be its own fault."""
     timeouts = 0
     for attempt in range(1, _FP32_ATTEMPTS + 1):
         result = job()
@@ -108,17 +94,7 @@ def in_fresh_processes(
 
 
 def run_control(job: Callable[[], object | Failure], toolchain: Toolchain, listener: Listener, failures: int) -> None:
-    """After many failures in a row, run all-FP32 as a control: where that fails too, no plan is at fault.
-
-    Args:
-        job: runs all-FP32, which ran before.
-        toolchain: is restarted before.
-        listener: receives a warning before each further attempt.
-        failures: so many came in a row.
-
-    Raises:
-        RunError: all-FP32 fails now.
-    """
+    """After many failures in a row, run all-FP32 as a control: where that fails too, no plan is at fault."""
     toolchain.restart()
     control = in_fresh_processes(job, toolchain, listener, "all-FP32, as a control,")
     if isinstance(control, Failure) and (control.is_inconclusive or control.is_machine_fault):
@@ -126,14 +102,9 @@ def run_control(job: Callable[[], object | Failure], toolchain: Toolchain, liste
 
 
 def doubt(evaluation: Evaluation, *, tf32: bool) -> str:
-    """What speaks against a measurement, in words that a sound one in another process completes; else empty.
-
-    Args:
-        evaluation: of the measurement, with its emulated error where there is one.
-        tf32: the FP32 groups may use TF32.
-    """
+    """What speaks against a measurement, in words that a sound one in another process completes; else empty."""
     if evaluation.origin == ORIGIN_FP32:
-        wrong = any(one.severity == "error" for one in check_baseline(evaluation.error, tf32=tf32, skip=True))
+        wrong = any(finding.severity == "error" for finding in check_baseline(evaluation.error, tf32=tf32, skip=True))
         return "the all-FP32 engine was off against the reference, and agrees with it" if wrong else ""
     plan = f"plan {evaluation.plan.fingerprint}"
     if evaluation.disagrees:
@@ -144,16 +115,7 @@ def doubt(evaluation: Evaluation, *, tf32: bool) -> str:
 
 
 def keep_faults(record: StudyRecord, faults: int, jobs: int) -> None:
-    """Write down how often the machine failed in jobs that are no evaluations: they confirm, or open sessions anew.
-
-    Args:
-        record: the study.
-        faults: failures that did not come again in a fresh process.
-        jobs: attempts, those counted in.
-
-    Raises:
-        RunError: the record cannot be written.
-    """
+    """Write down how often the machine failed in jobs that are no evaluations: they confirm, or open sessions anew."""
     if faults:
         me = this_process()
         key = f"{_FAULTS}{me['host']}:{me['pid']}:{me['started']}"
@@ -165,42 +127,56 @@ class Attempts:
     """Evaluates plans, in fresh processes again, until it is shown whose fault a failure is."""
 
     def __init__(self, record: StudyRecord, toolchain: Toolchain, listener: Listener) -> None:
-        """Wire the parts.
-
-        Args:
-            record: of the search; knows how often its machine fails.
-            toolchain: is restarted before each further attempt.
-            listener: receives a warning before each further attempt.
-        """
         self._record = record
         self._toolchain = toolchain
         self._listener = listener
         self._elsewhere = [sum(counts) for counts in zip(*record.notes(_FAULTS).values(), strict=True)] or [0, 0]
+        self._vain = 0
         self._in_a_row = 0
         self._failed_in_a_row: list[tuple[PrecisionPlan, Origin]] = []
 
     def evaluate(
-        self, proposal: Proposal, job: Callable[[], Measurement | Failure]
+        self, proposal: Proposal, doubt_of: Callable[[Measurement], str], *, profile: bool
     ) -> tuple[Measurement | Failure, int]:
         """The outcome of an evaluation, and how often the plan failed, former trials counted in.
 
-        Args:
-            proposal: of the plan.
-            job: evaluates it once.
+        Whatever interrupts it, most of all Ctrl-C, the plan goes back into the queue.
         """
         failures = proposal.failures
-        while True:
-            result = job()
-            if not isinstance(result, Failure) or not result.is_inconclusive:
+        try:
+            while True:
+                result = self._toolchain.evaluate(proposal.plan, profile=profile)
+                if not isinstance(result, Failure):
+                    result = self._measured_again(proposal, result, doubt_of, profile=profile)
+                elif result.is_inconclusive:
+                    failures += 1
+                    self._in_a_row += 1
+                    if failures < self._needed(proposal, result):
+                        plan = f"plan {proposal.plan.fingerprint} ({proposal.origin})"
+                        self._listener.warning(f"{plan} failed ({describe(result)}): trying again in a fresh process")
+                        self._toolchain.restart()
+                        continue
+                    return result, failures
                 self._in_a_row, self._failed_in_a_row = 0, []
                 return result, failures
-            failures += 1
-            self._in_a_row += 1
-            if failures >= self._needed(proposal, result):
-                return result, failures
-            plan = f"plan {proposal.plan.fingerprint} ({proposal.origin})"
-            self._listener.warning(f"{plan} failed ({describe(result)}): trying again in a fresh process")
-            self._toolchain.restart()
+        except BaseException:
+            with suppress(RunError):  # If even that fails, healing does it next time.
+                self._record.release(proposal)
+            raise
+
+    def _measured_again(
+        self, proposal: Proposal, result: Measurement, doubt_of: Callable[[Measurement], str], *, profile: bool
+    ) -> Measurement:
+        """Once more in a fresh process where the error is not what is expected: a process may have gone wrong."""
+        if self._vain >= _VAIN or not (doubt := doubt_of(result)):
+            return result
+        self._toolchain.restart()
+        again = self._toolchain.evaluate(proposal.plan, profile=profile)
+        if isinstance(again, Failure) or doubt_of(again):
+            self._vain += 1
+            return result
+        self._listener.warning(f"{doubt} in a fresh process: only the second measurement counts")
+        return again
 
     def reopened(self, result: object) -> None:
         """Count a job that opened sessions of a baseline anew, which ran before: its crash is no plan's fault."""
@@ -223,15 +199,7 @@ class Attempts:
         return needed if checked >= _CHECKED else max(needed, _CHECKED_ATTEMPTS)
 
     def check_machine(self, proposal: Proposal, failure: Failure) -> None:
-        """After many failures in a row, run all-FP32 as a control: where that fails too, no plan is at fault.
-
-        Args:
-            proposal: of the plan that failed.
-            failure: its last.
-
-        Raises:
-            RunError: all-FP32, which ran before, fails now. The plans are enqueued again.
-        """
+        """After many failures in a row, run all-FP32 as a control: where that fails too, no plan is at fault."""
         self._failed_in_a_row.append((proposal.plan, proposal.origin))
         baseline = self._record.baseline()
         if self._in_a_row < FAULTS_IN_A_ROW or baseline is None:
@@ -252,6 +220,5 @@ class Attempts:
         needed = attempts_needed(*self._faults(trials))
         for trial in self._record.trials.failed():
             if 0 < (failures := failed_attempts(trial)) < needed:
-                self._record.enqueue(
-                    self._record.plan_of(trial.user_attrs, trial.params), origin_of(trial.user_attrs), failures=failures
-                )
+                plan, origin = self._record.trials.plan_of(trial), origin_of(trial.user_attrs)
+                self._record.enqueue(plan, origin, failures=failures)

@@ -48,35 +48,17 @@ def check_reference(
     skip: bool = False,
     model: Model | None = None,
 ) -> tuple[Finding, ...]:
-    """Check what taking the reference showed.
-
-    Args:
-        report: of one set of samples.
-        origin: what looked.
-        indices: index in the data of each sample of the set; empty where they are all of the data.
-        skip: findings of severity ``error`` are given back like the others.
-        model: what was run, for what is said where it does not run.
-
-    Returns:
-        Findings, the most severe first.
-
-    Raises:
-        BaselineError: the untouched model does not run in FP32; or a finding is of severity ``error``.
-    """
+    """Check what taking the reference showed."""
     if isinstance(report, Failure):
         raise did_not_run("the untouched model does not run in FP32", report, model)
-    found = by_severity(reference_findings(report, origin, indices))
+    findings = by_severity(reference_findings(report, origin, indices))
     if not skip:
-        stop_at_errors(found)
-    return found
+        stop_at_errors(findings)
+    return findings
 
 
 def stop_at_errors(findings: Sequence[Finding]) -> None:
-    """Stop where no plan repairs what is wrong.
-
-    Raises:
-        BaselineError: one of the findings is of severity ``error``; it carries all of them.
-    """
+    """Stop where no plan repairs what is wrong."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
         return
@@ -89,20 +71,13 @@ def stop_at_errors(findings: Sequence[Finding]) -> None:
 
 
 def optimisation_findings(
-    errors: Mapping[str, float], model: Model, origin: FindingOrigin, sample: int = 0, known: Sequence[Finding] = ()
+    errors: Mapping[str, float], model: Model, origin: FindingOrigin, sample: int = 0, earlier: Sequence[Finding] = ()
 ) -> tuple[Finding, ...]:
     """The finding that graph optimisations change the reference beyond rounding; none where they do not.
 
     Two runs of a model that draws random numbers differ whatever is optimised: that has a finding of its own.
-
-    Args:
-        errors: output -> relative L2 between optimised and not (``ReferenceReport.optimisation_error``).
-        model: the model.
-        origin: what looked.
-        sample: index in the data of the sample that was compared.
-        known: what was found before.
     """
-    if any(finding.code == "not-deterministic" for finding in known):
+    if any(finding.code == "not-deterministic" for finding in earlier):
         return ()
     is_quantised = any(node.op_type in _QUANTISES for node in model.nodes)
     limit = OPTIMISATION_LIMIT_QUANTISED if is_quantised else OPTIMISATION_LIMIT
@@ -129,14 +104,7 @@ def optimisation_findings(
 
 
 def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
-    """Check that every tensor of the untouched model is finite in FP32.
-
-    Args:
-        ranges: tensor -> what it held on the samples.
-
-    Returns:
-        Warnings, one line each.
-    """
+    """Check that every tensor of the untouched model is finite in FP32."""
     counts = {tensor: seen.non_finite for tensor, seen in ranges.items() if seen.non_finite}
     if not counts:
         return ()
@@ -149,16 +117,7 @@ def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
 
 
 def check_objective(error: OutputError, metric: str, definition: str = "") -> None:
-    """Check that the objective of the all-FP32 plan, whose outputs are finite, is a finite number.
-
-    Args:
-        error: of the all-FP32 plan.
-        metric: the objective.
-        definition: where it is defined, in brackets (``definition_of``).
-
-    Raises:
-        BaselineError: it is not: the metric is wrong, and no plan can have a better one.
-    """
+    """Check that the objective of the all-FP32 plan, whose outputs are finite, is a finite number."""
     value = error.value(metric)
     if error.non_finite == 0 and not math.isfinite(value):
         raise BaselineError(
@@ -168,25 +127,17 @@ def check_objective(error: OutputError, metric: str, definition: str = "") -> No
 
 
 def check_first_evaluation(error: OutputError, settings: SearchSettings) -> tuple[Finding, ...]:
-    """What is checked of the all-FP32 plan before any other is evaluated: engine, objective, tolerances.
-
-    Raises:
-        BaselineError: the engine disagrees with the reference, or the objective has no value.
-        SettingsError: a tolerance names a column that its output has not.
-    """
-    found = check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks)
+    """What is checked of the all-FP32 plan before any other is evaluated: engine, objective, tolerances."""
+    findings = check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks)
     check_objective(error, settings.metric, definition_of_metric(settings.metric, settings.metric_function))
     check_columns(settings.tolerance, error)
-    return found
+    return findings
 
 
 def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definition: str = "") -> None:
     """Take a user's metric once before anything is spent: of all-FP32 and of one group in FP16, by emulation.
 
     One of them alone may be without a value: a metric may have none where outputs equal the reference.
-
-    Raises:
-        BaselineError: it is a finite number for neither, although their outputs are finite.
     """
     fp32 = PrecisionPlan.uniform(space.model_sha256, [group.id for group in space.groups], Precision.FP32)
     errors = toolchain.emulate([fp32, fp32.replace({space.free[0]: space.reduced_of(space.free[0])})])
@@ -201,33 +152,22 @@ def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definit
 def check_baseline(
     error: OutputError, *, tf32: bool, origin: FindingOrigin = "search", skip: bool = False
 ) -> tuple[Finding, ...]:
-    """Check that the engine of the all-FP32 plan agrees with the reference.
-
-    Args:
-        error: of the all-FP32 plan.
-        tf32: the FP32 groups may use TF32.
-        origin: what looked.
-        skip: a finding of severity ``error`` is given back like others.
-
-    Returns:
-        Findings; none where they agree.
-
-    Raises:
-        BaselineError: they disagree.
-    """
-    found = tuple(_engine_findings(error, tf32, origin))
+    """Check that the engine of the all-FP32 plan agrees with the reference."""
+    findings = tuple(_engine_findings(error, tf32, origin))
     if not skip:
-        stop_at_errors(found)
-    return found
+        stop_at_errors(findings)
+    return findings
 
 
 def held_out_baseline(
     error: OutputError | None, *, tf32: bool, origin: FindingOrigin = "search"
 ) -> tuple[Finding, ...]:
     """As ``check_baseline`` on the held-out samples, which stops nothing any more; nothing where they were not met."""
-    found = () if error is None else check_baseline(error, tf32=tf32, origin=origin, skip=True)
-    about = (one for one in found if one.code == ENGINE_CODE)
-    return tuple(replace(one, severity="warning", text=f"on the held-out samples {one.text}") for one in about)
+    findings = () if error is None else check_baseline(error, tf32=tf32, origin=origin, skip=True)
+    about = (finding for finding in findings if finding.code == ENGINE_CODE)
+    return tuple(
+        replace(finding, severity="warning", text=f"on the held-out samples {finding.text}") for finding in about
+    )
 
 
 def _engine_findings(error: OutputError, tf32: bool, origin: FindingOrigin) -> Iterator[Finding]:
@@ -294,7 +234,7 @@ def _engine_differs(
 
 def _worst_output(error: OutputError) -> str:
     def of(name: str) -> float:
-        found = max(error.per_output[name].get("relative_l2", (0.0,)), default=0.0)
-        return found if math.isfinite(found) else math.inf
+        largest = max(error.per_output[name].get("relative_l2", (0.0,)), default=0.0)
+        return largest if math.isfinite(largest) else math.inf
 
     return max((name for name in error.per_output if name != "*"), key=of, default="")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Toolchain
 from mptune.errors import RunError
+from mptune.files import writing
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import decode_float, encode_float
 from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import SearchedError
@@ -20,7 +25,6 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes, run_control
-from mptune.tuning.steps.emulated_errors import EmulatedErrors
 from mptune.tuning.steps.limits import Limits
 
 EMULATED_JSON = "emulated.jsonl"
@@ -31,6 +35,54 @@ _UNTIMED = 2
 
 _UNKNOWN = EmulatedError(math.nan, 0)
 """Of a plan whose emulation failed, alone and again: a crash says nothing about overflow."""
+
+
+class EmulatedErrors:
+    """The emulated errors of a run's plans by one metric: fingerprint -> error, in a file that processes append to.
+
+    A line holds the errors of one request: ``{"metric": ..., "errors": {fingerprint: [error, samples]}}``. Appending
+    costs the same after ten thousand plans as after ten. What a killed process left of a line is passed over: the file
+    saves work, and nothing is lost with it.
+    """
+
+    def __init__(self, path: Path, metric: str) -> None:
+        self._path = path
+        self._metric = metric
+        self._offset = 0
+        self.errors: dict[str, EmulatedError] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what has been appended since."""
+        if not self._path.exists():
+            return
+        with writing(self._path), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # is being written, or never will be
+                    break
+                self._offset += len(line)
+                self._take(line)
+
+    def add(self, errors: Mapping[str, EmulatedError]) -> None:
+        """Append errors of plans."""
+        self.errors.update(errors)
+        document = {plan: [encode_float(error.value), error.samples] for plan, error in errors.items()}
+        line = json.dumps({"metric": self._metric, "errors": document}, separators=(",", ":"), allow_nan=False)
+        # One write, which other processes' do not mix with; its own line also after one that was torn.
+        with writing(self._path):
+            number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            with os.fdopen(number, "wb", buffering=0) as file:
+                file.write(b"\n" + line.encode() + b"\n")
+
+    def _take(self, text: bytes) -> None:
+        try:
+            document: Any = json.loads(text)
+            if document["metric"] == self._metric:
+                errors = document["errors"].items()
+                self.errors.update({plan: EmulatedError(decode_float(error), n) for plan, (error, n) in errors})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
 
 
 class PlanEmulator:
@@ -51,19 +103,6 @@ class PlanEmulator:
         searched: SearchedError | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the errors that an earlier run left in the file.
-
-        Args:
-            space: turns choices into plans.
-            toolchain: emulates; its reference is taken already.
-            metric: the objective statistic.
-            path: file that keeps the errors; every call that asked for new ones appends to it.
-            listener: receives a warning when the machine fails.
-            alone: free group -> error of the plan with that group alone in FP16, if already emulated.
-            limits: that end the search: past them nothing is emulated.
-            searched: how the sampler judges errors; None judges them by the metric.
-            clock: seconds, monotonic.
-        """
         self._searched = searched or SearchedError(metric)
         self._plain = replace(self._searched, tolerances=(), max_error=None)
         self._limits = limits
@@ -79,15 +118,8 @@ class PlanEmulator:
         self._emulating_s, self._emulated = 0.0, 0
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
-        """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group.
-
-        Returns:
-            The error of each as the sampler judges it; ``inf`` where it is not finite, NaN where the emulation failed.
-
-        Raises:
-            RunError: the file cannot be written, or the disk is full.
-        """
-        plans = [self._space.plan(one) for one in choices]
+        """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group."""
+        plans = [self._space.plan(each) for each in choices]
         judged = self._searched.key
         new = {plan.fingerprint: plan for plan in plans if self._known(plan, judged) is None}
         if new and self._works and (self._limits is None or self._limits.reached() is None):
@@ -96,12 +128,7 @@ class PlanEmulator:
         return [math.nan if error is None else error.value for error in errors]
 
     def learn(self, alone: Mapping[str, float], judged: Mapping[str, float] | None = None) -> None:
-        """Take over errors of groups alone that have been emulated on all samples meanwhile.
-
-        Args:
-            alone: free group -> the objective statistic.
-            judged: the same errors as the sampler judges them; None where that is the objective statistic.
-        """
+        """Take over errors of groups alone that have been emulated on all samples meanwhile."""
         for key, errors in ((self._searched.key, judged or alone), (self._plain.key, alone)):
             for group, error in errors.items():
                 plan = self._fp32.replace({group: self._space.reduced_of(group)})
@@ -126,7 +153,7 @@ class PlanEmulator:
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
         started = self._clock()
         try:
-            found = emulate_outputs(self._toolchain, list(plans.values()), self._listener)
+            outputs = emulate_outputs(self._toolchain, list(plans.values()), self._listener)
         except RunError as error:
             self._works = False
             self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
@@ -134,7 +161,7 @@ class PlanEmulator:
         self._emulating_s += self._clock() - started
         self._emulated += len(plans)
         for judge in {self._plain.key: self._plain, self._searched.key: self._searched}.values():
-            errors = {plan: _emulated(error, judge) for plan, error in zip(plans, found, strict=True)}
+            errors = {plan: _emulated(error, judge) for plan, error in zip(plans, outputs, strict=True)}
             kept = self._kept[judge.key]
             kept.refresh()  # Another search in the same run directory may have added some meanwhile.
             kept.add(errors)
@@ -147,15 +174,6 @@ def emulate_outputs(
 
     One that crashes alone is emulated again in fresh processes first. After several such plans in a row all-FP32 is
     emulated, as a control.
-
-    Args:
-        toolchain: emulates.
-        plans: what to emulate.
-        listener: receives a warning before each further attempt, and where plans can no longer share a session.
-        part: one of the parts of the toolchain's ``emulated_samples``; None takes all.
-
-    Raises:
-        RunError: the machine failed again and again, or all-FP32 failed, too.
     """
     # Of several, one may crash: they are emulated one by one then.
     alone = len(plans) == 1

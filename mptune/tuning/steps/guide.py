@@ -42,14 +42,9 @@ def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None)
 
     The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it in
     work, this one takes the other seeds meanwhile.
-
-    Args:
-        record: of the search.
-        space: has the seeds.
-        first: so many come before the sampler's first plan, the others after it; None lets all come before it.
     """
-    known = record.known()
-    seeds = [seed for seed in space.seeds if seed.plan.fingerprint not in known]
+    started = record.states()
+    seeds = [seed for seed in space.seeds if seed.plan.fingerprint not in started]
     if seeds[:1] == list(space.seeds[:1]):
         return seeds[:1]
     if first is None or has_proposed(record):
@@ -77,19 +72,6 @@ class Guide:
         emulator: PlanEmulator | None = None,
         searched: SearchedError | None = None,
     ) -> None:
-        """Tell the sampler what earlier runs have found.
-
-        Args:
-            record: of the search; its sampler is guided.
-            space: what may vary.
-            toolchain: of the search.
-            settings: of the search.
-            listener: receives the progress.
-            errors: one-group errors.
-            terms: of the roofline; None where no latency can be predicted.
-            emulator: of whole plans; None where evaluations are emulations themselves.
-            searched: how the sampler judges errors; None judges them by the metric of the record.
-        """
         self._record = record
         self._space = space
         self._toolchain = toolchain
@@ -113,9 +95,6 @@ class Guide:
         """Take more one-group errors, as many as are due by now, and tell the sampler.
 
         Called before the sampler's first plan and before every plan behind it, so that none waits for many.
-
-        Raises:
-            RunError: the machine failed, or a file cannot be written.
         """
         is_first = not self._told
         is_new = self._settled_seeds() != self._seeds_known
@@ -132,13 +111,13 @@ class Guide:
         return soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
 
     def _guide(self) -> Prior:
-        known, self._seeds_known = self._errors.sensitivity(), self._settled_seeds()
+        sensitivity, self._seeds_known = self._errors.sensitivity(), self._settled_seeds()
         exact = self._toolchain.latency_source == "predicted"
-        prior = make_prior(self._space, known, self._terms, exact=exact, anchors=self._anchors())
+        prior = make_prior(self._space, sensitivity, self._terms, exact=exact, anchors=self._anchors())
         if self._emulator is not None:
-            plain = self._errors.known().errors
-            done = [g for g in known.errors if g not in known.doubts]
-            self._emulator.learn({g: plain[g] for g in done}, {g: known.errors[g] for g in done})
+            plain = self._errors.unjudged().errors
+            done = [g for g in sensitivity.errors if g not in sensitivity.doubts]
+            self._emulator.learn({g: plain[g] for g in done}, {g: sensitivity.errors[g] for g in done})
         self._record.guide(prior, self._seed, self._emulator, self._searched, self._emulations_to_learn)
         return prior
 
@@ -155,8 +134,8 @@ class Guide:
             return []
         count = self._toolchain.emulated_samples.count
         origins = {seed.origin for seed in self._space.seeds}
-        found = (e for e in self._record.evaluations() if e.origin in origins)
-        usable = [e for e in found if e.is_finite and e.plan.reduced_groups]
+        seeds = (e for e in self._record.evaluations() if e.origin in origins)
+        usable = [e for e in seeds if e.is_finite and e.plan.reduced_groups]
         counted = (e.counted if self._searched is None else self._searched.of(e.error) for e in usable)
         return [error.of_first(count) for error in counted]
 
@@ -164,9 +143,9 @@ class Guide:
         return sum(origin_of(trial.user_attrs) != ORIGIN_SAMPLER for trial in self._record.trials.settled())
 
     def _tell(self) -> None:
-        known = self._errors.sensitivity()
-        failed = sum(group not in known.errors for group in known.failed)
-        missing = len(self._space.free) - len(known.errors) - failed
+        sensitivity = self._errors.sensitivity()
+        failed = sum(group not in sensitivity.errors for group in sensitivity.failed)
+        missing = len(self._space.free) - len(sensitivity.errors) - failed
         text = "searching"
         if missing:
             text += (

@@ -7,18 +7,18 @@ space.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel, Toolchain
 from mptune.errors import RunError
-from mptune.files import write_json
+from mptune.files import parse_json, write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision
+from mptune.json_form import JsonForm
 
 KERNELS_JSON = "kernels.json"
 """Name of the file in the run's data directory."""
@@ -27,7 +27,7 @@ CODES = {Precision.FP16: "no-fp16-kernel", Precision.BF16: "no-bf16-kernel"}
 
 
 @dataclass(frozen=True)
-class MissingKernels:
+class MissingKernels(JsonForm):
     """What the engine said.
 
     Attributes:
@@ -43,32 +43,17 @@ class MissingKernels:
     fused: tuple[FusedNodes, ...] = ()
 
     def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
-        nodes, bf16 = ([asdict(node) for node in of] for of in (self.nodes, self.bf16))
-        fused = [one.to_json() for one in self.fused]
-        more = {name: listed for name, listed in (("bf16", bf16), ("fused", fused)) if listed}
-        write_json(path, {"nodes": nodes, "warnings": list(self.warnings), **more})
+        """Write the JSON file that ``load`` reads."""
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
-        """Read what ``save`` wrote; nothing where there is no file.
-
-        Raises:
-            RunError: the file cannot be read. Whether it is gone, or holds something else, its hash says.
-        """
+        """Read what ``save`` wrote; nothing where there is no file. Whether it holds something else, its hash says."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            listed = document["nodes"], document.get("bf16", ())
-            nodes, bf16 = (tuple(MissingKernel(**node) for node in of) for of in listed)
-            fused = tuple(FusedNodes.from_json(one) for one in document.get("fused", ()))
-            return cls(nodes, tuple(document["warnings"]), bf16, fused)
+            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} cannot be read: {type(error).__name__}: {error}",
                 "copy the run directory again; where the search ran, the same `mptune search` asks the engine again",
@@ -76,33 +61,29 @@ class MissingKernels:
 
     def pins(self, grouped: GroupedModel, precision: Precision = Precision.FP16) -> dict[str, str]:
         """Group id -> why it cannot have a reduced precision, of the groups that hold such a node."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for node in self.bf16 if precision is Precision.BF16 else self.nodes:
             group = grouped.owners.get(node.node)
             if group is not None:
                 runs = f": {node.actual} runs it" if node.actual else ""
                 lacks = f"{node.wanted} has no {precision.name} kernel for {node.op_type}{runs}"
-                found.setdefault(group, node.reason or lacks)
-        return found
+                reasons.setdefault(group, node.reason or lacks)
+        return reasons
 
     def findings(self, grouped: GroupedModel) -> tuple[Finding, ...]:
         """One finding for each operator and precision."""
-        found = []
+        findings = []
         for precision, nodes in ((Precision.FP16, self.nodes), (Precision.BF16, self.bf16)):
             by_operator: dict[str, list[MissingKernel]] = {}
             for node in nodes:
                 if node.node in grouped.owners:
                     by_operator.setdefault(node.op_type, []).append(node)
-            found += [_finding(op_type, of, grouped, precision) for op_type, of in by_operator.items()]
-        return tuple(found)
+            findings += [_finding(op_type, lacking, grouped, precision) for op_type, lacking in by_operator.items()]
+        return tuple(findings)
 
 
 def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path) -> None:
-    """Write the answer of ``ask_for_kernels`` where ``MissingKernels.load`` reads it: ``KERNELS_JSON``.
-
-    Raises:
-        RunError: the disk is full, or the directory cannot be written.
-    """
+    """Write the answer of ``ask_for_kernels`` where ``MissingKernels.load`` reads it: ``KERNELS_JSON``."""
     ask_for_kernels(toolchain, precisions).save(data_dir / KERNELS_JSON)
 
 
@@ -139,7 +120,7 @@ def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel
     first, count, name = nodes[0], len(nodes), precision.name
     many = f"{count} nodes run" if count > 1 else "1 node runs"
     where = f"in {name} {many} on {first.actual}, with copies between" if first.actual else "nor has another provider"
-    of = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
+    held = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
     return Finding(
         code=CODES[precision],
         severity="info",
@@ -152,5 +133,5 @@ def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel
             f"{precision}_provider": first.actual or "none",
         },
         text=first.reason or f"{first.wanted} has no {name} kernel for {op_type}: {where}",
-        cure=f"{of} kept in FP32" if precision is Precision.FP16 else f"{of} kept out of BF16",
+        cure=f"{held} kept in FP32" if precision is Precision.FP16 else f"{held} kept out of BF16",
     )

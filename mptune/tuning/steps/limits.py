@@ -24,11 +24,19 @@ _NEXT_PLANS = 2
 """Beside that, room for so many plans of the size of the largest so far."""
 
 
-class Limit(str, Enum):
-    """A limit that the user gave, and that has been reached."""
+HOPELESS = 20
+"""So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
 
-    TIME = "the time is over"
+
+class Stop(str, Enum):
+    """Why a search stopped."""
+
+    BUDGET = "the budget is spent"
+    TIMEOUT = "the time is over"
     DISK = "the run directory has reached --max-disk"
+    CONVERGED = "no plan is expected to improve the front beyond the noise"
+    EXHAUSTED = "every plan of the search space has been evaluated"
+    HOPELESS = f"{HOPELESS} plans failed, and no plan with FP16 in it has ever run"
 
 
 class Limits:
@@ -41,14 +49,6 @@ class Limits:
         clock: Callable[[], float] = time.monotonic,
         elapsed_s: float = 0.0,
     ) -> None:
-        """The time begins now, or began earlier.
-
-        Args:
-            settings: ``timeout_s`` and ``max_disk_bytes``.
-            run_dir: the run directory; None where nothing is known of a disk.
-            clock: seconds, monotonic.
-            elapsed_s: how long ago the time began, by another process; below 0, where its clock is ahead, is 0.
-        """
         self._timeout_s, self._max_bytes = settings.timeout_s, settings.max_disk_bytes
         self._run_dir = run_dir
         self._clock = clock
@@ -61,14 +61,10 @@ class Limits:
         """Seconds since the time began."""
         return self._clock() - self._started_s
 
-    def reached(self) -> Limit | None:
-        """The limit that is reached; None where another evaluation may start.
-
-        Raises:
-            RunError: the disk is nearly full.
-        """
+    def reached(self) -> Stop | None:
+        """The limit that is reached; None where another evaluation may start."""
         if self._timeout_s is not None and self.elapsed_s >= self._timeout_s:
-            return Limit.TIME
+            return Stop.TIMEOUT
         if self._run_dir is None:
             return None
         free_bytes = shutil.disk_usage(self._run_dir).free
@@ -79,7 +75,7 @@ class Limits:
             self._largest_plan_bytes = max(self._largest_plan_bytes, size_bytes - self._size_bytes)
         self._size_bytes = size_bytes
         if self._max_bytes is not None and size_bytes + self._largest_plan_bytes > self._max_bytes:
-            return Limit.DISK
+            return Stop.DISK
         needed_bytes = LEAST_FREE_BYTES + _NEXT_PLANS * self._largest_plan_bytes
         if free_bytes < needed_bytes:
             raise RunError(
@@ -96,6 +92,6 @@ def size_of(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):  # Another process may delete its temporary files meanwhile.
-                found = Path(parent, name).lstat()
-                sizes[found.st_dev, found.st_ino] = found.st_size
+                status = Path(parent, name).lstat()
+                sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.samples import LazySamples
-from mptune.data.numbers import decode_float, encode_float
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
@@ -29,6 +28,7 @@ from mptune.graph.hazards.hazard import near_the_end
 from mptune.graph.hazards.probes import Seen
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
+from mptune.json_form import JsonForm
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.mismatch import profile_warnings
 from mptune.targets.target import Target
@@ -44,14 +44,7 @@ from mptune.tuning.steps.kernels import MissingKernels
 def search_space(
     workload: Workload, named: NamedSpace, observations: Observations, kernels: MissingKernels
 ) -> tuple[SearchSpace, tuple[Hazard, ...]]:
-    """What may be searched, and the hazards that say so.
-
-    Args:
-        workload: the model, and which precisions its plans have.
-        named: the search-space file.
-        observations: of the values.
-        kernels: that the engine lacks, and what it computes as one.
-    """
+    """What may be searched, and the hazards that say so."""
     grouped, precisions = workload.grouped, workload.precisions
     hazards = find_hazards(
         grouped,
@@ -72,7 +65,7 @@ def search_space(
 
 
 @dataclass(frozen=True)
-class Observations:
+class Observations(JsonForm):
     """What the untouched model showed on the samples; kept in the run directory, so that it is looked at once.
 
     Attributes:
@@ -94,48 +87,28 @@ class Observations:
     findings: tuple[Finding, ...] = ()
 
     def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
-        tensors = {t: {"absmax": encode_float(v), "shape": list(self.shapes[t])} for t, v in self.absmax.items()}
-        document = {
-            "tensors": tensors,
-            "warnings": list(self.warnings),
-            "masked": {t: asdict(seen) for t, seen in self.masked.items()},
-            "optimisation_error": {name: encode_float(x) for name, x in self.optimisation_error.items()},
-            "seen": self.seen.to_json(),
-            "findings": [finding.to_json() for finding in self.findings],
-        }
-        write_json(path, document)
+        """Write the JSON file that ``load`` reads."""
+        document = self.to_json()
+        shapes = document.pop("shapes")
+        tensors = {t: {"absmax": value, "shape": shapes[t]} for t, value in document.pop("absmax").items()}
+        write_json(path, {"tensors": tensors, **document})
 
     @classmethod
     def load(cls, path: Path) -> Observations | None:
         """Read what ``save`` wrote; None where there is nothing that can be read."""
         try:
             document = parse_json(path.read_text(encoding="utf-8"))
-            tensors = document["tensors"]
-            shapes = {t: tuple(facts["shape"]) for t, facts in tensors.items()}
-            return cls(
-                {t: decode_float(facts["absmax"]) for t, facts in tensors.items()},
-                shapes,
-                tuple(document["warnings"]),
-                {t: MaskedRows(**seen) for t, seen in document.get("masked", {}).items()},
-                {name: decode_float(x) for name, x in document.get("optimisation_error", {}).items()},
-                Seen.from_json(document["seen"], shapes) if "seen" in document else Seen(),
-                tuple(map(Finding.from_json, document.get("findings", ()))),
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            tensors = document["tensors"].items()
+            shapes = {t: tuple(facts["shape"]) for t, facts in tensors}
+            absmax = {t: facts["absmax"] for t, facts in tensors}
+            seen = Seen.from_json(document.pop("seen"), shapes) if "seen" in document else Seen()
+            return replace(cls.from_json({**document, "absmax": absmax, "shapes": shapes}), seen=seen)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
 
 def save_samples(workspace: Workspace, search: CalibrationSet, held_out: CalibrationSet) -> None:
-    """Write both sets of samples where jobs find them.
-
-    Raises:
-        RunError: the disk is full, or the directory cannot be written.
-    """
+    """Write both sets of samples where jobs find them."""
     search.save(workspace.samples("search"))
     held_out.save(workspace.samples("held_out"))
     if held_out.names:
@@ -145,13 +118,7 @@ def save_samples(workspace: Workspace, search: CalibrationSet, held_out: Calibra
 def observed_findings(
     observations: Observations, grouped: GroupedModel, indices: Sequence[int] = ()
 ) -> tuple[Finding, ...]:
-    """What the untouched model showed on the samples that has a code.
-
-    Args:
-        observations: of the search samples.
-        grouped: the model and its layer groups.
-        indices: index in the data of each search sample; empty where they are all of the data.
-    """
+    """What the untouched model showed on the samples that has a code."""
     first = indices[0] if indices else 0
     return (
         *observations.findings,
@@ -169,29 +136,17 @@ def observe(
     skip: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Observations:
-    """Take the references, check them, and observe the ranges.
-
-    Args:
-        toolchain: runs the untouched model.
-        listener: receives the progress.
-        model: the untouched model; None looks at what it computes alone.
-        indices: set -> index in the data of each of its samples.
-        skip: go on where what the model computes cannot be a reference.
-        meanwhile: what else the toolchain is asked, which needs no ranges: they may be observed beside it.
-
-    Raises:
-        BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
-    """
-    found = () if model is None else training_findings(model, "search", is_run=True)
+    """Take the references, check them, and observe the ranges."""
+    findings = () if model is None else training_findings(model, "search", is_run=True)
     if not skip:
-        stop_at_errors(found)
+        stop_at_errors(findings)
     listener.stage("computing the reference outputs")
     reference = _reference(toolchain, "search", listener)
-    found += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)
+    findings += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)
     held_out = _reference(toolchain, "held_out", listener)
     others = check_reference(held_out, indices=indices.get("held_out", ()), skip=skip)
-    codes = {(finding.code, finding.where.outputs) for finding in found}
-    found += tuple(
+    codes = {(finding.code, finding.where.outputs) for finding in findings}
+    findings += tuple(
         replace(finding, text=f"held-out samples: {finding.text}")
         for finding in others
         if (finding.code, finding.where.outputs) not in codes
@@ -209,7 +164,7 @@ def observe(
         {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None},
         {} if isinstance(reference, Failure) else reference.optimisation_error,
         seen_of(ranges, indices.get("search", ())),
-        without_repetition(found),
+        without_repetition(findings),
     )
 
 
@@ -218,12 +173,7 @@ def _reference(toolchain: Toolchain, which: SampleSet, listener: Listener) -> Re
 
 
 def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:
-    """The machine, with warnings where it is measured and is not what the profile's figures hold for.
-
-    Args:
-        toolchain: who measures, or predicts: then the machine is not the device, and says nothing of it.
-        target: the profile; None where the caller brought a toolchain of its own.
-    """
+    """The machine, with warnings where it is measured and is not what the profile's figures hold for."""
     environment = toolchain.environment()
     if target is None or environment.jetson is None or toolchain.latency_source != "measured":
         return environment
@@ -233,14 +183,7 @@ def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:
 def check_memory(
     observations: Observations, model: Model, target: Target | None, *, measured: bool = False
 ) -> Observations:
-    """The observations with a warning where the model will not fit the target's memory.
-
-    Args:
-        observations: have the shapes.
-        model: the model.
-        target: the device; None where the caller brought a toolchain of its own.
-        measured: engines run on it.
-    """
+    """The observations with a warning where the model will not fit the target's memory."""
     if target is None:
         return observations
     about_memory = memory_warnings(memory_need(model, observations.shapes), target, measured=measured)

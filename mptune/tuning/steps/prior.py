@@ -93,13 +93,13 @@ def make_prior(
 
 def _alternatives(space: SearchSpace, terms: LatencyTerms | None, position: Mapping[str, int]) -> Alternatives | None:
     """What is known of the groups that may be FP16 and BF16; None where there are none."""
-    both = [group for group in space.free if group in space.alternatives]
-    if not both:
+    either = [group for group in space.free if group in space.alternatives]
+    if not either:
         return None
-    groups, unknown = tuple(position[group] for group in both), (math.nan,) * len(both)
+    groups, unknown = tuple(position[group] for group in either), (math.nan,) * len(either)
     if terms is None:
-        return Alternatives(groups, unknown, (0.0,) * len(both))
-    columns = {group: len(space.free) + index for index, group in enumerate(both)}
+        return Alternatives(groups, unknown, (0.0,) * len(either))
+    columns = {group: len(space.free) + index for index, group in enumerate(either)}
 
     def end(group: str) -> End:
         if group in space.pinned:
@@ -112,16 +112,16 @@ def _alternatives(space: SearchSpace, terms: LatencyTerms | None, position: Mapp
     for term in terms.boundaries:
         producer = FIXED[0] if term.producer_group is None else end(term.producer_group)
         readers = dict.fromkeys((*map(end, term.consumer_groups), *((FIXED[0],) if term.fp32_consumer else ())))
-        tensor = Casts(producer, tuple(one for one in readers if one != producer))
+        tensor = Casts(producer, tuple(reader for reader in readers if reader != producer))
         if tensor.readers and tensor.members:
             costs_ms[tensor] = costs_ms.get(tensor, 0.0) + max(term.cost_ms, 0.0)
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
-    nothing = np.zeros((len(space.free) + len(both), 1), dtype=bool)
+    nothing = np.zeros((len(space.free) + len(either), 1), dtype=bool)
     cast_ms = float(np.array(list(costs_ms.values())) @ CastCounts(list(costs_ms)).of(nothing)[:, 0])
     return Alternatives(
         groups,
         unknown,
-        (0.0,) * len(both),
+        (0.0,) * len(either),
         tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
         tuple(costs_ms),
         tuple(costs_ms.values()),
@@ -140,9 +140,9 @@ def _boundaries(space: SearchSpace, terms: LatencyTerms, position: Mapping[str, 
     boundaries: dict[Boundary, float] = {}
 
     def add(ends: Iterable[str | None], cost_ms: float, *, fp32: bool = False, reduced: bool = False) -> None:
-        known = [end for end in dict.fromkeys(ends) if end is not None]
-        members = tuple(sorted(position[end] for end in known if end in position))
-        reduced = reduced or any(end in space.pinned for end in known)
+        groups = [end for end in dict.fromkeys(ends) if end is not None]
+        members = tuple(sorted(position[end] for end in groups if end in position))
+        reduced = reduced or any(end in space.pinned for end in groups)
         if members and not (fp32 and reduced) and len(members) + fp32 + reduced > 1:
             boundary = Boundary(members, fp32, reduced)
             boundaries[boundary] = boundaries.get(boundary, 0.0) + cost_ms
@@ -198,19 +198,19 @@ def log_square_errors(
         is_partial = group in sensitivity.doubts and group in sensitivity.taken
         return excess[sensitivity.taken[group].sample_count] if is_partial else (0.0, 0.0)
 
-    known = {
+    taken_logs = {
         group: math.inf if math.isinf(error) else 2.0 * math.log(max(error, ERROR_FLOOR)) - excess_of(group)[0]
         for group, error in sensitivity.errors.items()
     }
     finite: dict[str, list[float]] = {}
     facts = {group.id: (f"pattern {group.pattern}", f"kind {group.kind}", "") for group in space.groups}
     for group in space.free:
-        if math.isfinite(known.get(group, math.inf)):
+        if math.isfinite(taken_logs.get(group, math.inf)):
             for fact in facts[group]:
-                finite.setdefault(fact, []).append(known[group])
+                finite.setdefault(fact, []).append(taken_logs[group])
     return {
-        group: (known[group], math.hypot(2.0 * sensitivity.doubts.get(group, 0.0), excess_of(group)[1]))
-        if group in known
+        group: (taken_logs[group], math.hypot(2.0 * sensitivity.doubts.get(group, 0.0), excess_of(group)[1]))
+        if group in taken_logs
         else _estimate(facts[group], finite)
         for group in space.free
     }
@@ -221,9 +221,11 @@ def _excess(few: Sequence[OutputError], on_all: Sequence[OutputError], metric: s
 
     As if one more anchor had shown no excess: one alone says little of the groups.
     """
-    values = [(one.value(metric), all_.value(metric)) for one, all_ in zip(few, on_all, strict=True)]
+    values = [(on_few.value(metric), all_.value(metric)) for on_few, all_ in zip(few, on_all, strict=True)]
     ratios = [
-        2.0 * math.log(one / all_) for one, all_ in values if min(one, all_) > ERROR_FLOOR and one + all_ < math.inf
+        2.0 * math.log(on_few / all_)
+        for on_few, all_ in values
+        if min(on_few, all_) > ERROR_FLOOR and on_few + all_ < math.inf
     ]
     if not ratios:
         return 0.0, 0.0

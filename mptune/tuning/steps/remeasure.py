@@ -18,10 +18,10 @@ from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import belongs_to
-from mptune.data.numbers import encode_float
 from mptune.engines.base import Failure, Measurement, Toolchain
 from mptune.engines.timing.latency import Latency, pool_latencies
 from mptune.graph.plan import PrecisionPlan
+from mptune.json_form import encode_float
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.failures import describe, machine_error
@@ -45,13 +45,7 @@ _VAIN = 2
 def candidates(
     evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = (), dropped: Collection[str] = ()
 ) -> tuple[Evaluation, ...]:
-    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first.
-
-    Args:
-        evaluations: of all plans.
-        tolerances: the front is of the plans within these, where there are any.
-        dropped: fingerprints of plans that are candidates, but not on the front: they hide no plan that is sound.
-    """
+    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first."""
     sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
     seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
     off = [e for e in evaluations if e.plan.fingerprint in dropped and e.is_finite]
@@ -65,11 +59,6 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
     already, then those of the rest that lie farthest from all of these. Where re-measuring changes the choice, the plan
     that is chosen now comes in too.
-
-    Args:
-        record: the study.
-        settings: how many, and the limits that the choice is made by.
-        rounds: how many each point should have.
     """
     evaluations, dropped = _counted(record, settings), dropped_plans(record, settings.ignore)
     every = candidates(evaluations, settings.tolerance, dropped)
@@ -85,10 +74,10 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
     wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
     wanted |= {e.plan.fingerprint for e in every if _rounds_of(notes, e.plan)}
-    taken = [e for e in every if e.plan.fingerprint in wanted]
+    points = [e for e in every if e.plan.fingerprint in wanted]
     rest = [e for e in every if e.plan.fingerprint not in wanted]
-    taken += _spread(rest, taken, settings.confirm_points - len(taken))
-    kept = {e.plan.fingerprint for e in taken}
+    points += _spread(rest, points, settings.confirm_points - len(points))
+    kept = {e.plan.fingerprint for e in points}
     return tuple(e for e in every if e.plan.fingerprint in kept)
 
 
@@ -106,20 +95,20 @@ def _counted(record: StudyRecord, settings: SearchSettings) -> tuple[Evaluation,
     return tuple(evaluation.ignoring(settings.ignore) for evaluation in record.evaluations())
 
 
-def _spread(rest: Sequence[Evaluation], taken: Sequence[Evaluation], count: int) -> list[Evaluation]:
+def _spread(rest: Sequence[Evaluation], placed: Sequence[Evaluation], count: int) -> list[Evaluation]:
     """One by one, the point that lies farthest from all that are taken; latency and log error over their ranges."""
-    every = [*rest, *taken]
+    every = [*rest, *placed]
     axes = ([e.latency.median_ms for e in every], [math.log(max(e.error_value, ERROR_FLOOR)) for e in every])
     scaled = [[(v - min(axis)) / ((max(axis) - min(axis)) or 1.0) for v in axis] for axis in axes]
     place = {e.plan.fingerprint: point for e, point in zip(every, zip(*scaled, strict=True), strict=True)}
-    found: list[Evaluation] = []
+    spread: list[Evaluation] = []
     left = list(rest)
-    while left and len(found) < count:
-        near = [place[e.plan.fingerprint] for e in (*taken, *found)]
+    while left and len(spread) < count:
+        near = [place[e.plan.fingerprint] for e in (*placed, *spread)]
         best = max(left, key=lambda e: min(math.dist(place[e.plan.fingerprint], other) for other in near))
-        found.append(best)
+        spread.append(best)
         left.remove(best)
-    return found
+    return spread
 
 
 def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
@@ -155,12 +144,6 @@ def to_measure(
 
     First every point once, then round by round, as far as ``rounds``, the chosen point and those in doubt
     (``mptune.tuning.fronts.dominance.in_doubt``): a round is judged before the next one begins.
-
-    Args:
-        record: the study.
-        settings: of the search.
-        rounds: how many each of these points has at most.
-        failed: fingerprints of points that are not tried again.
     """
     points = [p for p in points_to_confirm(record, settings, rounds) if p.plan.fingerprint not in failed]
     if todo := missing(record, points, 1):
@@ -185,9 +168,6 @@ def confirm(
     """Measure what is missing (``to_measure``), each round in a fresh process, until a limit is reached.
 
     Rounds are interleaved, so that a slow drift of the machine meets all points alike.
-
-    Raises:
-        RunError: the machine failed again and again, or the record cannot be written.
     """
     failed: set[str] = set()
     while todo := to_measure(record, settings, rounds, failed):
@@ -213,12 +193,6 @@ def measure_again(
 
     A point that fails is tried once more in a fresh process, then left for the next session. After several failures in
     a row all-FP32 is run, as a control.
-
-    Returns:
-        Fingerprints of the plans that failed.
-
-    Raises:
-        RunError: the machine failed again and again, all-FP32 fails now, too, or the record cannot be written.
     """
     failed: set[str] = set()
     in_a_row = in_vain = 0
@@ -257,16 +231,6 @@ def confirmed_evaluations(
     The latency of a point is summed up again over its rounds, with an interval that holds what differs between sessions
     (``Sessions``), as all that was measured since shows it. The held-out error is that of the worst round.
     ``remeasured`` is True only where latency was measured again, in all rounds or until its place was not in doubt.
-
-    Args:
-        record: the study.
-        rounds: how many each point should have.
-        latency: how latencies are summed up.
-        points: which to read back; None takes the candidates.
-
-    Returns:
-        The points, less those that are not finite on the held-out samples; and what could not be re-measured. A point
-        that failed or was not measured again is as the search left it, and so is the baseline in any case.
     """
     notes, sessions = record.notes(_PREFIX), Sessions(record)
     kept: list[Evaluation] = []
@@ -311,11 +275,7 @@ def _measure(
 def _measure_once(
     toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
 ) -> tuple[Measurement | Failure, int]:
-    """Measure a plan; again in a fresh process where it fails, and as often as is set where the machine does.
-
-    Returns:
-        The last result, and how many failures before it were the machine's: they did not come again.
-    """
+    """Measure a plan; again in a fresh process where it fails, and as often as is set where the machine does."""
     faults = failures = 0
     while True:
         result = toolchain.evaluate(point.plan, "held_out")
@@ -352,7 +312,7 @@ def _pooled(
     latency = pool_latencies(latencies, settings)
     return replace(
         point,
-        latency=sessions.corrected(latency, [one.session for one in latencies]),
+        latency=sessions.corrected(latency, [each.session for each in latencies]),
         held_out=errors[max(range(len(errors)), key=values.__getitem__)],
         held_out_least=min(value for _, value in values) if len(values) > 1 else None,
         engine_path=engines[-1] if engines else point.engine_path,
@@ -377,8 +337,8 @@ def _key(plan: PrecisionPlan, number: int) -> str:
 
 def _rounds_of(notes: Mapping[str, Any], plan: PrecisionPlan) -> list[Mapping[str, Any]]:
     prefix = f"{_PREFIX}{plan.fingerprint}:"
-    found = {int(key.removeprefix(prefix)): note for key, note in notes.items() if key.startswith(prefix)}
-    return [found[number] for number in sorted(found)]
+    by_number = {int(key.removeprefix(prefix)): note for key, note in notes.items() if key.startswith(prefix)}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def _holds(note: Mapping[str, Any] | None, metric: str) -> bool:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Toolchain
 from mptune.files import parse_json, write_json
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import JsonForm
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
@@ -54,7 +55,7 @@ _UNSEEN_DOUBT = 1.0
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(JsonForm):
     """One-group errors.
 
     Attributes:
@@ -80,37 +81,21 @@ class Sensitivity:
 
     def judged(self, searched: SearchedError) -> Sensitivity:
         """The same errors as the sampler judges them."""
-        taken = {group: searched.of(error) for group, error in self.taken.items()}
-        return replace(
-            self, errors={**self.errors, **{g: _value(e, self.metric) for g, e in taken.items()}}, taken=taken
-        )
+        judged = {group: searched.of(error) for group, error in self.taken.items()}
+        errors = {**self.errors, **{g: _value(e, self.metric) for g, e in judged.items()}}
+        return replace(self, errors=errors, taken=judged)
 
     def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
-        errors = {group: encode_float(error) for group, error in self.errors.items()}
-        taken = {group: error.to_json() for group, error in self.taken.items()}
-        known = {"metric": self.metric, "errors": errors, "taken": taken, "doubts": dict(self.doubts)}
-        write_json(path, {**known, "failed": list(self.failed)})
+        """Write the JSON file that ``load`` reads."""
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path, metric: str) -> Sensitivity:
-        """What ``save`` wrote for this metric; empty where there is nothing that can be read."""
-        try:
-            document = parse_json(path.read_text(encoding="utf-8"))
-            if document["metric"] == metric:
-                return cls(
-                    metric,
-                    {g: decode_float(e) for g, e in document["errors"].items()},
-                    {g: OutputError.from_json(e) for g, e in document.get("taken", {}).items()},
-                    {g: float(d) for g, d in document.get("doubts", {}).items()},
-                    tuple(document.get("failed", ())),
-                )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
+        """What was written for this metric; empty where there is nothing that can be read."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            kept = cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+            if kept.metric == metric:
+                return kept
         return cls(metric, {})
 
 
@@ -144,20 +129,6 @@ class OneGroupErrors:
         searched: SearchedError | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Read what an earlier run left in the file.
-
-        Args:
-            space: its free groups are taken.
-            toolchain: emulates; its reference is taken already.
-            metric: the objective statistic.
-            path: file that keeps the result, written after every few groups.
-            listener: receives the progress.
-            shared: what the other workers of the search do; None where there are none.
-            sleep: waits for so many seconds, where other workers have the rest in work.
-            gains_ms: group id -> latency that FP16 saves there; None where that is not known.
-            searched: how errors are judged; None judges them by the metric. The file keeps them as they are.
-            limits: that end the search: past them nothing is emulated.
-        """
         self._searched = searched or SearchedError(metric)
         self._limits = limits
         self._space = space
@@ -169,21 +140,21 @@ class OneGroupErrors:
         self._sleep = sleep
         self._stakes = _stakes(space.free, gains_ms or {})
         self._parts = toolchain.emulated_samples.parts
-        known = Sensitivity.load(path, metric)
-        kept = {g: error for g, error in known.taken.items() if g in space.free}
-        self._final = {g: error for g, error in known.errors.items() if g in space.free and g not in kept}
+        recorded = Sensitivity.load(path, metric)
+        kept = {g: error for g, error in recorded.taken.items() if g in space.free}
+        self._final = {g: error for g, error in recorded.errors.items() if g in space.free and g not in kept}
         # Under tolerances that the search did not have before, errors are taken anew.
-        self._taken = {g: self._searched.kept(error) for g, error in kept.items() if self._searched.is_kept(error)}
-        self._failed = {g for g in known.failed if g in space.free}
+        self._errors = {g: self._searched.kept(error) for g, error in kept.items() if self._searched.is_kept(error)}
+        self._failed = {g for g in recorded.failed if g in space.free}
         self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
-        self._saved = known
-        self._known: Sensitivity | None = None  # kept till more is taken: both are asked for before every plan
+        self._saved = recorded
+        self._sensitivity: Sensitivity | None = None  # kept till more is taken: both are asked for before every plan
         self._doubted: dict[str, float] | None = None
 
     @property
     def spent(self) -> int:
         """Emulations so far, each of one group on one sample; those of all workers, and of earlier runs."""
-        return sum(map(self._samples, self._taken)) + len(self._final) + len(self._failed - self._taken.keys())
+        return sum(map(self._samples, self._errors)) + len(self._final) + len(self._failed - self._errors.keys())
 
     def take(self, allowed: float, *, wait: bool = False) -> bool:
         """Emulate what is wanted most, as long as ``spent`` stays within what is allowed.
@@ -214,24 +185,24 @@ class OneGroupErrors:
 
     def sensitivity(self) -> Sensitivity:
         """All that is known, as the sampler judges it."""
-        return self.known().judged(self._searched)
+        return self.unjudged().judged(self._searched)
 
-    def known(self) -> Sensitivity:
+    def unjudged(self) -> Sensitivity:
         """The same by the metric, with the statistics of ignored outputs: another call may not ignore them."""
-        if self._known is not None:
-            return self._known
+        if self._sensitivity is not None:
+            return self._sensitivity
         ignored = self._searched.ignored
-        values = {g: _value(error.without(ignored), self._metric) for g, error in self._taken.items()}
+        values = {g: _value(error.without(ignored), self._metric) for g, error in self._errors.items()}
         errors, doubts = {**values, **self._final}, self._doubts()
         free = [g for g in self._space.free if g in errors]
-        self._known = Sensitivity(
+        self._sensitivity = Sensitivity(
             self._metric,
             {g: errors[g] for g in free},
-            {g: self._taken[g] for g in free if g in self._taken},
+            {g: self._errors[g] for g in free if g in self._errors},
             {g: doubts[g] for g in free if doubts.get(g)},
             tuple(g for g in self._space.free if g in self._failed),
         )
-        return self._known
+        return self._sensitivity
 
     # -- what comes next ----------------------------------------------------------------------------------------
 
@@ -275,7 +246,7 @@ class OneGroupErrors:
         return part.start == 0 or self._toolchain.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
 
     def _samples(self, group: str) -> int:
-        return self._taken[group].sample_count if group in self._taken else 0
+        return self._errors[group].sample_count if group in self._errors else 0
 
     def _doubts(self) -> dict[str, float]:
         """Standard deviation of the log of each error that has been taken, against the one on all samples.
@@ -286,21 +257,21 @@ class OneGroupErrors:
         if self._doubted is not None:
             return self._doubted
         count = self._parts[-1].stop
-        counted = {g: self._searched.of(error) for g, error in self._taken.items()}
+        counted = {g: self._searched.of(error) for g, error in self._errors.items()}
         own = {g: spread for g, e in counted.items() if (spread := _spread(e, self._metric)) is not None}
         squares = [spread**2 for spread in own.values()]
         common = math.sqrt(float(np.mean(squares))) if squares else _ASSUMED_SPREAD
         doubts = {}
         for group, error in counted.items():
-            taken, value = error.sample_count, _value(error, self._metric)
-            if taken >= count or math.isinf(value):
+            count_taken, value = error.sample_count, _value(error, self._metric)
+            if count_taken >= count or math.isinf(value):
                 doubts[group] = 0.0
             elif value <= ERROR_FLOOR:
                 doubts[group] = _UNSEEN_DOUBT
             else:
-                weight = taken - 1 if group in own else 0
+                weight = count_taken - 1 if group in own else 0
                 square = (_ASSUMED_WEIGHT * common**2 + weight * own.get(group, 0.0) ** 2) / (_ASSUMED_WEIGHT + weight)
-                doubts[group] = math.sqrt(square * (1.0 - taken / count) / taken)
+                doubts[group] = math.sqrt(square * (1.0 - count_taken / count) / count_taken)
         self._doubted = doubts
         return doubts
 
@@ -313,12 +284,12 @@ class OneGroupErrors:
         return next((job for job in jobs if job.key == key), None)
 
     def _do(self, job: _Job) -> None:
-        done, free = len(self._failed | self._taken.keys() | self._final.keys()), len(self._space.free)
+        done, free = len(self._failed | self._errors.keys() | self._final.keys()), len(self._space.free)
         more = "" if job.part.start == 0 else f", {job.part.stop} samples of {len(job.groups)}"
         self._listener.stage(f"one-group errors: {done} of {free} groups{more}")
         plans = [self._fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
-        found = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
-        kept = (None if error is None else self._searched.kept(error) for error in found)
+        outputs = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
+        kept = (None if error is None else self._searched.kept(error) for error in outputs)
         errors = dict(zip(job.groups, kept, strict=True))
         for group, error in errors.items():
             self._add(group, job.part, error)
@@ -329,50 +300,32 @@ class OneGroupErrors:
     def _add(self, group: str, part: range, error: OutputError | None) -> None:
         """Add what a part of the samples showed; None where emulation fails, which is no evidence of overflow."""
         if error is None:
-            self._known = None
+            self._sensitivity = None
             self._failed.add(group)
         elif group not in self._final and self._samples(group) == part.start:
-            self._known = self._doubted = None
-            known = self._taken.get(group)
-            both = error if known is None else known.with_samples_of(error)
-            if known is None or (known.per_output.keys() == error.per_output.keys() and both.has(self._metric)):
-                self._taken[group] = both
+            self._sensitivity = self._doubted = None
+            earlier = self._errors.get(group)
+            joined = error if earlier is None else earlier.with_samples_of(error)
+            if earlier is None or (earlier.per_output.keys() == error.per_output.keys() and joined.has(self._metric)):
+                self._errors[group] = joined
             else:  # Outputs whose shape depends on values were compared in another way: the parts do not add up.
-                del self._taken[group]
+                del self._errors[group]
                 ignored = self._searched.ignored
-                values = (_value(one.without(ignored), self._metric) for one in (known, error))
+                values = (_value(part_error.without(ignored), self._metric) for part_error in (earlier, error))
                 self._final[group] = max(values)
 
     def _read_shared(self) -> None:
         if self._shared is not None:
-            for part, errors in self._shared.known():
+            for part, errors in self._shared.results():
                 for group, error in errors.items():
                     if group in self._fp32.precision:
                         self._add(group, part, error)
 
     def _save(self) -> None:
-        known = self.known()
-        if known != self._saved:
-            known.save(self._path)
-            self._saved = known
-
-
-def find_sensitivity(
-    space: SearchSpace,
-    toolchain: Toolchain,
-    metric: str,
-    path: Path,
-    listener: Listener,
-    shared: SharedErrors | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Sensitivity:
-    """All one-group errors, known well enough; what an earlier call wrote is not done again.
-
-    Args and errors as ``OneGroupErrors`` and its ``take``.
-    """
-    errors = OneGroupErrors(space, toolchain, metric, path, listener, shared, sleep)
-    errors.take(math.inf, wait=True)
-    return errors.sensitivity()
+        sensitivity = self.unjudged()
+        if sensitivity != self._saved:
+            sensitivity.save(self._path)
+            self._saved = sensitivity
 
 
 def _stakes(groups: Sequence[str], gains_ms: Mapping[str, float]) -> dict[str, float]:

@@ -21,27 +21,21 @@ class SharedErrors:
     """Shares the emulation of groups out, through the study."""
 
     def __init__(self, record: StudyRecord, metric: str) -> None:
-        """Read nothing yet.
-
-        Args:
-            record: the study.
-            metric: the statistic: each has errors of its own.
-        """
         self._record = record
-        self._found = f"one-group errors by sample:{metric}:"
+        self._results = f"one-group errors by sample:{metric}:"
         self._claims = f"one-group errors in work:{metric}:"
         self._mine = this_process()
 
-    def known(self) -> list[tuple[range, dict[str, OutputError | None]]]:
+    def results(self) -> list[tuple[range, dict[str, OutputError | None]]]:
         """What any worker has found: samples, and group -> its error on them; None where emulation fails.
 
         Parts of the samples that come first are first.
         """
-        found = []
-        for note in self._record.notes(self._found).values():
+        parts = []
+        for note in self._record.notes(self._results).values():
             errors = {g: None if e is None else OutputError.from_json(e) for g, e in note["errors"].items()}
-            found.append((range(*note["samples"]), errors))
-        return sorted(found, key=lambda entry: entry[0].start)
+            parts.append((range(*note["samples"]), errors))
+        return sorted(parts, key=lambda entry: entry[0].start)
 
     def claim(self, jobs: Sequence[str]) -> str | None:
         """Take the first of the jobs that no living worker has in work; None where each has one."""
@@ -56,10 +50,10 @@ class SharedErrors:
 
     def keep(self, job: str, part: range, errors: Mapping[str, OutputError | None]) -> None:
         """Write down what was found for the groups of a job on a part of the samples."""
-        key = f"{self._found}{job}"
-        found = {group: None if error is None else error.to_json() for group, error in errors.items()}
+        key = f"{self._results}{job}"
+        added = {group: None if error is None else error.to_json() for group, error in errors.items()}
         before = (self._record.note(key) or {}).get("errors", {})
-        self._record.set_note(key, {"samples": [part.start, part.stop], "errors": {**before, **found}})
+        self._record.set_note(key, {"samples": [part.start, part.stop], "errors": {**before, **added}})
         # Other groups of it may be wanted later. Not None: a study keeps that beside a dictionary, not in its place.
         self._record.set_note(f"{self._claims}{job}", {})
 

@@ -6,14 +6,13 @@ import itertools
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
+from functools import partial
 
 import numpy as np
 
 from mptune.engines.base import Failure, Measurement, Toolchain
-from mptune.errors import BaselineError, RunError, SettingsError
+from mptune.errors import BaselineError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
@@ -29,7 +28,7 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts, doubt
 from mptune.tuning.steps.baseline import check_first_evaluation
 from mptune.tuning.steps.guide import due_seeds, has_proposed
-from mptune.tuning.steps.limits import Limit, Limits
+from mptune.tuning.steps.limits import HOPELESS, Limits, Stop
 from mptune.tuning.steps.remeasure import announce
 
 DUPLICATES_IN_A_ROW = 3
@@ -53,27 +52,7 @@ PATIENCE = 8
 LEAST_IMPROVEMENT = 2e-5
 """Expected hypervolume improvement: a tenth of a percent of the latency on a fiftieth of the error's axis."""
 
-HOPELESS = 20
-"""So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
-
 _WAIT_S = 0.3
-
-_VAIN = 2
-"""After so many measurements again, in a fresh process, that changed nothing, errors are what they are."""
-
-
-class Stop(str, Enum):
-    """Why a search stopped."""
-
-    BUDGET = "the budget is spent"
-    TIMEOUT = Limit.TIME.value
-    DISK = Limit.DISK.value
-    CONVERGED = "no plan is expected to improve the front beyond the noise"
-    EXHAUSTED = "every plan of the search space has been evaluated"
-    HOPELESS = f"{HOPELESS} plans failed, and no plan with FP16 in it has ever run"
-
-
-_LIMITS = {Limit.TIME: Stop.TIMEOUT, Limit.DISK: Stop.DISK}
 
 
 class Tuner:
@@ -93,21 +72,6 @@ class Tuner:
         before_proposal: Callable[[], None] | None = None,
         seeds_first: int | None = None,
     ) -> None:
-        """Wire the parts.
-
-        Args:
-            record: opened, its dead trials not yet taken up.
-            space: what may vary, and the seeds.
-            toolchain: evaluates plans on the search samples; its reference is taken already.
-            settings: budget, timeout, retries, seed.
-            listener: receives every outcome.
-            clock: seconds, monotonic.
-            emulated: gives the emulated error of a plan, which is recorded beside the measured one.
-            limits: that end the search early; None takes those of the settings, from the start of ``run`` on.
-            sleep: waits for so many seconds, where other workers have the rest of the budget in work.
-            before_proposal: called before the sampler is asked for a plan, and before every plan behind its first.
-            seeds_first: so many of the seeds come before the sampler's first plan, the others after it; None for all.
-        """
         self._sleep = sleep
         self._record = record
         self._space = space
@@ -119,7 +83,6 @@ class Tuner:
         self._limits = limits
         self._before_proposal = before_proposal
         self._seeds_first = seeds_first
-        self._vain = 0
         self._failed_to_reopen = 0
         self._attempts = Attempts(record, toolchain, listener)
 
@@ -128,11 +91,6 @@ class Tuner:
 
         Budget counts every plan that was evaluated or failed by itself, seeds counted in, over all sessions; faults
         of the machine and duplicates cost nothing.
-
-        Raises:
-            BaselineError, SettingsError: all-FP32 does not build, or ``check_first_evaluation`` raises.
-            RunError: the machine failed again and again, or the record cannot be written.
-            KeyboardInterrupt: passed on; the plan in work is enqueued again.
         """
         if (baseline := self._record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
@@ -144,11 +102,12 @@ class Tuner:
                 return Stop.BUDGET
             limit = limits.reached()
             if limit is not None:
-                return _LIMITS[limit]
+                return limit
             if has_converged(self._record, self._settings):
                 return Stop.CONVERGED
             # Failures of earlier sessions do not count: their cause may have been removed.
-            if len(self._record.failures()) - failures >= HOPELESS and not self._has_run_fp16():
+            is_hopeless = len(self._record.failures()) - failures >= HOPELESS
+            if is_hopeless and not any(e.plan.reduced_groups for e in self._record.evaluations()):
                 return Stop.HOPELESS
             if self._is_shared_out():
                 self._wait()
@@ -156,7 +115,7 @@ class Tuner:
             proposal = self._next()
             if proposal and self._before_proposal and (limit := limits.reached()):  # emulations took their time
                 self._record.release(proposal)
-                return _LIMITS[limit]
+                return limit
             if proposal is None:
                 if not self._record.trials.running():
                     return Stop.EXHAUSTED
@@ -165,7 +124,8 @@ class Tuner:
                 self._record.release(proposal)  # Another worker asked at the same time.
                 self._wait()
             else:
-                self._evaluate(proposal)
+                doubt_of, profile = partial(self._doubt, proposal), self._is_profiled(proposal)
+                self._tell(proposal, *self._attempts.evaluate(proposal, doubt_of, profile=profile))
                 announce(self._listener, self._record, self._settings)
                 self._heal()
 
@@ -184,13 +144,6 @@ class Tuner:
     def _heal(self) -> None:
         self._record.heal(self._longest_trial_s(), is_first=False)
 
-    def _has_run_fp16(self) -> bool:
-        return any(evaluation.plan.reduced_groups for evaluation in self._record.evaluations())
-
-    def _enqueue_seeds(self) -> None:
-        for seed in due_seeds(self._record, self._space, self._seeds_first):
-            self._record.enqueue(seed.plan, seed.origin)
-
     def _longest_trial_s(self) -> float:
         worker = self._settings.worker
         # All-FP32 is measured beside every candidate, so the longest living trial builds and measures twice.
@@ -203,21 +156,22 @@ class Tuner:
         for repeats in itertools.count(1):
             if is_exhausted(self._record, self._space):
                 return None
-            self._enqueue_seeds()
-            if self._before_proposal is not None and (not self._record.waiting() or has_proposed(self._record)):
+            for seed in due_seeds(self._record, self._space, self._seeds_first):
+                self._record.enqueue(seed.plan, seed.origin)
+            if self._before_proposal is not None and (not self._record.trials.waiting() or has_proposed(self._record)):
                 self._before_proposal()
             proposal = self._record.ask()
-            if proposal.plan.fingerprint not in self._record.known(but=proposal.number):
+            if proposal.plan.fingerprint not in self._record.states(but=proposal.number):
                 return proposal
             self._record.tell_duplicate(proposal)
             if repeats % DUPLICATES_IN_A_ROW == 0:
-                unseen = self._unseen(set(self._record.known()))
+                unseen = self._unseen(set(self._record.states()))
                 if unseen is None:
                     return None
                 self._record.enqueue(unseen, ORIGIN_SAMPLER)
         raise AssertionError("unreachable")
 
-    def _unseen(self, known: set[str]) -> PrecisionPlan | None:
+    def _unseen(self, started: set[str]) -> PrecisionPlan | None:
         """A plan that is not known: close to the front where one is there, else anywhere."""
         space = self._space.in_question(has_failed=bool(self._record.trials.failed()))
         free = space.free
@@ -227,52 +181,35 @@ class Tuner:
             for _ in range(_TRIES_PER_FLIP):
                 base = self._space.choices(bases[int(generator.integers(len(bases)))])
                 for index in generator.choice(len(free), size=flips, replace=False):
-                    others = [of for of in space.choices_of(free[index]) if of != base[free[index]]]
+                    others = [
+                        precisions for precisions in space.choices_of(free[index]) if precisions != base[free[index]]
+                    ]
                     base[free[index]] = others[int(generator.integers(len(others)))]
                 plan = self._space.plan(base)
-                if plan.fingerprint not in known:
+                if plan.fingerprint not in started:
                     return plan
         of_group = [space.choices_of(group) for group in free]
         if len(free) <= _ENUMERABLE:
             every = (self._space.plan(dict(zip(free, row, strict=True))) for row in itertools.product(*of_group))
-            unseen = [plan for plan in every if plan.fingerprint not in known]
+            unseen = [plan for plan in every if plan.fingerprint not in started]
             return unseen[int(generator.integers(len(unseen)))] if unseen else None
         while True:  # At least 2 ** 13 plans, of which a budget knows few.
-            drawn = {g: of[int(generator.integers(len(of)))] for g, of in zip(free, of_group, strict=True)}
+            drawn = {
+                g: precisions[int(generator.integers(len(precisions)))]
+                for g, precisions in zip(free, of_group, strict=True)
+            }
             plan = self._space.plan(drawn)
-            if plan.fingerprint not in known:
+            if plan.fingerprint not in started:
                 return plan
 
     # -- outcomes -----------------------------------------------------------------------------------------------
-    def _evaluate(self, proposal: Proposal) -> None:
-        try:
-            result, failures = self._attempts.evaluate(proposal, lambda: self._measure(proposal))
-        except BaseException:
-            # Most of all Ctrl-C: the plan goes back into the queue. If even that fails, healing does it next time.
-            with suppress(RunError):
-                self._record.release(proposal)
-            raise
-        if isinstance(result, Failure):
-            if result.is_machine_fault:
-                self._machine_fault(proposal, result)
-            else:
-                self._plan_failed(proposal, result, failures)
-        else:
+    def _tell(self, proposal: Proposal, result: Measurement | Failure, failures: int) -> None:
+        if not isinstance(result, Failure):
             self._measured(proposal, result, failures)
-
-    def _measure(self, proposal: Proposal) -> Measurement | Failure:
-        """Once more in a fresh process where the error is not what is expected: a process may have gone wrong."""
-        profile = self._is_profiled(proposal)
-        result = self._toolchain.evaluate(proposal.plan, profile=profile)
-        if isinstance(result, Failure) or self._vain >= _VAIN or not (doubt := self._doubt(proposal, result)):
-            return result
-        self._toolchain.restart()
-        again = self._toolchain.evaluate(proposal.plan, profile=profile)
-        if isinstance(again, Failure) or self._doubt(proposal, again):
-            self._vain += 1
-            return result
-        self._listener.warning(f"{doubt} in a fresh process: only the second measurement counts")
-        return again
+        elif result.is_machine_fault:
+            self._machine_fault(proposal, result)
+        else:
+            self._plan_failed(proposal, result, failures)
 
     def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
         return doubt(self._judged(proposal, measurement), tf32=self._settings.tf32)
@@ -286,19 +223,18 @@ class Tuner:
         measurement = anchored(self._record, measurement)
         if proposal.origin == ORIGIN_FP32:
             try:
-                found = check_first_evaluation(measurement.error, self._settings)
+                findings = check_first_evaluation(measurement.error, self._settings)
             except (BaselineError, SettingsError):
                 self._record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
                 raise
-            for finding in found:
+            for finding in findings:
                 self._listener.warning(finding.message)
         reopened = self._to_reopen(proposal, measurement)
-        if reopened is not None:
-            # Reopening takes longer than what was measured, which is there already if this process is killed meanwhile.
-            evaluation = self._judged(proposal, measurement)
-            self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms, faults, is_final=False)
         try:
             if reopened is not None:
+                # Reopening takes longer than what was measured, which is recorded if this process is killed meanwhile.
+                evaluation = self._judged(proposal, measurement)
+                self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms, faults, is_final=False)
                 self._reopen(*reopened)
         finally:  # What was measured goes to the study, also after Ctrl-C.
             measurement = replace(measurement, latency=Sessions(self._record).corrected(measurement.latency))
@@ -317,10 +253,10 @@ class Tuner:
             return None
         if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16):
             return proposal.plan, REOPENED
-        known = reopened_baselines(self._record)
-        if session.baseline in known:
+        baselines = reopened_baselines(self._record)
+        if session.baseline in baselines:
             return None
-        return self._space.seeds[0].plan, REOPENED_LATER if known else REOPENED
+        return self._space.seeds[0].plan, REOPENED_LATER if baselines else REOPENED
 
     def _reopen(self, plan: PrecisionPlan, count: int) -> None:
         """Learn how far sessions of one plan differ."""
@@ -391,10 +327,10 @@ def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     space = space.in_question(has_failed=bool(record.trials.failed()))
     if record.baseline() is None or len(record.trials.every()) < space.size:
         return False
-    known = record.known()
+    started = record.states()
     # All-FP32 is always evaluated, also where the pins leave it out of the space.
-    outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in known and not space.holds(seed.plan))
-    return len(known) - outside >= space.size
+    outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in started and not space.holds(seed.plan))
+    return len(started) - outside >= space.size
 
 
 def _why_not_finite(evaluation: Evaluation) -> str:

@@ -15,7 +15,7 @@ import pytest
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.reporting.terminal.progress import RemainingTime, TerminalListener, describe_failure
 from mptune.tuning.evaluation import Origin
-from mptune.tuning.listener import Both, Listener, count_down
+from mptune.tuning.listener import Listener, count_down, passed_on
 from tests.reporting.conftest import Bench, Terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
@@ -201,7 +201,7 @@ def test_a_listener_need_not_count_down() -> None:
 
     count_down(Plain(), 1, 2)
     stream = io.StringIO()
-    listeners = Both(Plain(), TerminalListener(stream))
+    listeners = passed_on(Plain(), TerminalListener(stream))
     for done in range(1, 5):
         count_down(listeners, done, 10 - done)
     assert "left" in stream.getvalue()

@@ -24,10 +24,11 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.prior import make_prior
 from mptune.tuning.steps.remeasure import confirm, confirmed_evaluations
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import find_sensitivity
 
 GAINS = dict.fromkeys((f"g{i:03d}" for i in range(8)), 0.5)
 ERRORS = dict.fromkeys((f"g{i:03d}" for i in range(8)), 1e-5)

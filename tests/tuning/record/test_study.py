@@ -77,12 +77,12 @@ def test_a_plan_in_work_is_taken_up_again(open_record: OpenRecord, space: Search
     lost = [record.ask(), record.ask()]
     again = open_record()
     assert again.heal(stale_after_s=0) == 2
-    assert again.waiting() == {p.plan.fingerprint for p in lost}
+    assert again.trials.waiting() == {p.plan.fingerprint for p in lost}
     first = again.ask()
     assert (first.plan, first.origin, first.attempt) == (make_plan("01010101"), Origin("seed", "mine"), 1)
     assert again.ask().origin == ORIGIN_SAMPLER
     assert again.heal(stale_after_s=0) == 2, "healing twice must not enqueue a plan twice"
-    assert len(again.waiting()) == 2
+    assert len(again.trials.waiting()) == 2
 
 
 def test_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None:
@@ -108,7 +108,7 @@ def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, 
     one, two = open_shared(), open_shared()
     proposal = one.ask()
     assert two.heal(stale_after_s=1e9) == 0
-    assert proposal.plan.fingerprint in two.known()
+    assert proposal.plan.fingerprint in two.states()
     toolchain = make_toolchain(space)
     settings = SearchSettings(budget=7)
 
@@ -139,7 +139,7 @@ def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Pat
     with one._storage._database.engine.begin() as connection:
         connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00.000000'"))
     assert two.heal(stale_after_s=1e9) == 1
-    assert two.waiting() == {proposal.plan.fingerprint}
+    assert two.trials.waiting() == {proposal.plan.fingerprint}
     one.tell_evaluation(proposal, evaluate(proposal, make_toolchain(space)))  # It was only stopped for a while.
     assert one.spent == 0
     for record in (one, two):
@@ -161,7 +161,7 @@ print(record.ask().plan.fingerprint)
         space, name="shared", metric="relative_l2", identity={}, journal=tmp_path / "unused", url=url
     )
     assert record.heal(stale_after_s=1e9) == 1
-    assert record.waiting() == {done.stdout.strip()}
+    assert record.trials.waiting() == {done.stdout.strip()}
     record.close()
 
 

@@ -21,10 +21,10 @@ from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study
 from mptune.tuning.steps.prior import make_prior
-from mptune.tuning.steps.sensitivity import find_sensitivity
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import SHA, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import make_small_space
+from tests.tuning.factory import find_sensitivity
 
 GROUPS, BUDGET = 10, 20
 
@@ -152,9 +152,9 @@ def test_a_plan_that_another_has_in_work_is_seen_by_one_at_least(tmp_path: Path)
         record.enqueue(plan, Origin("seed", "mine"))
         proposals.append(record.ask())
     assert [p.plan for p in proposals] == [plan, plan]
-    assert proposals[1].plan.fingerprint in other.known(but=proposals[1].number)
+    assert proposals[1].plan.fingerprint in other.states(but=proposals[1].number)
     other.tell_duplicate(proposals[1])
-    assert proposals[0].plan.fingerprint not in one.known(but=proposals[0].number)
+    assert proposals[0].plan.fingerprint not in one.states(but=proposals[0].number)
     for record in (one, other):
         record.close()
 

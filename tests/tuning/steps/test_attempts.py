@@ -22,10 +22,10 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, Attempts, attempts_needed, in_fresh_processes
 from mptune.tuning.steps.prepare import observe
 from mptune.tuning.steps.remeasure import confirm
-from mptune.tuning.steps.sensitivity import find_sensitivity
 from mptune.tuning.steps.tuner import Stop
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
+from tests.tuning.factory import find_sensitivity
 from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
 
 

@@ -25,8 +25,7 @@ from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Silent
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
-from mptune.tuning.steps.emulated_errors import EmulatedErrors
+from mptune.tuning.steps.emulated import EMULATED_JSON, EmulatedErrors, PlanEmulator
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.sensitivity import OneGroupErrors

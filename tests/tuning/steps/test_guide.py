@@ -23,10 +23,11 @@ from mptune.tuning.steps import guide
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prior import log_square_errors
-from mptune.tuning.steps.sensitivity import KNOWN_WELL, OneGroupErrors, Sensitivity, find_sensitivity
+from mptune.tuning.steps.sensitivity import KNOWN_WELL, OneGroupErrors, Sensitivity
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import find_sensitivity
 
 METRIC = "relative_l2"
 SAMPLES = 8

@@ -14,7 +14,7 @@ from mptune.errors import RunError, SettingsError
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.limits import LEAST_FREE_BYTES, PLENTY_BYTES, Limit, Limits, size_of
+from mptune.tuning.steps.limits import LEAST_FREE_BYTES, PLENTY_BYTES, Limits, size_of
 from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, to_measure
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
@@ -44,7 +44,7 @@ def test_the_time_counts_from_the_start() -> None:
     limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0])
     assert limits.reached() is None
     now[0] = 12.0
-    assert limits.reached() is Limit.TIME
+    assert limits.reached() is Stop.TIMEOUT
 
 
 def test_the_run_directory_does_not_grow_beyond_its_limit(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_run_directory_does_not_grow_beyond_its_limit(tmp_path: Path) -> Non
     for number in range(3):
         assert limits.reached() is None
         (tmp_path / f"engine{number}").write_bytes(b"x" * 300)
-    assert limits.reached() is Limit.DISK, "another one of 300 bytes is more than 1000"
+    assert limits.reached() is Stop.DISK, "another one of 300 bytes is more than 1000"
 
 
 def test_nothing_is_built_on_a_disk_that_is_nearly_full(tmp_path: Path, free: Callable[[int], None]) -> None:
@@ -126,7 +126,7 @@ def test_workers_share_the_start_of_the_time() -> None:
     limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=3.0)
     assert limits.reached() is None
     now[0] = 9.0
-    assert limits.reached() is Limit.TIME
+    assert limits.reached() is Stop.TIMEOUT
     ahead = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=-60.0)
     assert ahead.elapsed_s == 0.0, "a clock that is ahead gives no more time"
 

@@ -14,10 +14,11 @@ from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.timing.latency import Latency, pool_latencies, summarise
 from mptune.errors import PlanError, RunError
 from mptune.graph.plan import PrecisionPlan
+from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection, TargetSection
+from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
 from mptune.tuning.front import Front, confirmed_front, knee, pareto
-from mptune.tuning.fronts.run_facts import Facts
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.result import build_front, find_plan
@@ -36,7 +37,19 @@ from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import make_evaluation
 
 SETTINGS = SearchSettings(budget=15, latency=FAST, worker=WorkerSettings(retries=1))
-FACTS = Facts(Path("m.mptune"), Path("m.onnx"), SHA, "cpu", "fake", "Fake 1000", ("mind the gap",))
+RUN = RunDirectory(Path("m.mptune"))
+FILE = RunFile(
+    model=ModelSection(path="m.onnx", sha256=SHA),
+    fixed_settings=FixedSettings(
+        target="cpu", engine="auto", space="", space_sha256="", granularity="op", groups_sha256="", latency=FAST
+    ),
+    search=SearchSection(budget=0),
+    study="m",
+    target=TargetSection(
+        name="cpu", engine="fake", device="Fake 1000", latency_source="measured", error_source="measured"
+    ),
+    warnings=("mind the gap",),
+)
 
 
 def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
@@ -51,7 +64,7 @@ def searched(open_record: OpenRecord, space: SearchSpace) -> StudyRecord:
 
 
 def front_of(record: StudyRecord, **choice: object) -> Front:
-    return build_front(record, FACTS, Choice(**choice), SETTINGS)  # type: ignore[arg-type]
+    return build_front(RUN, FILE, record, Choice(**choice))  # type: ignore[arg-type]
 
 
 def test_rounds_are_fresh_interleaved_and_on_held_out_samples(searched: StudyRecord, space: SearchSpace) -> None:

@@ -32,10 +32,11 @@ from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prior import make_prior
-from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity, find_sensitivity
+from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import find_sensitivity
 from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
 
 METRIC = "relative_l2"

@@ -11,10 +11,10 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.tuning.record.owner import this_process
-from mptune.tuning.steps.sensitivity import find_sensitivity
 from mptune.tuning.steps.shared_errors import SharedErrors
 from tests.fakes import Diary
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import find_sensitivity
 from tests.tuning.steps.test_tuner import make_toolchain
 
 METRIC = "relative_l2"
@@ -67,7 +67,7 @@ def test_other_groups_of_a_job_can_be_claimed_after_it_is_kept(open_record: Open
     for worker, group in ((one, "g000"), (one, "g001"), (two, "g002")):
         assert worker.claim(["1:0"]) == "1:0"
         worker.keep("1:0", range(1, 2), {group: errors[group]})
-    assert one.known() == [(range(1, 2), errors)]
+    assert one.results() == [(range(1, 2), errors)]
 
 
 @pytest.mark.parametrize("how", ["dead", "old"])

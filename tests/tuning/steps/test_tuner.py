@@ -284,7 +284,7 @@ def test_ctrl_c_leaves_a_study_that_goes_on_with_the_same_plan(open_record: Open
     record = open_record()
     with pytest.raises(KeyboardInterrupt):
         make_tuner(record, space, interrupted).run()
-    waiting = record.waiting()
+    waiting = record.trials.waiting()
     assert len(waiting) == 1
     resumed = make_toolchain(space)
     record = open_record()
@@ -322,7 +322,7 @@ def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord,
         make_tuner(record, space, broken).run()
     assert "engine=" in caught.value.hint
     assert record.spent == len(record.trials.failed()) == 0
-    assert record.waiting() == {space.seeds[0].plan.fingerprint}
+    assert record.trials.waiting() == {space.seeds[0].plan.fingerprint}
 
 
 @pytest.mark.parametrize("groups", [3, 14])

@@ -33,12 +33,6 @@ def repair_journal(journal: Path) -> Path | None:
 
     Optuna reads over a torn last line, but appends to it, and from then on refuses the whole file. A record is one
     line, and a torn one was never acknowledged: nothing that a search relied on is lost.
-
-    Returns:
-        The copy of the untouched file that was kept, or None where nothing was torn.
-
-    Raises:
-        RunError: the disk is full, or the file cannot be written.
     """
     if not journal.exists():
         return None
@@ -65,11 +59,7 @@ def keep_copy(journal: Path, why: str) -> Path:
 
 
 def copy_journal(journal: Path, copy: Path) -> None:
-    """Copy a journal as it is at one moment: to the end of the last line that is whole, while others may append.
-
-    Raises:
-        RunError: there is none, or the copy cannot be written.
-    """
+    """Copy a journal as it is at one moment: to the end of the last line that is whole, while others may append."""
     if not journal.exists():
         raise RunError(f"{journal} is missing: the run is not whole", "let `mptune search` go on with it first")
     content = journal.read_bytes()
@@ -77,11 +67,7 @@ def copy_journal(journal: Path, copy: Path) -> None:
 
 
 def _sound_length(journal: Path, content: bytes) -> int:
-    """Length up to the end of the last line that is whole: ends in a newline and holds a JSON object.
-
-    Raises:
-        RunError: not one line of several is whole: this is no journal, and nothing of it is touched.
-    """
+    """Length up to the end of the last line that is whole: ends in a newline and holds a JSON object."""
     end = len(content)
     while end > 0:
         start = content.rfind(b"\n", 0, end - 1) + 1
@@ -112,11 +98,7 @@ _CREATE_TRIAL = 4
 
 
 def refuse_damage(journal: Path) -> None:
-    """Raise what is wrong with a journal that cannot be read.
-
-    Raises:
-        RunError: naming the first damaged line, and the command that sets the damaged lines aside.
-    """
+    """Raise what is wrong with a journal that cannot be read."""
     lines = damaged_lines(journal)
     if not lines:
         raise RunError(f"{journal} cannot be read, though every line of it can", "copy the run directory again")
@@ -131,22 +113,12 @@ def damaged_lines(journal: Path) -> tuple[int, ...]:
     """The numbers of the lines, from 1, that hold no operation, or one that Optuna cannot carry out.
 
     A last line without an end is being written.
-
-    Raises:
-        RunError: the file cannot be read.
     """
     return tuple(number for number, _, record in _lines(journal) if record is None)
 
 
 def set_damage_aside(journal: Path) -> Path | None:
-    """Write a journal anew without its damaged lines. Only for the process that holds the run directory's lock.
-
-    Returns:
-        The copy of the untouched file that was kept, or None where nothing was damaged.
-
-    Raises:
-        RunError: the file cannot be read or written.
-    """
+    """Write a journal anew without its damaged lines. Only for the process that holds the run directory's lock."""
     sound = _without_damage(journal)
     if sound is None:
         return None

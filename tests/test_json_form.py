@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.data.numbers import decode_float, encode_float
+from mptune.json_form import decode_float, encode_float
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
