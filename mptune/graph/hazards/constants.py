@@ -16,6 +16,7 @@ from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import GLUE
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, group_of, readers_in_fp16
+from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import LARGEST, Precision
@@ -42,20 +43,6 @@ _MASK_INPUTS: Mapping[tuple[str, str], int] = {
 }
 
 """(domain, operator) -> the input that is added to the scores inside the operator."""
-
-
-@dataclass(frozen=True)
-class MaskedRows:
-    """What was seen of one value that a softmax is taken of.
-
-    Attributes:
-        rows: how many rows had no element within FP16's range, over all samples.
-        sample: index of the first sample with one.
-    """
-
-    rows: int
-    sample: int
-    samples: int = 1
 
 
 def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
