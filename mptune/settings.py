@@ -15,7 +15,11 @@ from mptune.finding import OutputColumns
 Granularity = Literal["op", "fusion", "block", "auto"]
 """How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
 
-EngineChoice = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime"]
+EngineChoice: TypeAlias = str
+"""The name of a backend; ``auto`` is the first that measures on the target."""
+
+ENGINES = "[auto|tensorrt|tensorrt-rtx|onnxruntime]"
+"""Those that mptune brings."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +352,7 @@ class SearchSettings:
             "auto|NAME|FILE",
         ),
     ] = "auto"
-    engine: Annotated[EngineChoice, Option("--engine", MODEL, "What builds and runs the engines.")] = "auto"
+    engine: Annotated[EngineChoice, Option("--engine", MODEL, "What builds and runs the engines.", ENGINES)] = "auto"
     space: Annotated[
         str,
         Option(

@@ -21,7 +21,6 @@ from mptune.commands.common import (
     seen_with_stdout,
 )
 from mptune.commands.options import (
-    Engine,
     EngineOption,
     IgnoreOption,
     MaxDiskOption,
@@ -47,7 +46,7 @@ def confirm(
             help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
         ),
     ] = _SEARCH.target,
-    engine: EngineOption = Engine.AUTO,
+    engine: EngineOption = "auto",
     metric: RecordedMetricOption = None,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
@@ -79,7 +78,7 @@ def confirm(
             found = deploying.confirm(
                 run,
                 target=target,
-                engine=engine.value,
+                engine=engine,
                 metric=metric,
                 tolerance=tolerance,
                 ignore=ignore,

@@ -17,18 +17,10 @@ from typing import Any
 
 from mptune.targets.jetson import JetsonState, ask_nvidia_smi, read_jetson
 
-_PACKAGES = (
-    "mptune",
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "optuna",
-    "tensorrt",
-    "tensorrt-lean",
-    "tensorrt-rtx",
-    "cuda-bindings",
-)
+BACKEND_GROUP = "mptune.backends"
+"""The group of entry points in which other packages bring backends."""
+_PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
+_ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
 _GPU_FIELDS = (
     "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
     "temperature.gpu"
@@ -45,13 +37,7 @@ _THROTTLE_BITS = {
 
 @dataclass(frozen=True)
 class GpuState:
-    """The state of one GPU by nvidia-smi at one moment; None where nvidia-smi reports none.
-
-    Attributes:
-        memory_mb: total memory in MiB.
-        memory_used_mb: memory in use in MiB, by all processes.
-        throttle: reasons why the clocks are throttled; empty where they are not.
-    """
+    """The state of one GPU by nvidia-smi at one moment; None where nvidia-smi reports none."""
 
     index: int
     name: str
@@ -69,13 +55,7 @@ class GpuState:
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine at one moment.
-
-    Attributes:
-        versions: package (or ``python``, ``cuda driver``) -> version, of what is installed.
-        gpus: GPUs by nvidia-smi; empty where there is none.
-        jetson: module, JetPack, power mode and clocks of a Jetson; None elsewhere.
-    """
+    """The machine at one moment."""
 
     versions: Mapping[str, str]
     os: str
@@ -140,12 +120,18 @@ def describe_environment(root: Path = Path("/")) -> Environment:
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that can change a result, by package metadata."""
     found = {}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *engine_packages()):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def engine_packages() -> tuple[str, ...]:
+    """The packages that backends are in, installed or not."""
+    brought = {entry.dist.name for entry in metadata.entry_points(group=BACKEND_GROUP) if entry.dist is not None}
+    return (*_ENGINE_PACKAGES, *sorted(brought - {*_ENGINE_PACKAGES, "mptune"}))
 
 
 def read_gpus() -> tuple[GpuState, ...]:

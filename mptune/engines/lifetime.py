@@ -22,11 +22,7 @@ def references(*objects: Any) -> tuple[Reference, ...]:
 
 
 def are_gone(watched: tuple[Reference, ...], what: str) -> bool:
-    """Whether all of them have been freed; where not, a ``RuntimeWarning`` says so (in a worker it goes to the log).
-
-    Args:
-        watched: of ``references``, taken before the last reference was dropped.
-    """
+    """Whether all of them have been freed; where not, a ``RuntimeWarning`` says so (in a worker it goes to the log)."""
     if any(reference() is not None for reference in watched):
         gc.collect()  # Only a cycle may still hold it.
     if all(reference() is None for reference in watched):

@@ -23,13 +23,9 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import with_rounding_steps
 
 SEED = 7
-
 SAMPLES = 2
-
 _OPSET = 19
-
 _IR_VERSION = 9
-
 Shape = tuple[int, ...]
 
 
@@ -152,20 +148,13 @@ def samples_of(model: onnx.ModelProto) -> Sequence[Mapping[str, np.ndarray]]:
 
 
 QUANTISED = "quantised"
-
 FP32, FP16, FIRST, SECOND = "all-fp32", "all-fp16", "one half", "other half"
-
 """The plans: in the last two, every other group that may be FP16 is, and none of them is in both."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One tiny model.
-
-    Attributes:
-        workload: it, its groups and its files; the samples are written.
-        reference: FP32 outputs of each sample.
-    """
+    """One tiny model."""
 
     name: str
     workload: Workload

@@ -13,11 +13,8 @@ from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda.system import load_system_runtime
 
 INSTALL = "pip install 'cuda-bindings<13'"
-
 """Version 12 works with drivers of 525 and later, 13 only with 580 and later (CUDA's release notes, table 3)."""
-
 _FIRST_MAJOR = 12
-
 """The oldest CUDA that cuda-python's packages of interest are built for: 12.6."""
 
 # A lost device, or one that refuses work, is the machine's fault: the job is tried again. The other sticky errors
@@ -337,9 +334,7 @@ class DeviceBuffer:
 
 
 DELAY_US = 200
-
 """Longer than a launch takes."""
-
 _NAME = b"wait"
 
 _PTX = b"""
@@ -412,7 +407,6 @@ class StreamStopwatch:
         """Nothing is executed yet.
 
         Args:
-            clock: of the host, in milliseconds.
             delay: keeps the stream busy for a moment. For an ``enqueue`` that returns only when the execution has
                 ended: it would find the stream empty each time, and its duration is no cost of the host. None where
                 ``enqueue`` returns at once.
@@ -426,11 +420,9 @@ class StreamStopwatch:
 
     @property
     def enqueue_ms(self) -> float | None:
-        """See ``Stopwatch``."""
         return None if self._delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
 
     def run_once(self) -> None:
-        """See ``Stopwatch``."""
         self._enqueue()
         self._stream.synchronize()
 

@@ -44,10 +44,8 @@ _CALLS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "cudaStreamSynchronize": (None, (c_void_p,)),
 }
 """Name -> type of what it writes through a pointer (None for nothing), and types of what it is given."""
-
 _WRITES_LAST = frozenset({"cudaStreamEndCapture"})
 """The pointer to write through comes first in all other calls."""
-
 _SYMBOLS = {"cudaGraphInstantiate": "cudaGraphInstantiateWithFlags"}
 """The signature of cudaGraphInstantiate itself changed with CUDA 12; that of this symbol is the same in all."""
 

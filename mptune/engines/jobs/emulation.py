@@ -37,9 +37,6 @@ class ErrorsJob:
 
     Attributes:
         models: the models; None stands for the untouched one, whose outputs are the reference: nothing is run.
-        part: numbers of the samples to take, consecutive; None takes all.
-        dependent: outputs whose shape depends on values.
-        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
     models: tuple[Path | None, ...]
@@ -53,7 +50,6 @@ class ErrorsJob:
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
-        """See the class."""
         samples = _of_part(cached_samples(state, self.samples), self._steps_of_part)
         return tuple(self._error(state, model, samples) for model in self.models)
 
@@ -88,9 +84,6 @@ class SwitchedErrorsJob:
 
     Attributes:
         head: the FP32 model that computes the values that ``model`` starts from; None where it starts with the inputs.
-        part: numbers of the samples to take, consecutive; None takes all.
-        dependent: outputs whose shape depends on values.
-        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
         slot: under which the session stays open in the worker for later jobs; another of the same slot closes it. None
             closes it at once.
     """
@@ -110,7 +103,6 @@ class SwitchedErrorsJob:
     slot: str | None = "switched"
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
-        """See the class."""
         try:
             return self._errors(state, self.slot or "switched")
         finally:

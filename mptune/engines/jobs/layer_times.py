@@ -22,12 +22,9 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 
 PROFILED_RUNS = 20
-
 """Executions that a profile averages over, without the longest. ONNX Runtime counts whole microseconds, so the mean
 resolves more than the median."""
-
 UNTIMED_RUNS = 5
-
 """Warm-up executions before these."""
 
 
@@ -38,7 +35,6 @@ class LayerTime:
     Attributes:
         nodes: names of the nodes of the typed model that the layer computes; empty where the engine added it (a
             reformat) and it belongs to no node that is known.
-        ms: milliseconds per inference.
     """
 
     nodes: tuple[str, ...]
@@ -75,7 +71,6 @@ def group_times(
 
     Args:
         owners: node name -> id of its group; nodes without a precision and Casts at boundaries are not in it.
-        minor: nodes that are not the main operator of their group (``minor_nodes``).
 
     Returns:
         Group id -> milliseconds.
@@ -111,7 +106,6 @@ def with_group_times(
 
 
 _KERNEL = "_kernel_time"
-
 _WITH_SUBGRAPH = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -128,7 +122,6 @@ class OrtProfileJob:
     folder: Path
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        """See the class."""
         feed = cached_samples(state, self.samples)[0]
         try:
             options = SessionOptions("cpu", profile_dir=self.folder)

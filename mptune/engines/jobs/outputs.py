@@ -94,8 +94,6 @@ class TraceJob:
     """Compare values inside two models, sample by sample; only figures are kept.
 
     Attributes:
-        left: an ONNX file whose outputs are the values of interest.
-        which: indices of the samples to take; None takes all.
         right_samples: file of the same samples under the right model's names of the inputs; None where they are alike.
     """
 

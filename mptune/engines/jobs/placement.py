@@ -27,7 +27,6 @@ class PlacementJob:
     provider: Provider
 
     def run(self, state: WorkerState) -> tuple[MissingKernel, ...]:
-        """See the class."""
         return missing_kernels(self._place(state, self.fp16), self._place(state, self.fp32), PROVIDERS[self.provider])
 
     def _place(self, state: WorkerState, model: Path) -> tuple[Placed, ...]:
@@ -51,11 +50,7 @@ def missing_kernels(fp16: Sequence[Placed], fp32: Sequence[Placed], wanted: str)
 
 @dataclass(frozen=True)
 class OperatorTypesJob:
-    """Type values of a model, and read the schemas of the operators that compute them.
-
-    Attributes:
-        model: a serialised model; its large constants are inputs.
-    """
+    """Type values of a model, and read the schemas of the operators that compute them."""
 
     model: bytes
     values: tuple[str, ...]

@@ -20,16 +20,12 @@ from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 
 _MOST_ROWS = 4
-
 _OTHER_SAMPLES = 8
-
 """So many samples are looked through for rows that differ."""
-
 _NO_BATCH = re.compile(
     r"(?:^|[_\W])(?:seq|sequence|time|step|length|len|tokens?|frames?|points?|nodes?|edges?|vertices|height|width|[htw])",
     re.IGNORECASE,
 )
-
 """A dimension with such a name holds the parts of one sample, which may well act on each other."""
 
 
@@ -82,9 +78,6 @@ def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequenc
     layers of a state, the nodes of a graph, or the like. An input may have the same dynamic dimension elsewhere, as a
     KV cache with keys and values stacked does. A dynamic dimension whose name says otherwise, or whose size differs
     among the samples, is no batch.
-
-    Args:
-        samples: whose rows are taken.
     """
     feed = samples[0]
     declared = {name: shape[0] for name, shape in inputs.items() if shape and name in feed}
@@ -159,9 +152,6 @@ def _other_rows(first: Feed, axes: Mapping[str, int], samples: Sequence[Feed], m
 
 def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collection[str]) -> RowReport:
     """Run batches of identical and of different rows, and rows alone, and compare.
-
-    Args:
-        dependent: outputs whose shape depends on values: their rows are no rows of the batch.
 
     Raises:
         EngineError: a model with a fixed batch fails.
@@ -250,7 +240,6 @@ def _with_lost(
 
 
 Question = Literal["finite", "repeat", "constant", "rows", "batch"]
-
 """finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
 among different ones. batch: a row alone, and a batch."""
 
@@ -260,8 +249,6 @@ class Sight:
     """What one value holds.
 
     Attributes:
-        nan: how many NaN there are on the first feed.
-        infinite: how many infinite values there are on the first feed.
         difference: relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one
             feed, or where the two cannot be compared; infinite where a value belongs to pairs of rows.
     """

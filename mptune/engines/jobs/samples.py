@@ -27,7 +27,6 @@ from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import SearchSettings
 
 Arrays = Mapping[str, np.ndarray]
-
 _NAMES = "outputs, references, inputs, labels"
 
 
@@ -36,8 +35,6 @@ class Scoring:
     """See the module.
 
     Attributes:
-        rollout: outputs that are fed back; None where there are none.
-        timeout_s: one call of a metric may take this many seconds.
         sketches: file to write what the outputs look like to (``mptune.data.run_outputs``); None writes none.
     """
 
@@ -141,7 +138,6 @@ def file_identity(path: Path) -> tuple[str, int, int]:
 
 
 Feed = Mapping[str, np.ndarray]
-
 Outputs = dict[str, np.ndarray]
 
 
@@ -165,7 +161,6 @@ def output_error(
     than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
 
     Args:
-        dependent: outputs whose shape depends on values.
         scoring: what is taken beside the objective. Metrics over the whole set are taken of whole sets only.
 
     Raises:

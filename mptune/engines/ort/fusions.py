@@ -24,12 +24,9 @@ from mptune.graph.loading.model import Node
 
 # How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
 _RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
-
 _BLOCKED = "_nchwc"
-
 """Suffix of the name of a node whose output has blocked channels; before it stands the name of the tensor, which is no
 longer in the graph (nchwc_transformer.cc)."""
-
 Nodes = tuple[str, ...]
 
 
@@ -63,9 +60,6 @@ def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[N
     A node with an output of the typed model computes the producer of that output there, and the nodes between that and
     the tensors that are still in the optimised graph, which were fused into it. A node without such an output (a layout
     change before a product) counts for its first reader, or else for the producer of its first input.
-
-    Args:
-        typed: the graph that was given to ONNX Runtime; its nodes have unique names.
     """
     producer = {name: node for node in typed.node for name in node.output if name}
     varying = _varying(typed)
@@ -137,7 +131,6 @@ _RENAMING = [
     *("EliminateSlice", "EliminateIdentity", "ExpandElimination", "CastChainElimination", "NoopElimination"),
     *("PreShapeNodeElimination", "MatMulAddFusion", "MatmulTransposeFusion"),
 ]
-
 """Optimisers of ONNX Runtime that would put another name in place of a folded value's."""
 
 
@@ -176,27 +169,17 @@ class FoldJob:
 
 
 _CENTRED = "LayerNormalization"
-
 _NORMS = frozenset({_CENTRED, "SimplifiedLayerNormalization"})
-
 _OTHERS = frozenset({"BiasSoftmax", "Gelu"})
-
 _OPERATOR_SINCE = 17
-
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
-
 _NEARLY = 0.01
-
 """Relative difference up to which two epsilons are one that was rounded."""
 
 
 @dataclass(frozen=True)
 class OptimisedNode:
-    """A node of a session's graph.
-
-    Attributes:
-        epsilon: its attribute; None where it has none.
-    """
+    """A node of a session's graph."""
 
     op_type: str
     nodes: tuple[str, ...]
@@ -217,7 +200,6 @@ class FusionsJob:
     provider: Provider
 
     def run(self, state: WorkerState) -> tuple[OptimisedNode, ...]:
-        """See the class."""
         options = SessionOptions(self.provider, timing=False, optimised_dir=self.folder)
         state.transient(partial(open_session, self.model, options))
         return tuple(optimised_nodes(load_graph(self.model), take_optimised(self.folder)))

@@ -16,10 +16,8 @@ from typing import TypeVar
 from mptune.engines.environment import usable_cores
 
 T = TypeVar("T")
-
 _MEMORY_SHARE = 0.5
 """Of the memory that is available, runs at the same time may take so much."""
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 

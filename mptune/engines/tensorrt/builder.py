@@ -48,11 +48,7 @@ class TimingCache:
         self._attached: Any = None
 
     def attach(self, config: Any, log: Any) -> list[str]:
-        """Load the file into a builder's configuration.
-
-        Args:
-            log: the builder's log; TensorRT logs that a file is damaged, and continues with an empty cache.
-        """
+        """Load the file into a builder's configuration."""
         try:
             self._seen = self._read()
         except (OSError, filelock.Timeout) as error:
@@ -138,7 +134,6 @@ class RuntimeCache:
 
 
 _MIB = 1 << 20
-
 _REPORT_EVERY_S = 0.25
 
 
@@ -149,8 +144,6 @@ class BuildOptions:
     Attributes:
         tf32: whether FP32 layers may use TF32; TensorRT's default is yes.
         capabilities: compute capabilities that TensorRT-RTX builds for; TensorRT always builds for the GPU here.
-        shapes: of dynamic inputs; what is not named is taken from the samples.
-        timing_cache: file shared by all builds of a run; None for no cache.
     """
 
     kind: Kind
@@ -209,12 +202,9 @@ def build_engine(
     """Parse a typed model as a strongly typed network and build it.
 
     Args:
-        model: ONNX file; weights outside of it are found relative to its folder.
         samples: feeds whose shapes the engine must take; the engine is tuned for those of the first.
         timeout_s: TensorRT is asked to stop after this long. It checks between steps only, so that the caller
             needs a deadline of its own.
-        clock: seconds, monotonic.
-        objects: keeps what TensorRT made for the build; None frees it at the end.
 
     Raises:
         EngineError: TensorRT cannot parse or build the model, or was stopped at the deadline.
@@ -254,7 +244,6 @@ def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects
     """Parse a typed model as a strongly typed network.
 
     Args:
-        model: ONNX file; weights outside of it are found relative to its folder.
         objects: keeps what TensorRT made, also where this raises.
 
     Returns:
@@ -304,9 +293,6 @@ def _check_inputs(network: Any, samples: Sequence[Feed]) -> None:
 @collector_paused()
 def engine_faults(library: Library, data: Any, objects: BuildObjects | None = None) -> tuple[str, ...]:
     """Faults of an engine file by TensorRT-RTX's check of its header, whatever GPU is here.
-
-    Args:
-        objects: keeps what TensorRT made for the check; None frees it at the end.
 
     Returns:
         Names of ``EngineInvalidityDiagnostics``; empty where the file is sound.

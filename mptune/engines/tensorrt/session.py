@@ -70,9 +70,7 @@ def allocator_class(trt: Any) -> Any:
 
 
 _TRANSFER_VALUES = 5
-
 Place = cuda.DeviceBuffer | np.ndarray
-
 """Memory of a tensor: on the device, or on the host where shapes are computed from it."""
 
 
@@ -81,7 +79,6 @@ class EngineOptions:
     """How an engine is opened.
 
     Attributes:
-        kind: whose engine it is.
         runtime_cache: file in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none.
         fp64_inputs: inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast.
     """
@@ -152,7 +149,6 @@ class TensorRtSession:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See ``EngineSession``."""
         return tuple(self._warnings)
 
     @property
@@ -168,7 +164,6 @@ class TensorRtSession:
 
     @collector_paused()
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``EngineSession``."""
         bound, stream = self._bind(feeds), self._opened()
         self._enqueue()
         stream.synchronize()
@@ -184,7 +179,6 @@ class TensorRtSession:
 
     @collector_paused()
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``EngineSession``."""
         bound, stream = self._bind(feeds), self._opened()
         launch = self._launcher(bound, stream)
         if bound.transfer_ms is None:
@@ -210,7 +204,6 @@ class TensorRtSession:
 
     @collector_paused()
     def close(self) -> None:
-        """See ``EngineSession``."""
         if self._bound is not None:
             if self._stream is not None:
                 with contextlib.suppress(EngineError):  # A lost device executes no more.

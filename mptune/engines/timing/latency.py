@@ -21,23 +21,15 @@ from mptune.files import parse_json, whole_file
 from mptune.settings import LatencySettings
 
 MIN_SPAN_MS = 1.0
-
 """A timed value that spans less than this is dominated by the cost of the clock and of the launch."""
-
 TARGET_SPAN_MS = 10.0
-
 """Span of one value on the baseline: candidates are up to about four times as fast and share its repetitions. Some
 engines have two execution times (a flow network on an H200: 3.85 and 3.90 ms). A value that spans several executions
 averages them; the median of single executions would jump from one to the other."""
-
 HOST_BOUND_RATIO = 0.8
-
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
-
 LatencySource = Literal["measured", "predicted"]
-
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
-
 _MAX_PROBES = 1_000_000
 
 
@@ -114,13 +106,8 @@ class Latency:
     """The latency of one engine, in milliseconds per execution.
 
     Attributes:
-        median_ms: median of the values.
-        p90_ms: 90th percentile, ``percentile``.
-        p99_ms: 99th percentile.
         ci95_ms: 95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows
             of this session alone; a search widens it by what differs between sessions.
-        cv: coefficient of variation, standard deviation over mean.
-        raw_ms: every value, in order; empty where predicted.
         transfer_ms: host to device and back, timed separately and part of no other figure; None where not timed.
         session: against the baseline that it was timed in turn with, which the intervals of a search rest on
             (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
@@ -209,7 +196,6 @@ def summarise(
 
     Args:
         raw_ms: milliseconds per execution, in order; not empty.
-        executions_per_value: executions per value.
         enqueue_ms: median host time of one enqueue where the device runs asynchronously.
     """
     settings = settings or LatencySettings()
@@ -255,12 +241,7 @@ def _warnings(
 
 
 def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings: LatencySettings) -> Repetitions:
-    """Calibrate the repetitions on the baseline.
-
-    Args:
-        clock: milliseconds, monotonic.
-        settings: the least durations and number of executions.
-    """
+    """Calibrate the repetitions on the baseline."""
     run_once()  # Lazy initialisation must not enter the estimate.
     spans: list[float] = []
     start = clock()
@@ -290,10 +271,6 @@ def warm_up(runs: Sequence[Callable[[], None]], clock: Callable[[], float], repe
     """Execute engines in turn, untimed, until both the number of iterations and the duration are reached.
 
     What is warmed up is the device: its clocks, and its caches for each engine.
-
-    Args:
-        runs: one synchronous execution of each engine; each is executed at least once.
-        clock: milliseconds, monotonic.
     """
     start = clock()
     done = 0
@@ -317,13 +294,11 @@ class HostStopwatch:
         self._clock = clock
 
     def value_ms(self, executions: int) -> float:
-        """See ``Stopwatch``."""
         if executions > 1:
             self.run_once()
         return self.span_ms(executions) / executions
 
     def span_ms(self, executions: int) -> float:
-        """See ``Stopwatch``."""
         before = self._clock()
         for _ in range(executions):
             self.run_once()
@@ -340,8 +315,6 @@ def time_in_turn(
     """Warm up the engines, then time one value of each in turn.
 
     Args:
-        watches: one per engine.
-        clock: milliseconds, monotonic; for the warm-up.
         is_enough: asked after each value, with the values in milliseconds of each engine so far: whether to stop
             before ``repetitions.iterations`` values are there. Not before ``min_iterations`` executions.
     """
@@ -367,17 +340,12 @@ def time_in_turn(
 
 
 DRIFT_TEXT = "the FP32 baseline takes"
-
 """How the warning of a measurement begins whose baseline has drifted."""
 
 
 @dataclass(frozen=True)
 class TimingRecord:
-    """Repetitions and baseline latency of the first timing.
-
-    Attributes:
-        baseline_ms: median of the FP32 baseline at the first timing.
-    """
+    """Repetitions and baseline latency of the first timing."""
 
     repetitions: Repetitions
     baseline_ms: float
@@ -423,9 +391,7 @@ def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> L
 
 
 Bools = NDArray[np.bool_]
-
 LEVEL = 0.005
-
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since
 values are not independent and sessions stop early. In simulated searches 0.2 to 0.7 % are, by the kind of noise
 (``tests/engines/timing/test_enough.py``), by intervals alone 0.7 to 1.8 %."""

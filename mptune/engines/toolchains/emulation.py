@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
@@ -16,7 +15,7 @@ from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, 
 from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
-from mptune.engines.worker.child import Job
+from mptune.engines.worker.child import Call
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
@@ -31,7 +30,6 @@ from mptune.targets.costs import Shape
 from mptune.targets.memory import memory_need
 
 _VALUES_EACH = 3
-
 """What a run holds of a value at once, in FP32 values at most: in an emulation as computed, in FP16, and rounded."""
 
 
@@ -67,40 +65,19 @@ def _bytes_of(model: Model, inputs: Mapping[str, Shape]) -> int | None:
     return None if found.unknown else _VALUES_EACH * memory_need(model, found.shapes).fp32_activations
 
 
-T = TypeVar("T")
-
 STRETCHES = 12
-
 """A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model on a CPU. Each stretch opens a session:
 fewer where a stretch would hold one group only."""
-
 EMULATED_ROWS = 8
-
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-
 _WAIST_BYTES = 1 << 29
-
 """Most memory of the worker for the values at all waists, bytes, of all samples together."""
-
 _KEPT_BYTES = 1 << 30
-
 """Sessions stay open while their weights together are no more than this, bytes."""
 
 
-class Call(Protocol):
-    """Runs a job in the worker."""
-
-    def __call__(self, job: Job[T], /) -> T | Failure:
-        """Its result, or the failure."""
-        ...
-
-
 class Emulation:
-    """Emulates plans of one model. Lives in the parent process; models are written when they are first needed.
-
-    Attributes:
-        unshared: why plans no longer share a session; None while they may.
-    """
+    """Emulates plans of one model. Lives in the parent process; models are written when they are first needed."""
 
     def __init__(
         self,
@@ -115,10 +92,7 @@ class Emulation:
         """Wire the parts.
 
         Args:
-            workload: the user's model; emulating models are written beside its weight bank.
             computed: the same model and groups with a node for each step after which the target's engine rounds.
-            shapes: returns the concrete shapes of FP32 values; called once.
-            fused: nodes that the target's engine computes as one in FP16.
         """
         self._workload = workload
         self._workspace = workload.workspace
@@ -305,9 +279,6 @@ def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> in
     """How many independent rows a sample holds: the first dimension that all inputs and outputs share, else 1.
 
     An exporter may not know that an output has the rows of the inputs, and declare a symbol of its own for them.
-
-    Args:
-        shapes: concrete shapes by name, of a sample; they count for outputs.
     """
     first = {value.shape[0] if value.shape else None for value in model.inputs}
     if len(first) != 1:

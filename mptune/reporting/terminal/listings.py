@@ -16,8 +16,8 @@ from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import environment_facts
 
 if TYPE_CHECKING:
+    from mptune.engines.backends.backend import BackendStatus
     from mptune.engines.environment import Environment
-    from mptune.engines.toolchains.choose import ToolchainStatus
     from mptune.targets.target import Target
     from mptune.tuning.space import NamedSpace
 
@@ -145,7 +145,7 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
     console.print("A space of your own: --space FILE.toml")
 
 
-def print_doctor(environment: Environment, toolchains: Sequence[ToolchainStatus], stream: TextIO | None = None) -> None:
+def print_doctor(environment: Environment, toolchains: Sequence[BackendStatus], stream: TextIO | None = None) -> None:
     """Print what this machine has, which toolchains work, and how to install those that do not.
 
     Args:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 
-from mptune.engines.environment import Environment
+from mptune.engines.environment import Environment, engine_packages
 from mptune.identity import target_text
 from mptune.run_json import TargetSection
-
-_COMPARED = frozenset(
-    {"mptune", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx", "cuda driver"}
-)
-"""Versions that change figures."""
 
 _DIGITS = 6
 
@@ -42,7 +37,8 @@ def difference(there: TargetSection, prepared: Environment | None, here: TargetS
 def versions(environment: Environment) -> dict[str, str]:
     """The versions that change figures, and the drivers of the GPUs."""
     drivers = sorted({gpu.driver for gpu in environment.gpus if gpu.driver})
-    found = {name: version for name, version in environment.versions.items() if name in _COMPARED}
+    compared = {"mptune", "cuda driver", *engine_packages()}
+    found = {name: version for name, version in environment.versions.items() if name in compared}
     return {**found, "driver": ", ".join(drivers)} if drivers else found
 
 
