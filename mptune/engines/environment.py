@@ -71,29 +71,20 @@ class Environment:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
-        return {
-            "versions": dict(self.versions),
-            "os": self.os,
-            "cpu": self.cpu,
-            "cpu_count": self.cpu_count,
-            "gpus": [{**asdict(gpu), "throttle": list(gpu.throttle)} for gpu in self.gpus],
-            "warnings": list(self.warnings),
-            "jetson": None if self.jetson is None else self.jetson.to_json(),
-        }
+        gpus = [{**asdict(gpu), "throttle": list(gpu.throttle)} for gpu in self.gpus]
+        jetson = None if self.jetson is None else self.jetson.to_json()
+        return {**asdict(self), "gpus": gpus, "warnings": list(self.warnings), "jetson": jetson}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Environment:
         """Inverse of ``to_json``."""
         jetson = document["jetson"]
-        return cls(
-            versions=dict(document["versions"]),
-            os=document["os"],
-            cpu=document["cpu"],
-            cpu_count=document["cpu_count"],
-            gpus=tuple(GpuState(**{**gpu, "throttle": tuple(gpu["throttle"])}) for gpu in document["gpus"]),
-            warnings=tuple(document["warnings"]),
-            jetson=None if jetson is None else JetsonState.from_json(jetson),
-        )
+        read = {
+            "gpus": tuple(GpuState(**{**gpu, "throttle": tuple(gpu["throttle"])}) for gpu in document["gpus"]),
+            "warnings": tuple(document["warnings"]),
+            "jetson": None if jetson is None else JetsonState.from_json(jetson),
+        }
+        return cls(**{**document, **read})
 
 
 def describe_environment(root: Path = Path("/")) -> Environment:
@@ -101,13 +92,13 @@ def describe_environment(root: Path = Path("/")) -> Environment:
     with ThreadPoolExecutor(2) as pool:  # each waits for nvidia-smi
         driver, foreign = pool.submit(_cuda_of_driver), pool.submit(foreign_gpu_processes)
         gpus = read_gpus()
-    found = {"python": platform.python_version(), **installed_versions()}
+    versions = {"python": platform.python_version(), **installed_versions()}
     if gpus and driver.result():
-        found["cuda driver"] = str(driver.result())
+        versions["cuda driver"] = str(driver.result())
     warnings = [warning for gpu in gpus for warning in state_warnings(gpu)]
     warnings += process_warnings(foreign.result()) if gpus else []
     return Environment(
-        versions=found,
+        versions=versions,
         os=platform.platform(),
         cpu=cpu_model(),
         cpu_count=usable_cores(),
@@ -119,13 +110,13 @@ def describe_environment(root: Path = Path("/")) -> Environment:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that can change a result, by package metadata."""
-    found = {}
+    versions = {}
     for package in (*_PACKAGES, *engine_packages()):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def engine_packages() -> tuple[str, ...]:
@@ -211,12 +202,12 @@ def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
 
 def parse_processes(text: str) -> tuple[tuple[int, str], ...]:
     """Read nvidia-smi's CSV of compute processes."""
-    found = []
+    processes = []
     for line in text.splitlines():
         pid, _, name = line.partition(",")
         if pid.strip().isdigit():
-            found.append((int(pid), Path(name.strip()).name))
-    return tuple(found)
+            processes.append((int(pid), Path(name.strip()).name))
+    return tuple(processes)
 
 
 def process_warnings(processes: Sequence[tuple[int, str]]) -> list[str]:

@@ -12,13 +12,13 @@ Reference = weakref.ReferenceType[Any]
 
 def references(*objects: Any) -> tuple[Reference, ...]:
     """Weak references to the objects that can have one; None is left out."""
-    found = []
-    for one in objects:
+    watched = []
+    for each in objects:
         try:
-            found.append(weakref.ref(one))
+            watched.append(weakref.ref(each))
         except TypeError:
             continue  # None, or a type without weak references.
-    return tuple(found)
+    return tuple(watched)
 
 
 def are_gone(watched: tuple[Reference, ...], what: str) -> bool:

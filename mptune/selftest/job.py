@@ -88,11 +88,11 @@ def read_clocks(watch: Stopwatch) -> ClockReading:
         watch.run_once()
     once_s = min(_seconds(watch.run_once) for _ in range(3))
     executions = max(3, round(SPAN_S / max(once_s, 1e-6)))
-    taken = [_both(watch.span_ms, executions) for _ in range(_SPANS)]
+    spans = [_both(watch.span_ms, executions) for _ in range(_SPANS)]
     few = min(executions, _MOST_VALUES)
     values = [_both(watch.value_ms, few) for _ in range(_SPANS)]
     return ClockReading(
-        float(np.median([device / host for device, host in taken])),
+        float(np.median([device / host for device, host in spans])),
         float(np.median([device * few / host for device, host in values])),
         float(np.median([device for device, _ in values])),
         executions,
@@ -101,9 +101,9 @@ def read_clocks(watch: Stopwatch) -> ClockReading:
 
 def _both(time_ms: Callable[[int], float], executions: int) -> tuple[float, float]:
     """What a method of a stopwatch gives, and how many milliseconds its call takes on the host."""
-    taken: list[float] = []
-    host_s = _seconds(lambda: taken.append(time_ms(executions)))
-    return taken[0], host_s * 1e3
+    times_ms: list[float] = []
+    host_s = _seconds(lambda: times_ms.append(time_ms(executions)))
+    return times_ms[0], host_s * 1e3
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Built, ModelBuilder, Place
 from mptune.engines.base import Failure, MissingKernel, Profiling
-from mptune.engines.cuda.no_tf32 import NO_TF32
 from mptune.engines.jobs.layer_times import LayerTime, OrtProfileJob
 from mptune.engines.jobs.placement import PlacementJob
-from mptune.engines.ort.cuda_session import OrtEngine, probe
+from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, SessionOptions
 from mptune.graph.fused import FusedNodes

@@ -55,11 +55,7 @@ _CRASHED = frozenset(
 
 @lru_cache(maxsize=1)
 def runtime() -> Any:
-    """The module ``cuda.bindings.runtime``; the system's own library where that is missing or refused and this works.
-
-    Raises:
-        EngineError: cuda-python is not installed or does not load, and the system has no library that finds a device.
-    """
+    """The module ``cuda.bindings.runtime``; the system's own library where that is missing or refused."""
     bindings, error = _bindings()
     if bindings is not None and _finds_devices(bindings):
         return bindings
@@ -121,11 +117,7 @@ def kind_of(name: str) -> FailureKind:
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
-    """Unpack what a cuda-python call returned: nothing, one value or a tuple of values.
-
-    Raises:
-        EngineError: the error code is not success.
-    """
+    """Unpack what a cuda-python call returned: nothing, one value or a tuple of values."""
     code, values = result[0], result[1:]
     if int(code) != 0:
         name = str(getattr(code, "name", code))
@@ -140,11 +132,7 @@ def check(result: tuple[Any, ...], call: str) -> Any:
 
 
 def device_count() -> int:
-    """Number of visible CUDA devices; 0 also where there is no driver.
-
-    Raises:
-        EngineError: the driver is too old for the runtime; the message has both versions and what to install.
-    """
+    """Number of visible CUDA devices; 0 also where there is no driver."""
     code, count = runtime().cudaGetDeviceCount()
     name = getattr(code, "name", "")
     if name == "cudaErrorInsufficientDriver" and versions()[0]:
@@ -200,11 +188,7 @@ class Stream:
 
     @property
     def address(self) -> int:
-        """The ``cudaStream_t`` as an integer, as engines take it.
-
-        Raises:
-            EngineError: the stream is closed.
-        """
+        """The ``cudaStream_t`` as an integer, as engines take it."""
         if self.handle is None:
             raise EngineError(FailureKind.ERROR, "the stream is closed")
         return int(self.handle)
@@ -259,11 +243,7 @@ class Graph:
     """
 
     def __init__(self, stream: Stream, enqueue: Callable[[], None]) -> None:
-        """Capture what ``enqueue`` puts on the stream.
-
-        Raises:
-            EngineError: something in it cannot be captured; the stream is usable again afterwards.
-        """
+        """Capture what ``enqueue`` puts on the stream."""
         cudart = runtime()
         self.handle: Any = None
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -280,11 +260,7 @@ class Graph:
             cudart.cudaGraphDestroy(graph)
 
     def launch(self, stream: Stream) -> None:
-        """Enqueue the graph.
-
-        Raises:
-            EngineError: the graph is closed, or cannot be enqueued.
-        """
+        """Enqueue the graph."""
         if self.handle is None:
             raise EngineError(FailureKind.ERROR, "the CUDA graph is closed")
         check(runtime().cudaGraphLaunch(self.handle, stream.handle), "cudaGraphLaunch")
@@ -358,11 +334,7 @@ again:
 
 
 def enqueue_delay(stream: Stream, span_us: int = DELAY_US) -> None:
-    """Keep a stream busy for ``span_us`` microseconds.
-
-    Raises:
-        EngineError: the kernel cannot be loaded or launched.
-    """
+    """Keep a stream busy for ``span_us`` microseconds."""
     driver, function = _kernel()
     span = np.array([span_us * 1000], dtype=np.uint64)
     pointers = np.array([span.ctypes.data], dtype=np.uint64)

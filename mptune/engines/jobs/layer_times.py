@@ -141,11 +141,7 @@ class OrtProfileJob:
 def layer_times(
     events: Sequence[Mapping[str, Any]], optimised: onnx.GraphProto, computed: Sequence[Nodes]
 ) -> tuple[LayerTime, ...]:
-    """Read ONNX Runtime's profile: the mean of each node over the last runs, without the longest.
-
-    Raises:
-        EngineError: the profile holds no node.
-    """
+    """Read ONNX Runtime's profile: the mean of each node over the last runs, without the longest."""
     durations: dict[tuple[str, str, str], list[float]] = {}
     for event in _outermost([event for event in events if _is_kernel(event)]):
         facts = event["args"]
@@ -156,13 +152,13 @@ def layer_times(
     waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
     for index, node in enumerate(optimised.node):
         waiting[node.name, node.op_type].append(index)
-    found = []
+    layers = []
     for (number, name, op), values in durations.items():
         # Nodes without a name are named by operator and number; nodes of the same name come in the graph's order.
         queue = waiting.get((name, op)) or (waiting.get(("", op)) if name == f"{op}_{number}" else None)
         nodes = computed[queue.popleft()] if queue else ()
-        found.append(LayerTime(nodes, steady_mean(values[-PROFILED_RUNS:]) / 1e3))
-    return tuple(found)
+        layers.append(LayerTime(nodes, steady_mean(values[-PROFILED_RUNS:]) / 1e3))
+    return tuple(layers)
 
 
 def _is_kernel(event: Mapping[str, Any]) -> bool:

@@ -68,8 +68,8 @@ class OperatorTypesJob:
             session = state.transient(partial(open_session, proto.SerializeToString(), options))
         except EngineError as error:
             return RuntimeTypes({}, schemas, error.message)
-        found = session.outputs
-        values = {v: _info(v, *found[v], named) for v in self.values if v in found and element_type(found[v][0])}
+        outputs = session.outputs
+        values = {v: _info(v, *outputs[v], named) for v in self.values if v in outputs and element_type(outputs[v][0])}
         return RuntimeTypes(values, schemas)
 
 

@@ -149,8 +149,8 @@ class ObserveJob:
             for answer in answers:
                 answer.add(values)
         for answer in answers:
-            known = ranges[answer.probe.key]
-            ranges[answer.probe.key] = replace(known, records=(*known.records, answer.record()))
+            seen = ranges[answer.probe.key]
+            ranges[answer.probe.key] = replace(seen, records=(*seen.records, answer.record()))
         return ObservedRanges(ranges, tuple(doubtful))
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
@@ -192,9 +192,9 @@ class _Answer:
 
 def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | None:
     """The masked rows up to and with one sample."""
-    known = before.masked if before else None
-    if known is not None:
-        return MaskedRows(known.rows + rows, known.sample, known.samples + bool(rows))
+    masked = before.masked if before else None
+    if masked is not None:
+        return MaskedRows(masked.rows + rows, masked.sample, masked.samples + bool(rows))
     return MaskedRows(rows, sample) if rows else None
 
 

@@ -61,8 +61,8 @@ class RowReport:
     @property
     def failed_node(self) -> str:
         """The node that ONNX Runtime's message names; "" where it names none."""
-        found = re.search(r"Name:'([^']+)'", self.failure)
-        return found.group(1) if found else ""
+        match = re.search(r"Name:'([^']+)'", self.failure)
+        return match.group(1) if match else ""
 
     @property
     def worst_mixed(self) -> tuple[str, float]:

@@ -26,13 +26,14 @@ import numpy as np
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.no_tf32 import NO_TF32 as NO_TF32
 from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
 from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, Provider, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.worker.parent import run_once
 
+NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
+"""Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""
 _TRANSFER_VALUES = 5
 
 # A second attempt without a CUDA graph does not help with these.
@@ -272,11 +273,7 @@ def _shape_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
 
 
 def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:
-    """Open a session; building the engine happens here.
-
-    Raises:
-        EngineError: ONNX Runtime refuses the model or the provider does not start.
-    """
+    """Open a session; building the engine happens here."""
     return CudaSession(model, options) if options.provider == "cuda" else CpuSession(model, options)
 
 

@@ -263,8 +263,8 @@ class OrtSession(ABC):
                 for node in part.get_nodes()
             )
 
-        found: tuple[Placed, ...] = translated(read)
-        return found
+        placed: tuple[Placed, ...] = translated(read)
+        return placed
 
     def end_profile(self) -> Path:
         """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""

@@ -71,12 +71,14 @@ def misplaced_layers(nodes: Mapping[str, Precision], layers: Sequence[Layer]) ->
 
 def int8_layers(information: str) -> tuple[str, ...]:
     """Names of the layers in the inspector's JSON that read or write INT8."""
-    found = []
+    names = []
     for entry in _listed(information):
-        tensors = [one for key in ("Inputs", "Outputs") for one in entry.get(key) or () if isinstance(one, dict)]
-        if any(_INT8.search(_type_text(one)) for one in tensors):
-            found.append(str(entry.get("Name", "")))
-    return tuple(found)
+        tensors = [
+            tensor for key in ("Inputs", "Outputs") for tensor in entry.get(key) or () if isinstance(tensor, dict)
+        ]
+        if any(_INT8.search(_type_text(tensor)) for tensor in tensors):
+            names.append(str(entry.get("Name", "")))
+    return tuple(names)
 
 
 def type_warnings(
@@ -117,18 +119,18 @@ def _listed(information: str) -> list[Mapping[str, Any]]:
 
 def _layer(entry: Mapping[str, Any]) -> Layer:
     metadata = str(entry.get("Metadata") or "")
-    found = (_NODE.match(part.strip()) for part in _SEPARATORS.split(metadata))
+    matches = (_NODE.match(part.strip()) for part in _SEPARATORS.split(metadata))
     return Layer(
         name=str(entry.get("Name", "")),
-        nodes=tuple(match["name"] for match in found if match),
+        nodes=tuple(match["name"] for match in matches if match),
         inputs=_types(entry.get("Inputs", ())),
         outputs=_types(entry.get("Outputs", ())),
     )
 
 
 def _types(tensors: Any) -> frozenset[Precision]:
-    found = (_type(one) for one in tensors if isinstance(one, dict)) if isinstance(tensors, list) else ()
-    return frozenset(precision for precision in found if precision is not None)
+    precisions = (_type(tensor) for tensor in tensors if isinstance(tensor, dict)) if isinstance(tensors, list) else ()
+    return frozenset(precision for precision in precisions if precision is not None)
 
 
 def _type(description: Mapping[str, Any]) -> Precision | None:
@@ -192,11 +194,7 @@ class LibraryJob:
     kind: Kind
 
     def run(self, state: WorkerState) -> LibraryReport:
-        """See the class.
-
-        Raises:
-            EngineError: it does not.
-        """
+        """See the class."""
         library = load_library(self.kind)
         obstacle = cuda.unavailable_reason()
         install = "" if obstacle is None else cuda.missing_package()
@@ -293,11 +291,7 @@ class EngineProfileJob:
     samples: Path
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        """The layer times of one execution, in the engine's order.
-
-        Raises:
-            EngineError: the engine cannot be loaded or run.
-        """
+        """The layer times of one execution, in the engine's order."""
         feed = cached_samples(state, self.samples)[0]
         options = self.engine.options
         plain = replace(options, latency=replace(options.latency, cuda_graph=False))
@@ -315,11 +309,7 @@ class EngineProfileJob:
 
 
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
-    """Combine the profiler's times with the inspector's layers.
-
-    Raises:
-        EngineError: the profiler reported no layer, or none that the inspector traces to the model.
-    """
+    """Combine the profiler's times with the inspector's layers."""
     nodes: dict[str, tuple[str, ...]] = {}
     for layer in layers:
         nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
@@ -424,18 +414,14 @@ class _Renamed:
         self._outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
 
     def __call__(self, feed: Feed) -> Outputs:
-        found = self._session.run(
+        outputs = self._session.run(
             {name: _cast(feed[ours], name, self._types[name]) for name, ours in self._inputs.items()}
         )
-        return {ours: found[name] for ours, name in self._outputs.items()}
+        return {ours: outputs[name] for ours, name in self._outputs.items()}
 
 
 def _pairs(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Each wanted name -> the other side's: the same, else the one at its place where there are as many.
-
-    Raises:
-        EngineError: neither is there.
-    """
+    """Each wanted name -> the other side's: the same, else the one at its place where there are as many."""
     if set(wanted) <= set(others):
         return {name: name for name in wanted}
     if len(names) != len(others):

@@ -95,9 +95,6 @@ def load_library(kind: Kind) -> Library:
 
     Without its plugins TensorRT neither parses nor loads what they compute: RoiAlign, ScatterElements with a reduction
     (onnx-tensorrt's onnxOpImporters.cpp), EfficientNMS_TRT.
-
-    Raises:
-        EngineError: the package is missing, a library that it needs is missing, or its version is not supported.
     """
     try:
         trt = importlib.import_module(MODULES[kind])
@@ -116,11 +113,7 @@ def load_library(kind: Kind) -> Library:
 
 
 def check_version(kind: Kind, version: str) -> tuple[str, ...]:
-    """Check that a version is supported.
-
-    Raises:
-        EngineError: it is not.
-    """
+    """Check that a version is supported."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
         raise EngineError(FailureKind.UNSUPPORTED, f"{kind} reports its version as {version!r}: install it again")
@@ -306,11 +299,7 @@ class ParserComplaint:
 
 
 def made(make: Callable[[], T], log: Any) -> T:
-    """Call one of TensorRT's constructors, which give a null pointer where they fail: Python sees a TypeError.
-
-    Raises:
-        EngineError: it failed.
-    """
+    """Call one of TensorRT's constructors, which give a null pointer where they fail: Python sees a TypeError."""
     try:
         return make()
     except (TypeError, RuntimeError) as error:
@@ -364,7 +353,10 @@ def parser_failure(complaints: Sequence[ParserComplaint], errors: Sequence[str] 
     """
     if not complaints:
         return build_failure(errors, otherwise="TensorRT's parser rejects the model without a message")
-    first = next((one for one in complaints if one.kind is FailureKind.UNSUPPORTED and one.operator), complaints[0])
+    first = next(
+        (complaint for complaint in complaints if complaint.kind is FailureKind.UNSUPPORTED and complaint.operator),
+        complaints[0],
+    )
     file = next((text for text in errors if "Failed to open file" in text), None)
     if file is not None and first.kind is FailureKind.PARSER:
         return EngineError(FailureKind.PARSER, clean(file))

@@ -121,11 +121,7 @@ class TensorRtSession:
 
     @collector_paused()
     def __init__(self, path: Path, options: EngineOptions) -> None:
-        """Load an engine file.
-
-        Raises:
-            EngineError: the file is missing, damaged, of another version or for another GPU; or CUDA cannot be used.
-        """
+        """Load an engine file."""
         self.options = options
         self._warnings: list[str] = []
         self._bound: _Bound | None = None
@@ -158,9 +154,9 @@ class TensorRtSession:
         ``device_memory_size_v2`` came with 10.1, and 11 has nothing else (NvInferRuntime.h, getDeviceMemorySizeV2).
         """
         self._opened()
-        found = getattr(self._engine, "device_memory_size_v2", None)
-        found = getattr(self._engine, "device_memory_size", None) if found is None else found
-        return None if found is None else int(found)
+        nbytes = getattr(self._engine, "device_memory_size_v2", None)
+        nbytes = getattr(self._engine, "device_memory_size", None) if nbytes is None else nbytes
+        return None if nbytes is None else int(nbytes)
 
     @collector_paused()
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -168,14 +164,14 @@ class TensorRtSession:
         self._enqueue()
         stream.synchronize()
         self._keep_kernels()
-        found = {}
+        outputs = {}
         for name in self.tensor_names(self.library.trt.TensorIOMode.OUTPUT):
             if name in bound.allocators:
-                found[name] = bound.allocators[name].download(stream, self.tensor_type(name))
+                outputs[name] = bound.allocators[name].download(stream, self.tensor_type(name))
             else:
                 place = bound.outputs[name]
-                found[name] = place.copy() if isinstance(place, np.ndarray) else place.download(stream)
-        return found
+                outputs[name] = place.copy() if isinstance(place, np.ndarray) else place.download(stream)
+        return outputs
 
     @collector_paused()
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:

@@ -51,22 +51,12 @@ class Repetitions:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
-        return {
-            "warmup_iterations": self.warmup_iterations,
-            "iterations": self.iterations,
-            "executions_per_value": self.executions_per_value,
-            "warmup_ms": self.warmup_ms,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Repetitions:
         """Inverse of ``to_json``."""
-        return cls(
-            int(document["warmup_iterations"]),
-            int(document["iterations"]),
-            int(document["executions_per_value"]),
-            float(document["warmup_ms"]),
-        )
+        return cls(**document)
 
 
 class Stopwatch(Protocol):
@@ -145,38 +135,21 @@ class Latency:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
-        return {
-            "median_ms": self.median_ms,
-            "p90_ms": self.p90_ms,
-            "p99_ms": self.p99_ms,
-            "ci95_ms": list(self.ci95_ms),
-            "cv": self.cv,
-            "source": self.source,
-            "raw_ms": list(self.raw_ms),
-            "transfer_ms": self.transfer_ms,
-            "warnings": list(self.warnings),
-            "session": None if self.session is None else self.session.to_json(),
-            "degrees": encode_float(self.degrees),
-        }
+        lists = {name: list(getattr(self, name)) for name in ("ci95_ms", "raw_ms", "warnings")}
+        return {**asdict(self), **lists, "degrees": encode_float(self.degrees)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Latency:
         """Inverse of ``to_json``."""
         low, high = document["ci95_ms"]
-        session = document["session"]
-        return cls(
-            float(document["median_ms"]),
-            float(document["p90_ms"]),
-            float(document["p99_ms"]),
-            (float(low), float(high)),
-            float(document["cv"]),
-            document["source"],
-            tuple(float(value) for value in document["raw_ms"]),
-            document["transfer_ms"],
-            tuple(document["warnings"]),
-            None if session is None else SessionTiming.from_json(session),
-            decode_float(document["degrees"]),
-        )
+        read = {
+            "ci95_ms": (low, high),
+            "raw_ms": tuple(document["raw_ms"]),
+            "warnings": tuple(document["warnings"]),
+            "session": None if document["session"] is None else SessionTiming.from_json(document["session"]),
+            "degrees": decode_float(document["degrees"]),
+        }
+        return cls(**{**document, **read})
 
 
 def monotonic_ms() -> float:
@@ -321,11 +294,11 @@ def time_in_turn(
     warm_up([watch.run_once for watch in watches], clock, repetitions)
     executions = repetitions.executions_per_value
     least = math.ceil((settings or LatencySettings()).min_iterations / executions)
-    taken: list[list[float]] = [[] for _ in watches]
+    values_of: list[list[float]] = [[] for _ in watches]
     for count in range(1, repetitions.iterations + 1):
-        for watch, values in zip(watches, taken, strict=True):
+        for watch, values in zip(watches, values_of, strict=True):
             values.append(watch.value_ms(executions))
-        if count >= least and is_enough(taken):
+        if count >= least and is_enough(values_of):
             break
     return tuple(
         summarise(
@@ -335,7 +308,7 @@ def time_in_turn(
             enqueue_ms=watch.enqueue_ms,
             transfer_ms=watch.transfer_ms,
         )
-        for watch, values in zip(watches, taken, strict=True)
+        for watch, values in zip(watches, values_of, strict=True)
     )
 
 
@@ -377,16 +350,16 @@ def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> L
 
     Where the rounds' sessions are known their interval takes its place.
     """
-    if len(latencies) == 1 or not all(one.raw_ms for one in latencies):
+    if len(latencies) == 1 or not all(latency.raw_ms for latency in latencies):
         return latencies[0]
-    pooled = summarise([value for one in latencies for value in one.raw_ms], settings)
-    medians = [one.median_ms for one in latencies]
+    pooled = summarise([value for latency in latencies for value in latency.raw_ms], settings)
+    medians = [latency.median_ms for latency in latencies]
     low, high = pooled.ci95_ms
     return replace(
         pooled,
         ci95_ms=(min(low, *medians), max(high, *medians)),
         transfer_ms=latencies[0].transfer_ms,
-        warnings=max(latencies, key=lambda one: one.cv).warnings,
+        warnings=max(latencies, key=lambda latency: latency.cv).warnings,
     )
 
 
@@ -397,18 +370,18 @@ values are not independent and sessions stop early. In simulated searches 0.2 to
 (``tests/engines/timing/test_enough.py``), by intervals alone 0.7 to 1.8 %."""
 
 
-def is_lower(one: Latency, other: Latency) -> bool:
+def is_lower(latency: Latency, other: Latency) -> bool:
     """Whether ``one`` is lower beyond noise; latencies that are predicted have none."""
-    if not (one.median_ms < other.median_ms and one.ci95_ms[1] < other.ci95_ms[0]):
+    if not (latency.median_ms < other.median_ms and latency.ci95_ms[1] < other.ci95_ms[0]):
         return False
-    return other.median_ms - one.median_ms > math.hypot(_reaches(one)[1], _reaches(other)[0])
+    return other.median_ms - latency.median_ms > math.hypot(_reaches(latency)[1], _reaches(other)[0])
 
 
 def are_lower(latencies: Sequence[Latency]) -> Bools:
     """Whether the row's latency is lower than the column's, as ``is_lower``; shape (latencies, latencies)."""
-    medians = np.array([one.median_ms for one in latencies])
-    lows, highs = (np.array([one.ci95_ms[side] for one in latencies]) for side in (0, 1))
-    below, above = (np.array([_reaches(one)[side] for one in latencies]) for side in (0, 1))
+    medians = np.array([latency.median_ms for latency in latencies])
+    lows, highs = (np.array([latency.ci95_ms[side] for latency in latencies]) for side in (0, 1))
+    below, above = (np.array([_reaches(latency)[side] for latency in latencies]) for side in (0, 1))
     lower: Bools = (medians[:, None] < medians[None, :]) & (highs[:, None] < lows[None, :])
     lower &= medians[None, :] - medians[:, None] > np.hypot(above[:, None], below[None, :])
     return lower

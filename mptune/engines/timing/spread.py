@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -62,19 +62,19 @@ class SessionTiming:
     def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
         """From values taken in turn, ``values_ms[i]`` right after ``baseline_ms[i]``."""
         values, others = (
-            np.maximum(np.asarray(taken, dtype=np.float64), _LEAST_MS) for taken in (values_ms, baseline_ms)
+            np.maximum(np.asarray(series, dtype=np.float64), _LEAST_MS) for series in (values_ms, baseline_ms)
         )
         ratio = float(np.median(values)) / float(np.median(others))
         return cls(baseline, math.log(ratio), log_ratio_sd(values, others))
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
-        return {"baseline": self.baseline, "log_ratio": self.log_ratio, "sd": self.sd}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SessionTiming:
         """Inverse of ``to_json``."""
-        return cls(str(document["baseline"]), float(document["log_ratio"]), float(document["sd"]))
+        return cls(**document)
 
 
 def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[float] | Floats, seed: int = 0) -> float:
@@ -251,11 +251,11 @@ class Enough:
 
     def _front(self) -> list[tuple[float, float]]:
         """The others that no other one dominates."""
-        found: list[tuple[float, float]] = []
+        front: list[tuple[float, float]] = []
         for log_ratio, error in sorted(self.others):
-            if not found or error < found[-1][1]:
-                found.append((log_ratio, error))
-        return found
+            if not front or error < front[-1][1]:
+                front.append((log_ratio, error))
+        return front
 
 
 def _is_look(count: int) -> bool:

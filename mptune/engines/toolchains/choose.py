@@ -139,8 +139,8 @@ def is_here(target: Target, gpu: Gpu) -> bool:
         return True
     # In a container a Jetson may be known by its family alone.
     family = gpu.name.lower().removeprefix("nvidia ")
-    known = gpu.is_jetson and gpu.memory_gb is not None and target.memory_gb is not None
-    return known and _same_family(family, target) and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
+    has_memory = gpu.is_jetson and gpu.memory_gb is not None and target.memory_gb is not None
+    return has_memory and _same_family(family, target) and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
 
 
 def _same_family(family: str, target: Target) -> bool:

@@ -12,7 +12,7 @@ from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, one_group_errors_s
-from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
+from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.engines.worker.child import Call
@@ -21,7 +21,6 @@ from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.shapes import static_shapes
-from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.switched import Stretch, SwitchedEmulator, Waist, find_stretches
@@ -45,10 +44,10 @@ def run_bytes(model: Model, samples: Path) -> int | None:
     names = {tensor.name for tensor in model.inputs}
     largest = max(every, key=lambda shapes: sum(map(math.prod, shapes.values())))
     given = tuple(sorted((name, shape) for name, shape in largest.items() if name in names))
-    known = _by_inputs(model)
-    if given not in known:
-        known[given] = _bytes_of(model, dict(given))
-    return known[given]
+    by_inputs = _by_inputs(model)
+    if given not in by_inputs:
+        by_inputs[given] = _bytes_of(model, dict(given))
+    return by_inputs[given]
 
 
 @once
@@ -61,8 +60,8 @@ def _bytes_of(model: Model, inputs: Mapping[str, Shape]) -> int | None:
     outputs = (out for node in model.nodes for out in node.outputs if out)
     if any(node.has_subgraph for node in model.nodes) or any(model.info(out).dtype == "undefined" for out in outputs):
         return None
-    found = static_shapes(model, given=inputs)
-    return None if found.unknown else _VALUES_EACH * memory_need(model, found.shapes).fp32_activations
+    static = static_shapes(model, given=inputs)
+    return None if static.unknown else _VALUES_EACH * memory_need(model, static.shapes).fp32_activations
 
 
 STRETCHES = 12
@@ -115,17 +114,14 @@ class Emulation:
 
         Args:
             part: numbers of the samples to take, within ``samples``; None takes the whole set.
-
-        Raises:
-            RunError: a model cannot be written, or the disk is full.
         """
-        found: dict[int, OutputError] = {}
+        by_plan: dict[int, OutputError] = {}
         for stretch, members in self._by_stretch(plans, few=part is not None).items():
             errors = self._errors_of(stretch, [plans[index] for index in members], which, part)
             if isinstance(errors, Failure):
                 return errors
-            found.update(zip(members, errors, strict=True))
-        return tuple(found[index] for index in range(len(plans)))
+            by_plan.update(zip(members, errors, strict=True))
+        return tuple(by_plan[index] for index in range(len(plans)))
 
     def close(self) -> None:
         """Delete what was written. Idempotent."""
@@ -137,13 +133,13 @@ class Emulation:
         """The stretch that holds all reduced groups of each plan, None where there is none -> the plans' indices."""
         if self._provider != "cpu":
             return {None: list(range(len(plans)))}
-        found: dict[Stretch | None, list[int]] = {}
+        members: dict[Stretch | None, list[int]] = {}
         for index, plan in enumerate(plans):
             reduced = set(plan.reduced_groups)
             # Values at waists are kept for a few samples only.
             home = next((s for s in self._stretches if reduced <= set(s.groups)), None) if few and reduced else None
-            found.setdefault(home, []).append(index)
-        return found
+            members.setdefault(home, []).append(index)
+        return members
 
     def _errors_of(
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
@@ -175,7 +171,7 @@ class Emulation:
             for plan in plans
         ]
         try:
-            return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, part, plans)))
+            return self._call(ErrorsJob(tuple(paths), self._comparison(which, part, plans)))
         finally:
             for path in filter(None, paths):
                 path.unlink(missing_ok=True)
@@ -195,7 +191,7 @@ class Emulation:
             head,
             tuple(map(emulator.on, plans)),
             tuple(emulator.switches[p][g] for p in precisions for g in groups if g in emulator.switches[p]),
-            *self._sample_arguments(which, part, plans),
+            self._comparison(which, part, plans),
             slot=self._slot(stretch),
         )
         return self._call(job)
@@ -218,15 +214,19 @@ class Emulation:
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         return f"switched {number % room}" if room else None
 
-    def _sample_arguments(
-        self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]
-    ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...], Scoring, int | None]:
-        """The last arguments of both jobs: samples, reference, provider, metric, part, value-dependent outputs, ..."""
-        samples, reference = self._workspace.samples(which), self._workspace.reference(which)
-        sketches = self._workspace.sketches(plans[0], which) if len(plans) == 1 and part is None else None
-        scoring = replace(self._scoring, sketches=sketches)
-        dependent, metric = self._workload.dependent_outputs, self._metric
-        return samples, reference, self._provider, metric, part, dependent, scoring, self._run_bytes
+    def _comparison(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Comparison:
+        space = self._workspace
+        sketches = space.sketches(plans[0], which) if len(plans) == 1 and part is None else None
+        return Comparison(
+            space.samples(which),
+            space.reference(which),
+            self._provider,
+            self._metric,
+            part,
+            self._workload.dependent_outputs,
+            replace(self._scoring, sketches=sketches),
+            self._run_bytes,
+        )
 
     @cached_property
     def _run_bytes(self) -> int | None:

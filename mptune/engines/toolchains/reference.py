@@ -15,11 +15,11 @@ from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.parts import PARTS_JSON, parts_path
 from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, SampleSet
-from mptune.engines.cuda.no_tf32 import NO_TF32
 from mptune.engines.environment import usable_cores
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.reference_report import ObservedRanges, Place, ReferenceReport, TensorRange
 from mptune.engines.jobs.rows import Question, Sight, SightJob
+from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import run_bytes
@@ -111,11 +111,11 @@ class Locator:
                 path = workspace.scratch(f"watch{start}")
                 paths.append(path)
                 self._write(path, watched[start : start + _AT_ONCE])
-            found = self.call(SightJob(tuple(paths), workspace.samples(which), self.provider, question, index))
+            sights = self.call(SightJob(tuple(paths), workspace.samples(which), self.provider, question, index))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
-        return {} if isinstance(found, Failure) else found
+        return {} if isinstance(sights, Failure) else sights
 
     def _write(self, path: Path, names: Sequence[str]) -> None:
         from mptune.graph.writing.observe import write_with_outputs

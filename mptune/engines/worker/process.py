@@ -145,13 +145,13 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 def _outside_of_group(pid: int) -> list[psutil.Process]:
     """The descendants of a process group's leader that the group's signal does not reach."""
-    found: list[psutil.Process] = []
+    outside: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         for victim in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(OSError):
                 if os.getpgid(victim.pid) != pid:
-                    found.append(victim)
-    return found
+                    outside.append(victim)
+    return outside
 
 
 def oom_kills() -> int | None:
@@ -193,11 +193,7 @@ class WorkerProcess:
     """One worker process with its three pipes: requests, answers, output."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it; ``wait_until_ready`` waits.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start it; ``wait_until_ready`` waits."""
         self.output = Output()
         self._buffer = bytearray()
         self._oom_kills = oom_kills()

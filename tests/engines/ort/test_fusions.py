@@ -9,7 +9,7 @@ import pytest
 
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure
-from mptune.engines.jobs.emulation import SwitchedErrorsJob
+from mptune.engines.jobs.emulation import Comparison, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
@@ -133,7 +133,7 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     path = emulator.write(workspace.scratch("switched"), [group.id for group in grouped.groups])
     on = emulator.on(grouped.uniform(Precision.FP16))
     switches = tuple(emulator.switches[Precision.FP16].values())
-    (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, *paths[1:], "cpu"))
+    (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, Comparison(*paths[1:], "cpu")))
     assert 1e-5 < error.value("relative_l2") < 1e-3
 
 
