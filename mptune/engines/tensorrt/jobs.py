@@ -287,15 +287,15 @@ def _outline(array: np.ndarray) -> np.ndarray:
 class EngineProfileJob:
     """Take the layer times of an engine file in a session of its own, since the one that is timed has a CUDA graph."""
 
-    engine: TensorRtEngine
+    built: TensorRtEngine
     samples: Path
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
         """The layer times of one execution, in the engine's order."""
         feed = cached_samples(state, self.samples)[0]
-        options = self.engine.options
+        options = self.built.options
         plain = replace(options, latency=replace(options.latency, cuda_graph=False))
-        session = state.transient(partial(TensorRtSession, self.engine.path, plain))
+        session = state.transient(partial(TensorRtSession, self.built.path, plain))
         state.enter(Stage.TIME)
         profiler = profiler_class(session.library.trt)()
         session.attach(profiler)
