@@ -67,8 +67,9 @@ class TargetPredictor:
         self._reference = reference
         self._builder = builder
         self.fuses = self.emulation_holds = True
-        if isinstance(builder, Rounds):
-            self.fuses, self.emulation_holds = builder.fuses, builder.emulation_holds
+        rounds: object = builder
+        if isinstance(rounds, Rounds):
+            self.fuses, self.emulation_holds = rounds.fuses, rounds.emulation_holds
         self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
 

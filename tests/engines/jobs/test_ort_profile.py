@@ -245,7 +245,7 @@ def test_a_profile_of_nothing_is_an_error() -> None:
 @pytest.fixture
 def tools(mlp_workload: Workload, settings: SearchSettings) -> MeasuredToolchain:
     found = MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings)
-    assert not isinstance(found.reference("search"), Failure)
+    assert not isinstance(found.reference_model.reference("search"), Failure)
     return found
 
 

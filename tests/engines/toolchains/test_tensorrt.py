@@ -417,6 +417,7 @@ def test_inputs_that_the_model_declares_fp64_are_named_to_the_session(
     gpu = Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "580")
     install(monkeypatch, tensorrt=LibraryReport("10.16.2"))
     plan = grouped.uniform(Precision.FP16)
+    workload.workspace.engines_dir.mkdir(exist_ok=True)
     (workload.workspace.engines_dir / f"{plan.fingerprint}.tensorrt-10.16.2.engine").touch()
     with MeasuredToolchain(TENSORRT, load_target("rtx-4500-ada"), workload, settings, gpu=gpu) as tools:
         built = tools.builder.build(plan)
