@@ -21,7 +21,7 @@ from mptune.engines.worker.child import WorkerState
 
 _MOST_ROWS = 4
 _OTHER_SAMPLES = 8
-"""So many samples are looked through for rows that differ."""
+"""Most samples that are searched for rows that differ."""
 _NO_BATCH = re.compile(
     r"(?:^|[_\W])(?:seq|sequence|time|step|length|len|tokens?|frames?|points?|nodes?|edges?|vertices|height|width|[htw])",
     re.IGNORECASE,

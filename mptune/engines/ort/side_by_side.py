@@ -17,7 +17,7 @@ from mptune.engines.environment import usable_cores
 
 T = TypeVar("T")
 _MEMORY_SHARE = 0.5
-"""Of the memory that is available, runs at the same time may take so much."""
+"""Share of the available memory that runs at the same time may take."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -204,7 +204,7 @@ def _residual(repeated: Sequence[Sequence[SessionTiming]], index: Mapping[str, i
 LEAST_VALUES = 5
 """Values of each engine that every timing takes: the median of fewer is at the mercy of one outlier."""
 CLEAR = 4.0
-"""A difference of so many standard errors is clear."""
+"""A difference of this many standard errors is clear."""
 EXACT = 6e-4
 """Standard error of a log ratio that is small beside any spread between sessions that was seen; one that is still
 smaller is wanted where nothing is known of the spread of this model."""

@@ -38,7 +38,7 @@ ROWS_WARNING = 1e-4
 ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
 """Values of places where rows meet that are no samples: steps of a sequence, or nodes of a graph."""
 _AT_ONCE = 48
-"""So many values are outputs of one model, and in memory at the same time."""
+"""Most values that are outputs of one model, and in memory at the same time."""
 _SEQUENTIAL = frozenset({"LSTM", "GRU", "RNN", "Scan"})
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
 _BY_INDEX = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})
@@ -289,7 +289,7 @@ def _backwards(model: Model, output: str) -> Iterator[tuple[Node, str, list[str]
 
 
 _CORES_BESIDE = 4
-"""So many cores have room for what runs beside the first worker."""
+"""Fewest cores that have room for what runs beside the first worker."""
 
 
 def observes_beside(provider: Provider) -> bool:

@@ -184,9 +184,9 @@ _STOPPED_S = 2.0
 """A wait that took so much longer than asked for: this process was stopped (SIGSTOP, a container that is paused), and
 perhaps the worker with it. That time does not count."""
 _REST_S = 0.1
-"""Past the deadline, so long is the rest of an answer that has begun waited for."""
+"""Grace period for reading the rest of an answer that started before the deadline."""
 _OVERTIME_S = 5.0
-"""So long past the deadline nothing is read any more."""
+"""After this, nothing more is read."""
 
 
 class WorkerProcess:
