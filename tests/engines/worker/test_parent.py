@@ -493,10 +493,10 @@ def test_a_parent_that_is_killed_leaves_nothing_of_its_workers_job(number: int, 
 _DIES_WHILE_IT_KILLS = """
 import os, signal, sys
 from pathlib import Path
-from mptune.engines.worker import process_tree
+from mptune.engines.worker import process
 from mptune.engines.worker.parent import Worker
 from tests.engines import faults
-process_tree.os.killpg = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+process.os.killpg = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 with Worker(Path("logs")) as worker:
     worker.call(faults.Hang(Path(sys.argv[1]), apart=False), 1.0)
 """
