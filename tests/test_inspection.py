@@ -90,10 +90,10 @@ def test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first(
     assert (
         shown(found, monkeypatch, columns).splitlines()[0] == "warning: the network lies in If nodes; nothing to tune"
     )
-    assert found.warnings[0] == "the network lies in If nodes; nothing to tune"
+    assert (found.findings[0].code, found.findings[0].where.nodes) == ("nothing-to-tune", ("If_0",))
     flat = mptune.inspect(models.save(voice(""), tmp_path))
     assert found.weight_bytes == 2 * flat.weight_bytes
-    assert not any("nothing to tune" in text for text in flat.warnings)
+    assert "nothing-to-tune" not in [finding.code for finding in flat.findings]
 
 
 def test_groups_without_a_layer_outside_an_if_are_counted(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_groups_without_a_layer_outside_an_if_are_counted(tmp_path: Path) -> Non
     proto.graph.node.append(node("Mul", ["raw", "gain"], "output", "gain"))
     proto.graph.initializer.append(constant("gain", 2.0))
     found = mptune.inspect(models.save(proto, tmp_path))
-    assert found.warnings[0] == "the network lies in If nodes; nothing to tune but 1 group outside them"
+    assert found.findings[0].text == "the network lies in If nodes; nothing to tune but 1 group outside them"
 
 
 def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mptune.data.numbers import encode_float
 from mptune.finding import Finding
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.hazards.hazard import Hazard
@@ -124,7 +123,7 @@ class Inspection:
                 for o in self.operators
             ],
             "rest": _cost(self.rest),
-            "hazards": [{**h.to_json(), "value": encode_float(h.value)} for h in self.hazards],
+            "hazards": [hazard.to_json() for hazard in self.hazards],
             "findings": [finding.to_json() for finding in self.findings],
             "warnings": list(self.warnings),
         }

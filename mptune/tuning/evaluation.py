@@ -15,7 +15,8 @@ from mptune.data.metrics.whole_set import own_value
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency
-from mptune.finding import EMULATION_CAUSE, OutputColumns
+from mptune.finding import OutputColumns
+from mptune.findings.engine import EMULATION_CAUSE
 from mptune.graph.plan import PrecisionPlan
 from mptune.targets.engine_memory import EngineMemory
 

@@ -96,7 +96,7 @@ def load_data(
     """The samples that are searched on, and a few of each further size.
 
     Of several data sets, one for each size, that of the usual size of ``--shapes`` is searched on, else the first. A
-    warning comes first where the model has nothing to tune.
+    finding comes first where the model has nothing to tune.
 
     Raises:
         DataError: data cannot be read or do not fit the model, two are of one size, or one is beyond ``--shapes``.
@@ -106,7 +106,8 @@ def load_data(
     fed = {info.name for info in inputs if any(pair.endswith(f":{info.name}") for pair in settings.feedback)}
     states = state_inputs(model) | fed
     every = [load_calibration(source, inputs, settings.data_settings, settings.seed, states) for source in sources]
-    every = [replace(one, warnings=(*nothing_to_tune(grouped), *one.warnings)) for one in every]
+    untunable = nothing_to_tune(grouped, "search")
+    every = [replace(samples, findings=(*untunable, *samples.findings)) for samples in every]
     if len(every) == 1:
         return every[0], ()
     sizes = [sizes_of(one.samples[0], inputs) for one in every]

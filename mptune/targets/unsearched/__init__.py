@@ -3,5 +3,5 @@
 OUT_OF_REACH = "operators-out-of-reach"
 """The code of the finding that operators keep their precision whatever a plan says."""
 
-NOTHING = "nothing to tune"
-"""In the warning that says so, which is shown before all others."""
+NOTHING = "nothing-to-tune"
+"""The code of the finding that says so, which is shown before all others."""

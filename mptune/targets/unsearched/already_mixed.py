@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from mptune.finding import CODES, Finding, FindingOrigin, Where
+from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node
@@ -13,9 +13,6 @@ from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import FLOAT_TYPES
 from mptune.graph.plan import REDUCED, Precision
 from mptune.targets.costs import Shape, ShapeTable, node_flops, share_of
-
-_CODE = "already-mixed"
-GIVE_FP32 = "give the FP32 model that it was made from"
 
 
 def already_mixed_findings(
@@ -38,26 +35,20 @@ def already_mixed_findings(
     flops = {node.index: node_flops(node, table)[0] for node in computing if not node.has_subgraph}
     share = share_of(reduced, flops)
     counts = Counter(precision for node in reduced for precision in computed[node.index])
-    names = " or ".join(precision.name for precision in REDUCED if precision in counts)
-    what = f"1 of {len(computing)} layers is" if len(reduced) == 1 else f"{len(reduced)} of {len(computing)} layers are"
-    groups = len(grouped.groups)
-    means = "the reference holds the rounding of these layers"
-    if origin != "compare":
-        means = f"no plan changes that: only the other {groups} groups are searched, and {means}"
     return (
-        Finding(
-            code=_CODE,
-            severity=CODES[_CODE].severity,
-            origin=origin,
-            where=Where(nodes=tuple(node.name for node in reduced)),
-            evidence={
+        Finding.of(
+            "already-mixed",
+            origin,
+            Where(nodes=tuple(node.name for node in reduced)),
+            {
                 **{f"{precision}_layers": counts[precision] for precision in REDUCED if precision in counts},
                 "layers": len(computing),
                 "flops_share": share,
-                "other_groups": groups,
+                "other_groups": len(grouped.groups),
             },
-            text=f"{what} {names} already, {share:.0%} of the FLOPs, and {means}",
-            cure=GIVE_FP32,
+            kind="compared" if origin == "compare" else "",
+            reduced=len(reduced),
+            precisions=" or ".join(precision.name for precision in REDUCED if precision in counts),
         ),
     )
 

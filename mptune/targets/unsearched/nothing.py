@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 from mptune.graph.grouping.patterns import QUANTISED
@@ -11,20 +12,28 @@ from mptune.graph.op_rules import is_quantised
 from mptune.targets.unsearched import NOTHING
 
 
-def nothing_to_tune(grouped: GroupedModel) -> tuple[str, ...]:
-    """The warning that a model has no group to tune, or none with a layer, and why; none where it has one."""
+def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Finding, ...]:
+    """The finding that a model has no group to tune, or none with a layer, and why; none where it has one."""
     nodes = grouped.model.nodes
     free = [group for group in grouped.groups if group.pinned is None]
     loops = [node for node in nodes if node.has_subgraph and _has_layer(node)]
+    kind = ""
     if loops and not any(op in ANCHOR_KINDS for group in free for op in group.ops):
-        operators = " and ".join(dict.fromkeys(node.op_type for node in loops))
-        rest = f" but {len(free)} group{'s' * (len(free) > 1)} outside them" if free else ""
-        return (f"the network lies in {operators} nodes; {NOTHING}{rest}",)
-    if free:
+        kind = "subgraphs"
+    elif free:
         return ()
-    if any(group.kind == QUANTISED for group in grouped.groups) or any(map(is_quantised, nodes)):
-        return (f"the network is quantised already; {NOTHING}",)
-    return (f"no layer group can have another precision; {NOTHING}",)
+    elif any(group.kind == QUANTISED for group in grouped.groups) or any(map(is_quantised, nodes)):
+        kind = "quantised"
+    return (
+        Finding.of(
+            NOTHING,
+            origin,
+            Where(nodes=tuple(node.name for node in loops) if kind == "subgraphs" else ()),
+            {"free_groups": len(free)},
+            kind=kind,
+            operators=" and ".join(dict.fromkeys(node.op_type for node in loops)),
+        ),
+    )
 
 
 def _has_layer(node: Node) -> bool:

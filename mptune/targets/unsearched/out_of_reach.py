@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from mptune.finding import CODES, Finding, FindingOrigin, Where
+from mptune.finding import Finding, FindingOrigin, Where
+from mptune.findings.wording import listed
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import is_quantised, node_rule, schema_of
@@ -15,10 +16,6 @@ from mptune.targets.unsearched import OUT_OF_REACH
 NEGLIGIBLE = 0.01
 """Operators whose types are known and that have less of the FLOPs than this are no finding."""
 
-_BEFORE_OPTIMISER = "give the model from before the optimiser, as the framework exported it"
-_OWN_OPERATOR = (
-    "write it as a local function of ONNX's own operators (onnx.helper.make_function), or export the model without it"
-)
 _NAMED = 4
 
 
@@ -49,21 +46,26 @@ def out_of_reach_findings(
         return ()
     causes = [node for node in nodes if _is_foreign(model, node)] or list(nodes)
     operators = Counter(_operator(node) for node in causes)
+    first = causes[0]
+    kind = "fixed" if not untyped else "unknown" if schema_of(model, first) is None else "untyped"
+    is_own = not any(is_of_runtime(node) or node.is_standard for node in causes)
+    named = [f"{name} ({count})" if count > 1 else name for name, count in operators.most_common()]
     return (
-        Finding(
-            code=OUT_OF_REACH,
-            severity=CODES[OUT_OF_REACH].severity,
-            origin=origin,
-            where=Where(nodes=tuple(node.name for node in nodes)),
-            evidence={
+        Finding.of(
+            OUT_OF_REACH,
+            origin,
+            Where(nodes=tuple(node.name for node in nodes)),
+            {
                 "nodes": len(nodes),
                 "untyped_nodes": len(untyped),
                 "operators": ", ".join(operators),
                 "flops_share": share,
-                "first": causes[0].name,
+                "first": first.name,
             },
-            text=_text(model, nodes, untyped, operators, share, causes[0]),
-            cure=_BEFORE_OPTIMISER if any(is_of_runtime(n) or n.is_standard for n in causes) else _OWN_OPERATOR,
+            kind=kind + " own" * is_own,
+            named=listed(named, _NAMED, " and {others} other operators"),
+            failure=model.runtime.failure,
+            rule=node_rule(model, first).fixed,
         ),
     )
 
@@ -95,20 +97,3 @@ def _least_flops(node: Node, shapes: ShapeTable) -> float:
 
 def _operator(node: Node) -> str:
     return node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"
-
-
-def _text(
-    model: Model, nodes: Sequence[Node], untyped: Sequence[Node], operators: Counter[str], share: float, cause: Node
-) -> str:
-    named = [f"{name} ({count})" if count > 1 else name for name, count in operators.most_common(_NAMED)]
-    more = f" and {len(operators) - _NAMED} other operators" if len(operators) > _NAMED else ""
-    what = "1 node keeps" if len(nodes) == 1 else f"{len(nodes)} nodes keep"
-    least = "at least " if untyped else ""
-    if untyped and schema_of(model, cause) is None:
-        says = f" (ONNX Runtime: {model.runtime.failure})" if model.runtime.failure else ""
-        why = f"types are not known of {', '.join(named)}{more}{says}, nor of what is computed from it"
-    elif untyped:
-        why = f"types are not known behind {', '.join(named)}{more}"
-    else:
-        why = f"{', '.join(named)}{more}; {cause.name!r}: {node_rule(model, cause).fixed}"
-    return f"{what} the precision of the model under any plan, {least}{share:.0%} of the FLOPs: {why}"

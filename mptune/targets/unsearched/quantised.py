@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mptune.finding import CODES, Finding, FindingOrigin, Where
+from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.patterns import INTEGER_PRODUCTS, QUANTISED
 from mptune.graph.loading.model import Node
@@ -36,20 +36,21 @@ def quantised_findings(
     share = flops / total if total else 0.0
     nodes = tuple(name for group in parts for name in group.nodes)
     rest = len(grouped.groups) - len(parts)
-    what = [f"{len(parts)} quantised part{'s' * (len(parts) != 1)} ({len(nodes)} nodes)"] * bool(parts)
-    what += [f"{len(operators)} operator{'s' * (len(operators) != 1)} on integers"] * bool(operators)
-    stay = "stays as the model has it" if len(parts) + len(operators) == 1 else "stay as the model has them"
-    others = f"of the other {rest} groups, those that are not pinned are searched" if rest else "no other group is left"
-    evidence = {"parts": len(parts), "nodes": len(nodes), "operators": len(operators), "flops_share": share}
     return (
-        Finding(
-            code="quantised-parts",
-            severity=CODES["quantised-parts"].severity,
-            origin=origin,
-            where=Where(nodes=nodes or tuple(n.name for n in operators), groups=tuple(group.id for group in parts)),
-            evidence=evidence | {"other_groups": rest},
-            text=f"{' and '.join(what)} {stay}: {share:.0%} of the FLOPs; {others}",
-            cure="to search these parts, too, give the model from before its quantisation",
+        Finding.of(
+            "quantised-parts",
+            origin,
+            Where(nodes=nodes or tuple(n.name for n in operators), groups=tuple(group.id for group in parts)),
+            {
+                "parts": len(parts),
+                "nodes": len(nodes),
+                "operators": len(operators),
+                "flops_share": share,
+                "other_groups": rest,
+            },
+            is_both=bool(parts and operators),
+            together=len(parts) + len(operators),
+            is_whole=not rest,
         ),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.workload import Workload
@@ -79,14 +80,10 @@ def _is_small(hazard: Hazard) -> bool:
 
 
 def _underflow(hazard: Hazard, error: float, origin: FindingOrigin) -> Finding:
-    where = Where(
-        nodes=() if hazard.node is None else (hazard.node,),
-        groups=() if hazard.group is None else (hazard.group,),
-        tensors=(hazard.tensor,),
-        samples=hazard.samples,
-    )
-    evidence = {"one_group_error": error, "largest": hazard.value}
-    return Finding.of(_VANISHING, origin, where, evidence, kind="underflow", seen=hazard.reason)
+    """A hazard that is none of the findings by itself, as one."""
+    evidence, names = {"one_group_error": error, "largest": hazard.value}, {**hazard.evidence, **hazard.names}
+    wording = "weights matter" if hazard.kind == "vanishing" else hazard.wording
+    return Hazard.finding([replace(hazard, wording=wording, evidence=evidence, names=names)], origin)
 
 
 def _first_place(grouped: GroupedModel, start: Sequence[str], places: Mapping[str, Finding]) -> str | None:

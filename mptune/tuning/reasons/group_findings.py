@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from mptune.finding import BREAKING_CODES, PINNING_CODES, SEVERITIES, Finding
+from mptune.finding import BREAKING_CODES, PINNING_CODES, Finding
+from mptune.findings.wording import SEVERITIES
 
 LARGE_FROM = 0.1
 """An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""

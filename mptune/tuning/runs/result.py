@@ -204,7 +204,7 @@ def build_front(
                 is_cut_short=record.spent < facts.budget,
                 sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
                 plan_count=plan_count(record.trials.every(), has_failed=bool(record.trials.failed())),
-                is_untunable=any(NOTHING in text for text in facts.warnings),
+                is_untunable=any(finding.code == NOTHING for finding in facts.findings),
             )
         ),
         *_unconfirmed(points, chosen, unconfirmed),

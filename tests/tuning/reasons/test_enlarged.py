@@ -79,7 +79,8 @@ def test_nothing_is_said_where_no_finding_is_on_the_way(tmp_path: Path) -> None:
 
 
 def small(model: GroupedModel, node_name: str) -> Hazard:
-    return Hazard("warning", "underflow", model.owners[node_name], node_name, "a", 1e-9, "stayed below 1e-09", "scale")
+    place = ("underflow", model.owners[node_name], node_name, "a", 1e-9)
+    return Hazard("warning", *place, "vanishing-epsilon", "underflow become zero", {"absmax": 1e-9})
 
 
 def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -> None:
