@@ -90,7 +90,7 @@ def test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first(
     assert (
         shown(found, monkeypatch, columns).splitlines()[0] == "warning: the network lies in If nodes; nothing to tune"
     )
-    assert (found.findings[0].code, found.findings[0].where.nodes) == ("nothing-to-tune", ("If_0",))
+    assert (found.findings[0].code, found.findings[0].where.nodes) == ("nothing-to-tune", ("by_rate",))
     flat = mptune.inspect(models.save(voice(""), tmp_path))
     assert found.weight_bytes == 2 * flat.weight_bytes
     assert "nothing-to-tune" not in [finding.code for finding in flat.findings]

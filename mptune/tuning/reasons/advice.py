@@ -138,8 +138,6 @@ def _little_gain(outcome: Outcome, faster: Sequence[Evaluation]) -> list[str]:
 
 
 def _why_nothing_is_faster(outcome: Outcome) -> str:
-    if not outcome.fp32.plan.precision and outcome.unreached is None:
-        return f"the model has no layer group that could be {outcome.reduced}, so there was nothing to search"
     if outcome.free == 0 and outcome.unreached is None:
         return (
             "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each "
