@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mptune.findings.wording import CodeInfo, Wording
+from mptune.findings.wording import CodeInfo, Wording, row
 
 _FP16_GIVES = "(FP16 throughout, emulated, gives {judged_fp16:.3g})"
 _HAS = "output {place!r} has {error_shown}"
@@ -39,16 +39,12 @@ def _late(what: str, example: str) -> dict[str, Wording]:
 
 
 def _tf32(side: str, cure: str) -> CodeInfo:
-    return CodeInfo(
+    return row(
         "warning",
         f"the difference is what TF32 in the {side} makes",
-        {
-            "": Wording(
-                f"output {{output!r}}: TF32 in the {side} ({{name}}) makes the difference of {{error:.3g}}: emulated,"
-                " it has {size_ratio:.2f} times its size, and {left_share:.2g%} of the difference is left without it",
-                cure + _TF32_OFF,
-            )
-        },
+        f"output {{output!r}}: TF32 in the {side} ({{name}}) makes the difference of {{error:.3g}}: emulated,"
+        " it has {size_ratio:.2f} times its size, and {left_share:.2g%} of the difference is left without it",
+        cure + _TF32_OFF,
     )
 
 

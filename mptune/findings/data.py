@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mptune.findings.wording import AT, CodeInfo, Wording
+from mptune.findings.wording import AT, CodeInfo, Wording, row
 
 _LEFT = (
     "{left_share:.2g%} of the difference is left, on {explained}[; not on the other {others} of {tried} that were"
@@ -40,36 +40,24 @@ DATA: Mapping[str, CodeInfo] = {
             ),
         },
     ),
-    "constant-data": CodeInfo(
+    "constant-data": row(
         "warning",
         "an input is the same everywhere in all samples",
-        {
-            "": Wording(
-                "every value of input {input!r} is {value:g} in all samples",
-                "give real inputs with --data: constants show nothing of what the network computes",
-            )
-        },
+        "every value of input {input!r} is {value:g} in all samples",
+        "give real inputs with --data: constants show nothing of what the network computes",
     ),
-    "duplicate-samples": CodeInfo(
+    "duplicate-samples": row(
         "warning",
         "the same sample is there more than once",
-        {
-            "": Wording(
-                "{duplicates} of {samples} samples equal an earlier one, so the held-out error may be taken on samples"
-                " that the search saw",
-                "give different samples; if one buffer was filled for each of them, keep copies of it",
-            )
-        },
+        "{duplicates} of {samples} samples equal an earlier one, so the held-out error may be taken on samples"
+        " that the search saw",
+        "give different samples; if one buffer was filled for each of them, keep copies of it",
     ),
-    "too-few-samples": CodeInfo(
+    "too-few-samples": row(
         "warning",
         "too few samples to hold any out",
-        {
-            "": Wording(
-                "one sample only: the held-out error is taken on the sample that the search saw",
-                "give 2 or more samples",
-            )
-        },
+        "one sample only: the held-out error is taken on the sample that the search saw",
+        "give 2 or more samples",
     ),
     "data-do-not-fit": CodeInfo(
         "warning",
@@ -94,16 +82,12 @@ DATA: Mapping[str, CodeInfo] = {
             },
         },
     ),
-    "one-sample-decides": CodeInfo(
+    "one-sample-decides": row(
         "warning",
         "one sample's error is far above that of the rest",
-        {
-            "": Wording(
-                "plan {plan}: sample {sample} of the data has an error of {error:.1e}, the others"
-                " {median_of_others:.1e} (median)",
-                "look at this sample; where it is as it should be, give more like it",
-            )
-        },
+        "plan {plan}: sample {sample} of the data has an error of {error:.1e}, the others"
+        " {median_of_others:.1e} (median)",
+        "look at this sample; where it is as it should be, give more like it",
     ),
     "held-out-differs": CodeInfo(
         "warning",

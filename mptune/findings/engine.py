@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mptune.findings.wording import CodeInfo, Wording
+from mptune.findings.wording import CodeInfo, Wording, row
 
 EMULATION_CAUSE = (
     "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says; look at the precisions of"
@@ -53,43 +53,31 @@ _MIXED = (
 _MIXED_REFERENCE = "the reference holds the rounding of these layers"
 
 ENGINE: Mapping[str, CodeInfo] = {
-    "column-hidden": CodeInfo(
+    "column-hidden": row(
         "warning",
         "a column of an output moves far more than the whole tensor's error shows",
-        {
-            "": Wording(
-                "plan {plan}: {part} moves by {column_error:.1e} of its own standard deviation, at most by"
-                " {max_abs:.2g}, while the relative L2 error of the whole output is {output_relative_l2:.1e}",
-                "say how large it may be: `mptune pick {run} --tolerance '{part}=abs:X'`[, or search with --metric"
-                " {better_metric}]",
-            )
-        },
+        "plan {plan}: {part} moves by {column_error:.1e} of its own standard deviation, at most by"
+        " {max_abs:.2g}, while the relative L2 error of the whole output is {output_relative_l2:.1e}",
+        "say how large it may be: `mptune pick {run} --tolerance '{part}=abs:X'`[, or search with --metric"
+        " {better_metric}]",
     ),
-    "near-zero": CodeInfo(
+    "near-zero": row(
         "info",
         "a large relative error with a tiny absolute one",
-        {
-            "": Wording(
-                "plan {plan}: {part} has an error of {column_error:.1e} of its own scale, and of {max_abs:.1e} at most"
-                " as it is: its values lie near zero, where FP16 has few digits; nothing is wrong"
-            )
-        },
+        "plan {plan}: {part} has an error of {column_error:.1e} of its own scale, and of {max_abs:.1e} at most"
+        " as it is: its values lie near zero, where FP16 has few digits; nothing is wrong",
     ),
     "no-fp16-kernel": _no_kernel("in FP32", "the toolchain has no FP16 kernel for an operator"),
     "no-bf16-kernel": _no_kernel("out of BF16", "the toolchain has no BF16 kernel for an operator"),
-    "quantised-parts": CodeInfo(
+    "quantised-parts": row(
         "warning",
         "quantised patterns of the model stay as they are",
-        {
-            "": Wording(
-                "[parts?{parts:/# quantised part/# quantised parts} ({nodes} nodes)][is_both? and ]"
-                "[operators?{operators:/# operator/# operators} on integers]"
-                " {together:/stays as the model has it/stay as the model has them}: {flops_share:.0%} of the FLOPs; "
-                "[other_groups?of the other {other_groups} groups, those that are not pinned are searched]"
-                "[is_whole?no other group is left]",
-                "to search these parts, too, give the model from before its quantisation",
-            )
-        },
+        "[parts?{parts:/# quantised part/# quantised parts} ({nodes} nodes)][is_both? and ]"
+        "[operators?{operators:/# operator/# operators} on integers]"
+        " {together:/stays as the model has it/stay as the model has them}: {flops_share:.0%} of the FLOPs; "
+        "[other_groups?of the other {other_groups} groups, those that are not pinned are searched]"
+        "[is_whole?no other group is left]",
+        "to search these parts, too, give the model from before its quantisation",
     ),
     "operators-out-of-reach": CodeInfo(
         "warning",
@@ -136,18 +124,14 @@ ENGINE: Mapping[str, CodeInfo] = {
             ),
         },
     ),
-    "reference-depends-on-optimisation": CodeInfo(
+    "reference-depends-on-optimisation": row(
         "warning",
         "ONNX Runtime with optimisations on and off differs",
-        {
-            "": Wording(
-                "with and without graph optimisations, ONNX Runtime's FP32 results differ by {relative_l2:.1e}"
-                " (relative L2, rounding is below {limit:.0e}) at output {output!r}[others? ({others} other outputs"
-                " too)]: every error is taken against the optimised results",
-                "see which result is right (SessionOptions.graph_optimization_level); of a quantised model, give the"
-                " one from before its quantisation",
-            )
-        },
+        "with and without graph optimisations, ONNX Runtime's FP32 results differ by {relative_l2:.1e}"
+        " (relative L2, rounding is below {limit:.0e}) at output {output!r}[others? ({others} other outputs"
+        " too)]: every error is taken against the optimised results",
+        "see which result is right (SessionOptions.graph_optimization_level); of a quantised model, give the"
+        " one from before its quantisation",
     ),
     "target-not-here": CodeInfo(
         "info",
@@ -162,16 +146,12 @@ ENGINE: Mapping[str, CodeInfo] = {
             ),
         },
     ),
-    "emulation-differs": CodeInfo(
+    "emulation-differs": row(
         "warning",
         "measured and emulated errors disagree",
-        {
-            "": Wording(
-                "plan {plan}: the error is {measured:.2e} as measured and {emulated:.2e} as emulated, apart by more"
-                " than a factor of {factor:g}",
-                EMULATION_CAUSE,
-            )
-        },
+        "plan {plan}: the error is {measured:.2e} as measured and {emulated:.2e} as emulated, apart by more"
+        " than a factor of {factor:g}",
+        EMULATION_CAUSE,
     ),
     "already-mixed": CodeInfo(
         "warning",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mptune.findings.wording import AT, CodeInfo, Wording
+from mptune.findings.wording import AT, CodeInfo, Wording, row
 
 KEEP_OUT: Mapping[str, str] = {"fp16": "keep the group in FP32", "bf16": "keep the group out of BF16"}
 KEPT: Mapping[str, str] = {"fp16": "the group is kept in FP32", "bf16": "the group is kept out of BF16"}
@@ -190,17 +190,14 @@ NUMBERS: Mapping[str, CodeInfo] = {
         breaks=6,
         plain={"spacing": "the values are rounded to multiples of {spacing:.3g}"},
     ),
-    "stagnation": CodeInfo(
+    "stagnation": row(
         "warning",
         "an Add whose smaller side is below half of FP16's spacing at the other: it is lost",
-        {
-            "": _hazard(
-                "{operator} of {moved!r} (root mean square {step:.3g}) to {unchanged!r} ({base:.4g}): {precision}'s"
-                " spacing is {spacing:.3g} there, and on {share:.0%} of the elements {precision} gives back"
-                " {unchanged!r} unchanged",
-                "{kept}: the error of one step does not show what many lose",
-            )
-        },
+        "{operator} of {moved!r} (root mean square {step:.3g}) to {unchanged!r} ({base:.4g}): {precision}'s"
+        " spacing is {spacing:.3g} there, and on {share:.0%} of the elements {precision} gives back"
+        " {unchanged!r} unchanged",
+        "{kept}: the error of one step does not show what many lose",
+        at=AT,
         breaks=4,
         plain={"share": "on {share:.0%} of the elements the step is lost"},
     ),
@@ -225,17 +222,14 @@ NUMBERS: Mapping[str, CodeInfo] = {
         breaks=7,
         plain={"relative_error": "rounded operands change the result by {relative_error:.1%}"},
     ),
-    "long-sum": CodeInfo(
+    "long-sum": row(
         "info",
         "a long one-signed sum that would stop growing if it were accumulated in FP16",
-        {
-            "": _hazard(
-                "{operator} sums {terms} values of one sign: accumulated in {narrowest}, such a sum stops growing where"
-                " a term is below half of the spacing, for equal terms after {exact_to:.0f} of them",
-                "none where the engine accumulates in FP32, as ONNX Runtime's reductions on the CPU and with CUDA do;"
-                " of another engine, compare its outputs before the group goes to {narrowest}",
-            )
-        },
+        "{operator} sums {terms} values of one sign: accumulated in {narrowest}, such a sum stops growing where"
+        " a term is below half of the spacing, for equal terms after {exact_to:.0f} of them",
+        "none where the engine accumulates in FP32, as ONNX Runtime's reductions on the CPU and with CUDA do;"
+        " of another engine, compare its outputs before the group goes to {narrowest}",
+        at=AT,
     ),
     "index-in-float": CodeInfo(
         "warning",
@@ -295,14 +289,11 @@ NUMBERS: Mapping[str, CodeInfo] = {
             }.items()
         },
     ),
-    "int64-range": CodeInfo(
+    "int64-range": row(
         "warning",
         "an INT64 value that INT32 cannot hold and that is not the end of a Slice",
-        {
-            "": _hazard(
-                "the INT64 constant holds {value}, which INT32 cannot: TensorRT before 10 clamps it",
-                "build with TensorRT 10 or newer, or export with indices below 2147483648",
-            )
-        },
+        "the INT64 constant holds {value}, which INT32 cannot: TensorRT before 10 clamps it",
+        "build with TensorRT 10 or newer, or export with indices below 2147483648",
+        at=AT,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mptune.findings.wording import AT, CodeInfo, Severity, Wording
+from mptune.findings.wording import AT, CodeInfo, Severity, Wording, row
 
 _NOT_FINITE = (
     "the reference is not finite: output {output!r} holds {non_finite} NaN or Inf in FP32, on"
@@ -189,17 +189,13 @@ REFERENCE: Mapping[str, CodeInfo] = {
             ),
         },
     ),
-    "broadcast": CodeInfo(
+    "broadcast": row(
         "info",
         "a broadcast at a static batch of 1 that TensorRT has been seen to get wrong",
-        {
-            "": Wording(
-                "{operator} stretches {operands}, all computed, to {result}: with a batch fixed at 1, TensorRT has been"
-                " seen to get such broadcasts wrong",
-                "put an Expand before it, or export with a dynamic batch",
-                at=AT,
-            )
-        },
+        "{operator} stretches {operands}, all computed, to {result}: with a batch fixed at 1, TensorRT has been"
+        " seen to get such broadcasts wrong",
+        "put an Expand before it, or export with a dynamic batch",
+        at=AT,
     ),
     "value-dependent-shape": CodeInfo(
         "info",
@@ -218,18 +214,14 @@ REFERENCE: Mapping[str, CodeInfo] = {
             ),
         },
     ),
-    "state-fed-back": CodeInfo(
+    "state-fed-back": row(
         "info",
         "an output that pairs with an input: the error of one step says little",
-        {
-            "": Wording(
-                "{pairs:/# output pairs with an input/# outputs pair with inputs} by name and shape ({shown}): where a"
-                " step hands its state to the next, errors add up from step to step, and the error of one step says"
-                " little about many",
-                "search over recorded sequences: `mptune search MODEL --data PATH {options} --steps K`; or give samples"
-                " from early and late steps, each with the state that the steps before it gave",
-            )
-        },
+        "{pairs:/# output pairs with an input/# outputs pair with inputs} by name and shape ({shown}): where a"
+        " step hands its state to the next, errors add up from step to step, and the error of one step says"
+        " little about many",
+        "search over recorded sequences: `mptune search MODEL --data PATH {options} --steps K`; or give samples"
+        " from early and late steps, each with the state that the steps before it gave",
     ),
     "size-dependent": CodeInfo(
         "warning",

@@ -68,6 +68,20 @@ class CodeInfo:
         return self.wordings.get(kind) or self.wordings[""]
 
 
+def row(
+    severity: Severity,
+    meaning: str,
+    text: str,
+    cure: str = "",
+    *,
+    at: str = "",
+    breaks: int = 0,
+    plain: Mapping[str, str] | None = None,
+) -> CodeInfo:
+    """A row with one wording."""
+    return CodeInfo(severity, meaning, {"": Wording(text, cure, at=at)}, breaks, plain or {})
+
+
 class _Words(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec.startswith("/"):
