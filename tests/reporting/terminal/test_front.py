@@ -193,7 +193,7 @@ def test_what_breaks_first_in_a_group_stands_first(make_front: MakeFront) -> Non
     epsilon = overflow(other, "norm/Add", code="vanishing-epsilon")
     found = (epsilon, overflow(other, "norm/Reciprocal"), overflow(one, "fc/Mul"))
     breaks = breaks_in_fp16(replace(front, findings=found))
-    assert [(each.code, each.groups[0]) for each in breaks[:3]] == [
+    assert [(each.code, each.place.groups[0]) for each in breaks[:3]] == [
         ("vanishing-epsilon", other),
         ("overflow", other),
         ("overflow", one),
