@@ -49,18 +49,18 @@ def summarise_operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[Oper
     """The operators of a model, by FLOPs, the most first; a ``Constant`` computes nothing and is none of them."""
     model = grouped.model
     folded = shape_facts(model).folded
-    found: dict[str, OperatorSummary] = {}
+    summaries: dict[str, OperatorSummary] = {}
     for node in model.nodes:
         if node.op_type == "Constant" and node.is_standard:
             continue
         name = node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"
-        before = found.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
+        before = summaries.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
         fixed = before.fixed or ("" if node.name in grouped.owners else node_rule(model, node).fixed or "")
         is_free = node.has_subgraph or node.op_type in VIEWS or is_folded(node, folded)
         flops = 0.0 if is_free else node_flops(node, shapes)[0]
         here = node.name in grouped.owners
-        found[name] = OperatorSummary(name, before.count + 1, before.grouped + here, before.flops + flops, fixed)
-    return tuple(sorted(found.values(), key=lambda o: (-o.flops, -o.count, o.name)))
+        summaries[name] = OperatorSummary(name, before.count + 1, before.grouped + here, before.flops + flops, fixed)
+    return tuple(sorted(summaries.values(), key=lambda o: (-o.flops, -o.count, o.name)))
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def observe_values(
     if isinstance(reference, Failure):
         return dict(ranges), ()
     about = check_reference(reference, "inspect", skip=True)
-    known = (*about, *training_findings(grouped.model, "inspect", is_run=True))
-    optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", known=known)
+    before = (*about, *training_findings(grouped.model, "inspect", is_run=True))
+    optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", known=before)
     return dict(ranges), (*about, *optimised)
 
 

@@ -139,12 +139,12 @@ def _metrics(front: Front, evaluation: Evaluation) -> Iterator[str]:
 
 
 def _machine_facts(front: Front, environment: Environment | None) -> dict[str, str]:
-    known = [] if environment is None else environment_facts(environment)
+    machine = [] if environment is None else environment_facts(environment)
     return {
         "target": _line(front.target),
         "engine": _line(front.engine),
         "device": _line(front.device),
-        "environment": _block(f"{name:<16} {value}" for name, value in known),
+        "environment": _block(f"{name:<16} {value}" for name, value in machine),
     }
 
 

@@ -152,8 +152,8 @@ def latency_source(front: Front) -> str:
 
 def reduced_names(plans: Iterable[PrecisionPlan]) -> str:
     """The precisions beside FP32 that plans have: FP16, BF16, or FP16 and BF16; FP16 where they have none."""
-    known = list(plans)
-    has_fp16, has_bf16 = any(p.fp16_groups for p in known), any(p.bf16_groups for p in known)
+    every = list(plans)
+    has_fp16, has_bf16 = any(p.fp16_groups for p in every), any(p.bf16_groups for p in every)
     return " and ".join(["FP16"] * (has_fp16 or not has_bf16) + ["BF16"] * has_bf16)
 
 

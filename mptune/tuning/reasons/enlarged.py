@@ -61,7 +61,7 @@ def with_reasons(
     reached: dict[str, list[str]] = {}
     vanished: list[Finding] = []
     for group in large:
-        small = next((one for one in hazards if one.group == group.id and _is_small(one)), None)
+        small = next((hazard for hazard in hazards if hazard.group == group.id and _is_small(hazard)), None)
         if small is not None:
             vanished.append(_underflow(small, errors[group.id], origin))
             continue

@@ -27,11 +27,11 @@ def finding_of(group: str, findings: Iterable[Finding], pin_reason: str | None =
         pin_reason: why the group is pinned; None where it is searched. The finding with these words comes first.
     """
     codes = BREAKING_CODES if pin_reason is None else PINNING_CODES
-    there = [one for one in findings if group in one.where.groups and one.code in codes]
-    found = [one for one in there if breaks(one) or one.code not in BREAKING_CODES]
-    if not found:
+    there = [finding for finding in findings if group in finding.where.groups and finding.code in codes]
+    reasons = [finding for finding in there if breaks(finding) or finding.code not in BREAKING_CODES]
+    if not reasons:
         return None
-    return min(found, key=lambda one: (not _says(one, pin_reason), codes.index(one.code)))
+    return min(reasons, key=lambda finding: (not _says(finding, pin_reason), codes.index(finding.code)))
 
 
 def in_order(findings: Iterable[Finding], errors: Mapping[str, float]) -> tuple[Finding, ...]:

@@ -73,10 +73,12 @@ def explain(
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     if not grounds.groups or any(e.plan.precision.keys() != {g.id for g in grounds.groups} for e in points):
         return Explanation()
-    both = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
+    every = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
     ignored = chosen.ignored if chosen is not None else points[0].ignored if points else ()
-    known: Mapping[str, float] = next((one.ignoring(ignored).errors for one in both if one.errors), {})
-    errors = {group: error for group, error in known.items() if not math.isnan(error)}
+    usable: Mapping[str, float] = next(
+        (sensitivity.ignoring(ignored).errors for sensitivity in every if sensitivity.errors), {}
+    )
+    errors = {group: error for group, error in usable.items() if not math.isnan(error)}
     plans = {e.plan.fingerprint: e for e in (*points, *others, *([chosen] if chosen is not None else []))}
     reasons = _Reasons(grounds, errors, record, findings, tuple(plans.values()))
     kept = {fingerprint: reasons.of(evaluation) for fingerprint, evaluation in plans.items()}
@@ -96,9 +98,9 @@ class _Reasons:
     ) -> None:
         self._grounds = grounds
         self._findings = {
-            group.id: found.code
+            group.id: reason.code
             for group in grounds.groups
-            if (found := finding_of(group.id, findings, None if group.pin is None else group.pin.reason)) is not None
+            if (reason := finding_of(group.id, findings, None if group.pin is None else group.pin.reason)) is not None
         }
         self._free = grounds.free
         self._errors = errors
@@ -126,8 +128,8 @@ class _Reasons:
             for group in self._grounds.groups
             if evaluation.plan.precision.get(group.id) is Precision.FP32
         ]
-        errors = {one.group: -1.0 if one.one_group_error is None else one.one_group_error for one in kept}
-        return tuple(sorted(kept, key=lambda one: -errors[one.group]))
+        errors = {group.group: -1.0 if group.one_group_error is None else group.one_group_error for group in kept}
+        return tuple(sorted(kept, key=lambda group: -errors[group.group]))
 
     def _saved(self, evaluation: Evaluation) -> dict[str, float]:
         """Milliseconds that each FP32 group would save the plan, its Casts counted in."""
@@ -220,8 +222,8 @@ class _Reasons:
         """Whether a plan is all-FP32, and one with all free groups in less, which has no boundaries, is not faster."""
         if evaluation.plan.reduced_groups:
             return False
-        whole = [one for one in self._evaluated.values() if set(self._free) <= set(one.plan.reduced_groups)]
-        return bool(whole) and not any(faster_beyond_noise(one, evaluation) for one in whole)
+        whole = [e for e in self._evaluated.values() if set(self._free) <= set(e.plan.reduced_groups)]
+        return bool(whole) and not any(faster_beyond_noise(e, evaluation) for e in whole)
 
     def _alone(self) -> dict[str, float]:
         """What each group saves when it alone is FP16, its Casts counted in."""
