@@ -21,7 +21,7 @@ from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
-from mptune.targets.unsearched.nothing import nothing_to_tune
+from mptune.targets.unsearched import nothing_to_tune
 from mptune.tuning.runs.seals import damaged, is_whole, seal
 from mptune.tuning.steps.baseline import check_reference
 from mptune.tuning.steps.kernels import KERNELS_JSON, keep_kernels
