@@ -10,7 +10,7 @@ from typing import Any
 from mptune.data.numbers import encode_float
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
 from mptune.findings.numbers import KEEP_OUT, KEPT
-from mptune.findings.wording import SEVERITIES, Severity, Wording, fill
+from mptune.findings.wording import AT, SEVERITIES, Severity, Wording, fill
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
@@ -203,10 +203,9 @@ def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
     if not near:
         return ()
     largest = max(near, key=lambda hazard: hazard.value)
-    at = f" at node {largest.node!r}" if largest.node else ""
     others = len({hazard.tensor for hazard in near}) - 1
     more = f"; so for {others} more value{'s' * (others > 1)}" if others else ""
-    return (f"value {largest.tensor!r}{at}: {largest.reason}{more}: {largest.cure}",)
+    return (f"{fill(AT, vars(largest))}{largest.reason}{more}: {largest.cure}",)
 
 
 def spacing(value: float, precision: Precision) -> float:

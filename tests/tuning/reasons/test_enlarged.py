@@ -16,7 +16,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.loading.model import load_model
-from mptune.tuning.reasons.enlarged import with_reasons
+from mptune.tuning.reasons.group_findings import with_reasons
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 from tests.graph import models
 from tests.graph.models import constant, node, value
