@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -103,41 +103,21 @@ class Where:
 
     def first_names(self) -> dict[str, object]:
         """The first of each kind of place, by its name in the singular."""
-        every: Mapping[str, Sequence[object]] = {
-            "node": self.nodes,
-            "group": self.groups,
-            "tensor": self.tensors,
-            "input": self.inputs,
-            "sample": self.samples,
-            "output": [output.name for output in self.outputs],
-        }
-        return {name: places[0] for name, places in every.items() if places}
+        names: dict[str, object] = {name[:-1]: places[0] for name, places in vars(self).items() if places}
+        return {**names, "output": self.outputs[0].name} if self.outputs else names
 
     def to_json(self) -> dict[str, Any]:
         """Every key always there."""
-        return {
-            "nodes": list(self.nodes),
-            "groups": list(self.groups),
-            "tensors": list(self.tensors),
-            "outputs": [output.to_json() for output in self.outputs],
-            "inputs": list(self.inputs),
-            "samples": list(self.samples),
-        }
+        outputs = [output.to_json() for output in self.outputs]
+        return {**{name: list(places) for name, places in vars(self).items()}, "outputs": outputs}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Where:
         """Inverse of ``to_json``."""
-        return cls(
-            nodes=tuple(document["nodes"]),
-            groups=tuple(document["groups"]),
-            tensors=tuple(document["tensors"]),
-            outputs=tuple(
-                OutputColumns(output["name"], None if output["columns"] is None else tuple(output["columns"]))
-                for output in document["outputs"]
-            ),
-            inputs=tuple(document["inputs"]),
-            samples=tuple(document["samples"]),
-        )
+        places = {name: tuple(document[name]) for name in vars(cls())}
+        outputs = [(output["name"], output["columns"]) for output in places["outputs"]]
+        columns = (OutputColumns(name, None if own is None else tuple(own)) for name, own in outputs)
+        return cls(**{**places, "outputs": tuple(columns)})
 
 
 @dataclass(frozen=True)
@@ -230,15 +210,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Every key always there."""
-        return {
-            "code": self.code,
-            "severity": self.severity,
-            "origin": self.origin,
-            "where": self.where.to_json(),
-            "evidence": dict(self.evidence),
-            "text": self.text,
-            "cure": self.cure,
-        }
+        return {**vars(self), "where": self.where.to_json(), "evidence": dict(self.evidence)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Finding:
@@ -248,15 +220,8 @@ class Finding:
             ValueError: a code, severity or origin that does not exist.
             KeyError: a key is missing.
         """
-        return cls(
-            code=document["code"],
-            severity=document["severity"],
-            origin=document["origin"],
-            where=Where.from_json(document["where"]),
-            evidence=document["evidence"],
-            text=document["text"],
-            cure=document["cure"],
-        )
+        values = {each.name: document[each.name] for each in fields(cls)}
+        return cls(**{**values, "where": Where.from_json(document["where"])})
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

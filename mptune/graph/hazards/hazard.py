@@ -150,20 +150,10 @@ class Hazard:
 
     def to_json(self) -> dict[str, Any]:
         """As ``mptune inspect --json`` prints it."""
-        return {
-            "severity": self.severity,
-            "kind": self.kind,
-            "group": self.group,
-            "node": self.node,
-            "tensor": self.tensor,
-            "value": encode_float(self.value),
-            "reason": self.reason,
-            "cure": self.cure,
-            "code": self.code,
-            "evidence": dict(self.evidence),
-            "samples": self.samples,
-            "precision": str(self.precision),
-        }
+        names = ("severity", "kind", "group", "node", "tensor", "reason", "cure", "code", "samples")
+        fields = {name: getattr(self, name) for name in names}
+        numbers = {"value": encode_float(self.value), "evidence": dict(self.evidence)}
+        return {**fields, **numbers, "precision": str(self.precision)}
 
 
 def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
