@@ -206,7 +206,7 @@ def test_what_is_not_finite_is_named_of_a_group_before_what_is_coarse(make_front
     coarse = overflow(group, "dir/Sub", code="cancellation", evidence={"factor": 240.0, "relative_error": 0.04})
     lost = overflow(group, "dir/Div", code="cancellation", evidence={"lost": 16, "values": 24})
     first = breaks_in_fp16(replace(front, findings=(coarse, lost)))[0]
-    assert (first.nodes, first.others) == (("dir/Div",), 1)
+    assert (first.place.nodes, first.others) == (("dir/Div",), 1)
     assert first.plain.startswith("Inf or NaN")
 
 
