@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mptune.graph.casting.value_types import Resolution, ValueTypes
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import Precision
@@ -102,15 +102,6 @@ class FusedReads:
             others_by_reader.update(dict.fromkeys(readers & members, (operator.source, frozenset(readers - members))))
         self.readers: Mapping[int, tuple[str, frozenset[int]]] = others_by_reader
         """Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced."""
-
-    def under(self, resolution: Resolution) -> frozenset[tuple[int, str]]:
-        """Node and value of each read that a plan does not round."""
-        precisions = resolution.node_precisions
-        return frozenset(
-            (index, source)
-            for index, (source, others) in self.readers.items()
-            if precisions[index] is FUSED_IN and not any(precisions[other] is FUSED_IN for other in others)
-        )
 
 
 def _reduced_readers(types: ValueTypes, value: str) -> Iterable[int]:
