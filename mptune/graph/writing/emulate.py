@@ -31,7 +31,7 @@ import onnx.helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
-from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
+from mptune.graph.fused import FUSED_IN, FusedNodes, fused_reads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.constants import is_held
@@ -158,7 +158,7 @@ class Emulator:
         self.limits, self.branches = limits, branches
         self.exact = frozenset(small_integers(model))
         self.inside = steps_inside(fused)
-        self.shared_reads = FusedReads(types, fused).readers
+        self.shared_reads = fused_reads(types, fused)
         self.rounds = frozenset(node.index for node in model.nodes if needs_rounding(types, node))
         self.maker = {
             node.outputs[slot]: types.group_of[node.index]
