@@ -57,7 +57,7 @@ class FoldedValues:
     """Results of shape arithmetic that ONNX Runtime has folded, by name."""
 
     values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    _known: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
+    _left_out_by: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, path: Path, model: Model) -> FoldedValues:
@@ -74,10 +74,12 @@ class FoldedValues:
         reduced = frozenset(i for i in shape_computing(types.model) if resolution.node_precisions[i] in REDUCED)
         integers = frozenset(types.integers[value] for value in resolution.casts.keys() & types.integers.keys())
         key = reduced, integers  # nearly always the same
-        if key not in self._known:
+        if key not in self._left_out_by:
             own_casts = {cast.index for cast in types.own_casts}
-            self._known[key] = self._left_out(types.model, shape_computing(types.model) - reduced - own_casts, integers)
-        return self._known[key]
+            self._left_out_by[key] = self._left_out(
+                types.model, shape_computing(types.model) - reduced - own_casts, integers
+            )
+        return self._left_out_by[key]
 
     def unread(self, model: Model, wanted: Collection[str]) -> LeftOut:
         """What the untouched model needs no more where these values are read, and not its outputs.
@@ -146,7 +148,7 @@ def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
 
 def _largest(model: Model, index: int) -> float:
     """The largest magnitude of the FP32 constants that a node computes from; infinite where one is."""
-    largest, stack = _known_largest(model), [index]
+    largest, stack = _largest_by_node(model), [index]
     while index not in largest:
         node = model.nodes[stack[-1]]
         inputs = [] if node.op_type in _SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
@@ -165,7 +167,7 @@ def _largest(model: Model, index: int) -> float:
 
 
 @once
-def _known_largest(_: Model) -> dict[int, float]:
+def _largest_by_node(_: Model) -> dict[int, float]:
     """Index of a node -> what ``_largest`` found for it."""
     return {}
 

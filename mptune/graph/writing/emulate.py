@@ -167,7 +167,7 @@ class Emulator:
             if node.outputs[slot] not in types.integers  # whoever reads these rounds them, in its own precision
         }
         """Value -> position of the group that rounds it where it is computed."""
-        kinds = ["raw", "same", "chosen", "by", "or", "any", "both"]
+        kinds = ["raw", "same", "chosen", "by", "or", "any", "and"]
         kinds += [f"{p}{what}" for p in REDUCED for what in ("", "_rounded", "_held", "_switch")]
         self.suffix = {kind: new_suffix(model, kind) for kind in kinds}
         store = inline if bank is None else banked(bank)
@@ -335,12 +335,12 @@ class _Writing:
             if precision is not FUSED_IN:
                 shared.append((precision, switch))
             elif also:
-                shared.append((precision, switch and self._both(switch, also, f"{tensor}.{group}")))
+                shared.append((precision, switch and self._both_on(switch, also, f"{tensor}.{group}")))
         return self._chosen(tensor, group, shared) if shared else tensor
 
-    def _both(self, switch: str, others: Sequence[str], stem: str) -> str:
+    def _both_on(self, switch: str, others: Sequence[str], stem: str) -> str:
         """The name of a value that says whether a switch is on, and one of the others."""
-        result = stem + self._suffix["both"]
+        result = stem + self._suffix["and"]
         if result not in self._made:
             on = others[0]
             for number, other in enumerate(others[1:]):

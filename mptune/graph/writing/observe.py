@@ -49,7 +49,7 @@ class ProbeBuilder:
         self._suffix = suffix
         self._count = 0
         self._name, self.precision = "tap", Precision.FP16
-        self._known: dict[tuple[float, str], str] = {}
+        self._constants: dict[tuple[float, str], str] = {}
         self._added: dict[tuple[str, tuple[str, ...], str], str] = {}
         self._rounded: dict[tuple[str, Precision], str] = {}
         self._given: set[str] = set()
@@ -84,11 +84,11 @@ class ProbeBuilder:
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
         """The name of a constant, which is there once."""
         key = (float(value) if np.ndim(value) == 0 else hash(tuple(value)), str(np.dtype(dtype)) + str(np.ndim(value)))
-        if key not in self._known:
-            self._known[key] = f"probe.{len(self._known)}{self._suffix}"
+        if key not in self._constants:
+            self._constants[key] = f"probe.{len(self._constants)}{self._suffix}"
             array = np.asarray(value, dtype)
-            self._graph.initializer.append(onnx.numpy_helper.from_array(array, self._known[key]))
-        return self._known[key]
+            self._graph.initializer.append(onnx.numpy_helper.from_array(array, self._constants[key]))
+        return self._constants[key]
 
     def reduce(self, op: str, value: str, axes: tuple[int, ...] = (), keepdims: int = 0) -> str:
         """Reduce over some axes, or over all."""

@@ -39,12 +39,12 @@ from mptune.graph.writing.model_file import (
 )
 from mptune.graph.writing.weights import (
     ConstantStore,
-    DataFile,
     LargeConstant,
     NeededConstants,
     StoredConstant,
     WeightBank,
     banked,
+    in_file,
     inline,
     rounded_tensor,
 )
@@ -103,10 +103,10 @@ class Rewriter:
             with (  # The last ends first, so the data have their name before the model has.
                 whole_file(path) as model_file,
                 whole_file(data_path) as data_file,
-                DataFile(data_file, data_path.name) as data,
+                data_file.open("wb") as data,
                 model_file.open("wb") as file,
             ):
-                file.writelines(serialized(*self._typed(plan, data, metadata)))
+                file.writelines(serialized(*self._typed(plan, in_file(data, data_path.name), metadata)))
         return path
 
     def exported_files(

@@ -9,7 +9,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -485,35 +484,22 @@ class NeededConstants:
         return frozenset((*self._moved, *unread))
 
 
-class DataFile:
-    """Large constants in one file beside a model, small ones inline: for models past 2 GiB.
+def in_file(file: BinaryIO, location: str) -> ConstantStore:
+    """Large constants in a file beside the model, which is called ``location`` there; small ones inline.
 
-    Every method passes OSError on.
+    For models past 2 GiB. Passes OSError on.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Write to ``path``; ``name`` is the file's name in the model."""
-        self._path = path
-        self._name = name
-
-    def __enter__(self) -> DataFile:
-        self._file = self._path.open("wb")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def __call__(self, constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
-        """As ``ConstantStore``."""
+    def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
         if constant.nbytes < _BESIDE_FROM_BYTES or constant.dtype in UNBANKABLE:
             return inline(constant, name, rounded_to)
-        start = align(self._file)
+        start = align(file)
         for chunk in raw_chunks(constant, rounded_to):
-            self._file.write(chunk)
-        place = Place(start, self._file.tell() - start)
-        return external_tensor(name, type_code(constant, rounded_to), constant.shape, self._name, place)
+            file.write(chunk)
+        place = Place(start, file.tell() - start)
+        return external_tensor(name, type_code(constant, rounded_to), constant.shape, location, place)
+
+    return store
 
 
 def raw_chunks(constant: Initializer, rounded_to: Precision | None) -> Iterator[bytes]:
