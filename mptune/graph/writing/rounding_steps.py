@@ -293,9 +293,6 @@ class Steps:
         self.nodes.append(Node(-1, proto.name, proto.op_type, proto.domain, inputs, outputs, (), proto, rounds))
 
 
-__all__ = ["merged_with_scales", "with_rounding_steps"]
-
-
 def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ()) -> GroupedModel:
     """The model with biases of convolutions and divisions of means as nodes of their own, in the groups of their nodes.
 
