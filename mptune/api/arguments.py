@@ -26,6 +26,7 @@ from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.precision import check_precisions
 from mptune.rundir import RunDirectory
 from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
@@ -196,7 +197,9 @@ def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
     if arguments["batch"] != 1:
         settings["data_settings"] = replace(settings.get("data_settings", DataSettings()), batch=arguments["batch"])
     settings |= {"metric": metric, "data": data}
-    return SearchSettings(**settings, more_data=more_data, reported_metrics=reported, metric_function=function)
+    made = SearchSettings(**settings, more_data=more_data, reported_metrics=reported, metric_function=function)
+    check_precisions(made.precisions)
+    return made
 
 
 def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:

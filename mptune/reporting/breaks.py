@@ -153,7 +153,7 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
                 "no finding says why",
                 f"{error_outcome(error)} in the outputs, with this group alone in {name}",
                 None if front.chosen is None else worth.group in kept,
-                precision=Precision[name],
+                precision=Precision(name.lower()),
             )
         )
     fp16 = front.fp16
@@ -166,7 +166,7 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
         plain = f"{what} in the outputs of {front.fp16_name}"
         groups = fp16.plan.reduced_groups
         named = groups if len(groups) <= _NAMED else ()
-        found.append(Break(kind, named, (), (), why, plain, None, precision=Precision[name]))
+        found.append(Break(kind, named, (), (), why, plain, None, precision=Precision(name.lower())))
     return found
 
 

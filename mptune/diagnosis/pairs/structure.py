@@ -22,7 +22,7 @@ from mptune.errors import BaselineError
 from mptune.finding import Finding, OutputColumns
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16
-from mptune.graph.plan import LARGEST, REDUCED, Precision
+from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
 _FEWEST = 8
@@ -144,7 +144,7 @@ def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | No
 
 def is_same_number(a: float, b: float) -> bool:
     """Whether two attributes are the same; one that is the largest of a reduced precision may hold what is beyond."""
-    if any(LARGEST[precision] in (abs(a), abs(b)) for precision in REDUCED):
+    if any(precision.largest in (abs(a), abs(b)) for precision in REDUCED):
         return constant_difference(np.float32(a), np.float32(b)) is None
     return a == b
 
@@ -163,7 +163,7 @@ _SHOWN = 60
 
 """Characters of a value in a text."""
 
-_REDUCED = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
+_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.is_rounded_by_casts}
 
 """Types of values -> the precisions that compute them."""
 
@@ -384,7 +384,7 @@ def _limits_to_range(model: Model, node: Node) -> bool:
         return False
     limits = [model.initializers[name].numpy() for name in node.inputs[1:] if name in model.initializers]
     limits += [np.float32(attribute.f) for attribute in node.proto.attribute]
-    largest = {float(np.float32(LARGEST[precision])) for precision in REDUCED}
+    largest = {float(np.float32(precision.largest)) for precision in REDUCED}
     return len(limits) == 2 and {float(abs(limit)) for limit in limits if limit.size == 1} <= largest
 
 
@@ -570,9 +570,9 @@ def _cure(difference: Difference) -> str:
     constant = difference.constant
     if constant is None or constant.limit is None:
         return "export both from the same source, or give this node the same value in both"
-    if constant.largest > LARGEST[Precision.FP16]:
+    if constant.largest > Precision.FP16.largest:
         return (
-            f"{_IN_FP32}: FP16 holds up to {LARGEST[Precision.FP16]:.0f}, this constant reaches {constant.largest:.3g}"
+            f"{_IN_FP32}: FP16 holds up to {Precision.FP16.largest:.0f}, this constant reaches {constant.largest:.3g}"
         )
     return (
         "convert again without this limit (onnxconverter-common's float16 conversion takes"

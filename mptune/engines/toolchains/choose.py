@@ -25,7 +25,7 @@ from mptune.graph.loading.model import Model
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.detect import hidden_gpu
 from mptune.targets.jetson import same_memory
-from mptune.targets.target import Gpu, Target, check_bf16, detect_gpus, load_target, match_target
+from mptune.targets.target import Gpu, Target, check_precisions, detect_gpus, load_target, match_target
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile whose latency is predicted where there is no GPU and no target is named."""
@@ -116,7 +116,7 @@ def open_toolchain(
     Raises:
         TargetError: the engine that was asked for is not available; the message says why. Or the target has no BF16.
     """
-    check_bf16(target, workload.precisions)
+    check_precisions(target, workload.precisions)
     if target.kind == "cpu":
         if choice in _TENSORRT_KINDS:
             raise TargetError(f"--engine {choice} is for NVIDIA GPUs", "name one with --target, or leave --engine out")

@@ -324,7 +324,12 @@ def _beyond_int32(highest: int, lowest: int) -> int | None:
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
 
-_OUT_OF_FP16 = "the group is kept out of FP16, in FP32 or BF16"
+
+def _out_of_fp16(hazard: Hazard, others: Sequence[Precision]) -> Hazard:
+    """The hazard, with the other precisions that its group may have."""
+    names = [precision.name for precision in others if not hazard.rules_out(precision)]
+    return replace(hazard, cure=f"the group is kept out of FP16, in FP32 or {' or '.join(names)}") if names else hazard
+
 
 _HEADROOM = 2.0
 
@@ -372,19 +377,16 @@ def find_hazards(
         for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
             hazards.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
     hazards += on_data_hazards(types, look, patterns, seen)
-    has_bf16 = Precision.BF16 in precisions
-    hazards += long_sum_hazards(types, seen, has_bf16=has_bf16)
-    hazards += index_hazards(types, look, ranges, seen, has_bf16=has_bf16)
+    hazards += long_sum_hazards(types, seen, precisions)
+    hazards += index_hazards(types, look, ranges, seen, precisions)
     hazards += fit_hazards(types, seen)
     hazards += norm_hazards(types, look, patterns, ranges)
     hazards += broadcast_hazards(types, look)
     hazards += int64_hazards(model, look)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
     hazards = [hazard for hazard in hazards if hazard.kind != "pole" or hazard.group not in guarded]
-    if has_bf16:
-        hazards = [
-            replace(h, cure=_OUT_OF_FP16) if h.cure == KEPT and not h.rules_out(Precision.BF16) else h for h in hazards
-        ]
+    others = [p for p in REDUCED if p in precisions and p is not Precision.FP16]
+    hazards = [_out_of_fp16(hazard, others) if hazard.cure == KEPT else hazard for hazard in hazards]
     hazards = _outside(hazards, look, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
-from mptune.graph.hazards.hazard import EXACT_INTEGERS, KEPT, MAX, Hazard, group_of, kept_out, largest, spacing
+from mptune.graph.hazards.hazard import KEPT, Hazard, group_of, kept_out, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.probes import ProbeRecord, Seen
 from mptune.graph.loading.model import Node
@@ -84,6 +84,12 @@ _MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 
 1,000 classes 1.2 %."""
 
 _FEWEST_MOVED = 2.0
+
+
+def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float:
+    """The limit of a precision, or of the one whose mantissa is most like its own."""
+    return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
+
 
 _ELEMENTWISE = frozenset(
     (
@@ -161,7 +167,7 @@ def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) ->
 def _overflows(seen: Seen, node: Node, precision: Precision) -> bool:
     """Whether an operand lies beyond the precision: that is an overflow, and rounded figures say nothing more."""
     values = (seen.values[name] for name in (*node.inputs, *node.outputs) if name in seen.values)
-    return any(max(abs(value.lowest), abs(value.highest)) > MAX[precision] for value in values)
+    return any(max(abs(value.lowest), abs(value.highest)) > precision.largest for value in values)
 
 
 def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
@@ -179,7 +185,7 @@ def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group
         worst = max(range(len(lost)), key=lambda k: lost[k])
         size, at = (_root_mean(record.scalars[side]) for side in (step, base))
         share, name, apart = sum(lost) / sum(steps), record.precision.name, spacing(at, record.precision)
-        kept_so = KEPT if record.precision is Precision.FP16 else "the group is kept out of BF16"
+        kept_so = KEPT if record.precision is Precision.FP16 else f"the group is kept out of {record.precision.name}"
         return Hazard(
             "error",
             "stagnation",
@@ -230,7 +236,7 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
         return None
     factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
     relative = math.sqrt(error / result)
-    if factor < _CANCELLATION_FACTOR or relative < _CANCELLATION_ERROR[record.precision]:
+    if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, record.precision):
         return None
     worst = largest(record.scalars["error"])
     return Hazard(
@@ -320,10 +326,11 @@ _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "Reduce
 _MAX_INDEX_STEPS = 256
 
 
-def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[Hazard]:
+def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> list[Hazard]:
     """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
     hazards = []
-    name, exact = _narrowest(has_bf16)
+    narrowest = _narrowest(precisions)
+    name, exact = narrowest.name, narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
         if group is None or node.op_type not in _SUMS or not node.is_standard:
@@ -354,10 +361,9 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[H
     return hazards
 
 
-def _narrowest(has_bf16: bool) -> tuple[str, float]:
-    """What is called the precision of the fewest digits, and up to where it holds every whole number."""
-    precision = Precision.BF16 if has_bf16 else Precision.FP16
-    return str(precision).upper(), EXACT_INTEGERS[precision]
+def _narrowest(precisions: Sequence[str]) -> Precision:
+    """The precision of the fewest digits among FP16 and these."""
+    return min((Precision.FP16, *map(Precision, precisions)), key=lambda precision: precision.mantissa_bits)
 
 
 def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
@@ -373,14 +379,15 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 
 
 def index_hazards(
-    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool
+    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
 ) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
     hazards = []
-    name, exact = _narrowest(has_bf16)
+    narrowest = _narrowest(precisions)
+    name, exact = narrowest.name, narrowest.exact_integers
     for node in types.model.nodes:
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
             continue
@@ -389,7 +396,7 @@ def index_hazards(
         if reader is None:
             continue
         value = seen.values.get(node.inputs[0])
-        cure = KEPT if reached > EXACT_INTEGERS[Precision.FP16] else "the group is kept out of BF16"
+        cure = KEPT if reached > Precision.FP16.exact_integers else f"the group is kept out of {name}"
         for group, source in _carriers(types, look, node.inputs[0], ranges, exact).items():
             hazards.append(
                 Hazard(
@@ -405,7 +412,7 @@ def index_hazards(
                     "index-in-float",
                     {"largest": reached, "exact_to": exact, "reader": reader.name},
                     () if value is None else (seen.sample(value.sample),),
-                    Precision.FP16 if reached > EXACT_INTEGERS[Precision.FP16] else Precision.BF16,
+                    Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest,
                 )
             )
     return hazards

@@ -38,6 +38,7 @@ from mptune.graph.writing.model_file import (
     clip_node,
     declare_rounded_outputs,
     frame_of,
+    rounding_nodes,
     saturate,
     serialized,
 )
@@ -188,9 +189,9 @@ class Emulator:
                 self._add_rounding(graph, source, value + self._rounded[precision], value, precision)
 
     def _add_rounding(self, graph: onnx.GraphProto, source: str, result: str, value: str, precision: Precision) -> None:
-        reduced = value + self._reduced[precision]
-        add_cast(graph, source, reduced, precision, reduced)
-        add_cast(graph, reduced, result, Precision.FP32, value + self._rounded[precision])
+        nodes = rounding_nodes(source, value + self._reduced[precision], result, precision)
+        nodes[-1].name = value + self._rounded[precision]
+        graph.node.extend(nodes)
 
     def _read_through_casts(self, resolution: Resolution) -> dict[tuple[str, Precision], str]:
         """What nodes in reduced precisions read in place of the results of the model's own Casts to FP32."""

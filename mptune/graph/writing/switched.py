@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,10 +21,10 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES, fill_value
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.loading.tensors import fill_value
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import needs_rounding
-from mptune.graph.writing.model_file import clip_node, declare_rounded_outputs, saturate
+from mptune.graph.writing.model_file import clip_node, declare_rounded_outputs, rounding_nodes, saturate
 from mptune.graph.writing.weights import WeightBank
 
 LIMIT = 256
@@ -203,19 +202,8 @@ _NO_SOURCES: Mapping[Precision, str] = MappingProxyType({})
 _NO_READS: Mapping[int, tuple[str, Collection[int]]] = MappingProxyType({})
 
 
-class _Kinds(NamedTuple):
-    """What the names of the things of one precision end with."""
-
-    switch: str
-    reduced: str
-    rounded: str
-    saturated: str
-
-
-_KINDS: Mapping[Precision, _Kinds] = {
-    Precision.FP16: _Kinds("switch", "half", "rounded", "saturated"),
-    Precision.BF16: _Kinds("switch_bf16", "bf16", "rounded_bf16", "saturated_bf16"),
-}
+_KINDS = ("switch", "reduced", "rounded", "saturated")
+"""What the names of the things of a precision end with, and its name behind that."""
 
 
 class SwitchedEmulator:
@@ -240,15 +228,24 @@ class SwitchedEmulator:
         self._bank = bank
         self._branches = branches
         self._exact = frozenset(small_integers(grouped.model))
-        kinds = ["raw", "same", "chosen", "by", "or", "any", "both", *chain.from_iterable(_KINDS.values())]
+        kinds = [
+            "raw",
+            "same",
+            "chosen",
+            "by",
+            "or",
+            "any",
+            "both",
+            *(f"{kind}_{p}" for kind in _KINDS for p in REDUCED),
+        ]
         self._suffix = {kind: new_suffix(grouped.model, kind) for kind in kinds}
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
-                group.id: group.id + self._suffix[names.switch]
+                group.id: group.id + self._suffix[f"switch_{precision}"]
                 for position, group in enumerate(grouped.groups)
                 if position not in self._types.lacking(precision)
             }
-            for precision, names in _KINDS.items()
+            for precision in REDUCED
         }
         """Precision -> group id -> name of the scalar boolean input that puts it there; of groups that can have it."""
 
@@ -370,7 +367,7 @@ class _Writing:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
             if saturate(copy, precision):
-                suffixes[precision] = self._suffix[_KINDS[precision].saturated]
+                suffixes[precision] = self._suffix[f"saturated_{precision}"]
                 copy.name += suffixes[precision]
                 copy.output[:] = [name + suffixes[precision] for name in node.output]
                 self._append(copy)
@@ -448,23 +445,18 @@ class _Writing:
 
     def _rounding(self, precision: Precision, tensor: str, stem: str) -> list[onnx.NodeProto]:
         """The nodes that cast a value to a reduced precision and back; constants are stored in it too."""
-        kinds = _KINDS[precision]
-        reduced, rounded = stem + self._suffix[kinds.reduced], stem + self._suffix[kinds.rounded]
+        reduced, rounded = (stem + self._suffix[f"{kind}_{precision}"] for kind in ("reduced", "rounded"))
         if tensor in self._types.constants:
             self._reduced.setdefault(precision, set()).add(tensor)
-            return [_node("Cast", [tensor + self._suffix[kinds.reduced]], rounded, to=onnx.TensorProto.FLOAT)]
+            return [_node("Cast", [tensor + self._suffix[f"reduced_{precision}"]], rounded, to=onnx.TensorProto.FLOAT)]
         held, source = list[onnx.NodeProto](), tensor
         if is_held(self._model, tensor, precision):
-            source = stem + self._suffix[kinds.saturated]
+            source = stem + self._suffix[f"saturated_{precision}"]
             held = clip_node(tensor, source, precision, self._model.opset)
             for _, switch in self._switch.get(self._maker.get(tensor, -1), ()):  # only what is FP32 is limited
                 limited, source = source, f"{source}.{switch}"
                 held.append(_node("Where", [switch, tensor, limited], source))
-        return [
-            *held,
-            _node("Cast", [source], reduced, to=ONNX_TYPES[precision]),
-            _node("Cast", [reduced], rounded, to=onnx.TensorProto.FLOAT),
-        ]
+        return [*held, *rounding_nodes(source, reduced, rounded, precision)]
 
     def _append(self, *nodes: onnx.NodeProto) -> None:
         self._made.update(node.output[0] for node in nodes)
@@ -479,7 +471,7 @@ class _Writing:
                 graph.initializer.append(bank.tensor_or_inline(constant, name))
             for precision, names in self._reduced.items():
                 if name in names:
-                    stored = name + self._suffix[_KINDS[precision].reduced]
+                    stored = name + self._suffix[f"reduced_{precision}"]
                     graph.initializer.append(bank.tensor_or_inline(constant, stored, precision))
         graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
         graph.input.extend(value for value in model.proto.graph.input if value.name in read)

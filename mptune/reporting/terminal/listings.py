@@ -137,7 +137,7 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
         heading = Text.assemble((space.name, "bold"), f"  {file.description}")
         console.print(heading, soft_wrap=not console.is_terminal)
         facts: list[tuple[str, str]] = [("groups", file.granularity)]
-        facts += [(f"pin {name}", ", ".join(found)) for name in ("fp32", "fp16") if (found := getattr(file.pin, name))]
+        facts += [(f"pin {name}", ", ".join(found)) for name in ("fp32", "fp16") if (found := file.pin.get(name))]
         facts += [(f"seed {seed.name}", f"{', '.join(seed.fp32)} in FP32, the rest in FP16") for seed in file.seed]
         for name, value in facts:
             _print_indented(console, Text(f"{name}: {value}"), 4)

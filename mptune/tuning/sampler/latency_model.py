@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.common_terms import beyond_fp16, gain_guesses, mix
+from mptune.tuning.sampler.common_terms import gain_guesses, mix
 from mptune.tuning.sampler.cuts.boundaries import Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
@@ -123,8 +123,8 @@ class LatencyModel:
         """Condition the prior on what has been timed, and profiled."""
         self._prior = prior
         self._n_groups = len(prior.groups)
-        self._beyond = np.flatnonzero(beyond_fp16(prior))
-        self._crossings = Crossings(prior.boundaries)
+        self._beyond = np.flatnonzero(prior.unpreferred)
+        self._crossings = Crossings(prior.columns, prior.boundaries)
         self.base_ms, self._base_sd_ms = built.base_ms, built.base_sd_ms
         timed = np.isfinite(built.latency_ms)
         # The baseline says nothing about what is saved against it.
@@ -135,7 +135,7 @@ class LatencyModel:
         saved, noise_ms = built.base_ms - built.latency_ms[timed], built.latency_sd_ms[timed]
         profiles = None
         if built.group_ms is not None and not prior.exact:
-            profiles = LayerProfiles(prior.boundaries, built.plans, built.group_ms, prior.twins)
+            profiles = LayerProfiles(prior, built.plans, built.group_ms)
         # Plans that are slower than all-FP32 are not believed before the others, of which the law is learnt, are.
         slow: Bools = (saved < -_SLOWER * self.base_ms) & (not prior.exact)
         for _ in range(_ROUNDS):

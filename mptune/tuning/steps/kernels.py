@@ -8,8 +8,8 @@ space.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel, Toolchain
@@ -18,12 +18,15 @@ from mptune.files import write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.plan import Precision
+from mptune.graph.plan import REDUCED, Precision
 
 KERNELS_JSON = "kernels.json"
 """Name of the file in the run's data directory."""
 
-CODES = {Precision.FP16: "no-fp16-kernel", Precision.BF16: "no-bf16-kernel"}
+
+def _key(precision: Precision) -> str:
+    """Where the file has the nodes that lack a precision's kernel."""
+    return "nodes" if precision is Precision.FP16 else str(precision)
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,13 @@ class MissingKernels:
     """What the engine said.
 
     Attributes:
-        nodes: that another execution provider runs in FP16.
+        nodes: precision -> the nodes that another execution provider, or none, runs in it.
         warnings: one line each.
-        bf16: nodes that another one, or none, runs in BF16.
         fused: nodes that it computes as one.
     """
 
-    nodes: tuple[MissingKernel, ...] = ()
+    nodes: Mapping[Precision, tuple[MissingKernel, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    bf16: tuple[MissingKernel, ...] = ()
     fused: tuple[FusedNodes, ...] = ()
 
     def save(self, path: Path) -> None:
@@ -48,10 +49,9 @@ class MissingKernels:
         Raises:
             RunError: the disk is full, or the place cannot be written.
         """
-        nodes, bf16 = ([asdict(node) for node in of] for of in (self.nodes, self.bf16))
-        fused = [one.to_json() for one in self.fused]
-        more = {name: listed for name, listed in (("bf16", bf16), ("fused", fused)) if listed}
-        write_json(path, {"nodes": nodes, "warnings": list(self.warnings), **more})
+        listed = {_key(p): [asdict(node) for node in nodes] for p, nodes in self.nodes.items() if nodes}
+        fused = {"fused": [nodes.to_json() for nodes in self.fused]} if self.fused else {}
+        write_json(path, {_key(Precision.FP16): [], "warnings": list(self.warnings), **listed, **fused})
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
@@ -62,10 +62,10 @@ class MissingKernels:
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            listed = document["nodes"], document.get("bf16", ())
-            nodes, bf16 = (tuple(MissingKernel(**node) for node in of) for of in listed)
-            fused = tuple(FusedNodes.from_json(one) for one in document.get("fused", ()))
-            return cls(nodes, tuple(document["warnings"]), bf16, fused)
+            listed = {p: document[_key(p)] for p in REDUCED if p is Precision.FP16 or _key(p) in document}
+            nodes = {p: tuple(MissingKernel(**node) for node in entries) for p, entries in listed.items() if entries}
+            fused = tuple(FusedNodes.from_json(entry) for entry in document.get("fused", ()))
+            return cls(nodes, tuple(document["warnings"]), fused)
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -76,25 +76,25 @@ class MissingKernels:
 
     def pins(self, grouped: GroupedModel, precision: Precision = Precision.FP16) -> dict[str, str]:
         """Group id -> why it cannot have a reduced precision, of the groups that hold such a node."""
-        found: dict[str, str] = {}
-        for node in self.bf16 if precision is Precision.BF16 else self.nodes:
+        reasons: dict[str, str] = {}
+        for node in self.nodes.get(precision, ()):
             group = grouped.owners.get(node.node)
             if group is not None:
                 runs = f": {node.actual} runs it" if node.actual else ""
                 lacks = f"{node.wanted} has no {precision.name} kernel for {node.op_type}{runs}"
-                found.setdefault(group, node.reason or lacks)
-        return found
+                reasons.setdefault(group, node.reason or lacks)
+        return reasons
 
     def findings(self, grouped: GroupedModel) -> tuple[Finding, ...]:
         """One finding for each operator and precision."""
-        found = []
-        for precision, nodes in ((Precision.FP16, self.nodes), (Precision.BF16, self.bf16)):
+        findings = []
+        for precision, nodes in self.nodes.items():
             by_operator: dict[str, list[MissingKernel]] = {}
             for node in nodes:
                 if node.node in grouped.owners:
                     by_operator.setdefault(node.op_type, []).append(node)
-            found += [_finding(op_type, of, grouped, precision) for op_type, of in by_operator.items()]
-        return tuple(found)
+            findings += [_finding(op_type, lacking, grouped, precision) for op_type, lacking in by_operator.items()]
+        return tuple(findings)
 
 
 def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path) -> None:
@@ -108,15 +108,16 @@ def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path
 
 def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
     """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
-    nodes, warnings = _ask(toolchain, Precision.FP16)
+    answers = {Precision.FP16: _ask(toolchain, Precision.FP16)}
     answer = toolchain.fused_nodes()
     if isinstance(answer, Failure):
         toolchain.restart()
     fused = () if isinstance(answer, Failure) else answer
-    if Precision.BF16 not in precisions:
-        return MissingKernels(nodes, warnings, fused=fused)
-    bf16, more = _ask(toolchain, Precision.BF16)
-    return MissingKernels(nodes, (*warnings, *more), bf16, fused)
+    # A precision that is stored as FP32 takes FP32's kernels.
+    others = (p for p in REDUCED if p in precisions and p not in answers and p.stored is not Precision.FP32)
+    answers |= {precision: _ask(toolchain, precision) for precision in others}
+    warnings = tuple(line for _, lines in answers.values() for line in lines)
+    return MissingKernels({p: nodes for p, (nodes, _) in answers.items() if nodes}, warnings, fused)
 
 
 def _ask(toolchain: Toolchain, precision: Precision) -> tuple[tuple[MissingKernel, ...], tuple[str, ...]]:
@@ -139,9 +140,9 @@ def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel
     first, count, name = nodes[0], len(nodes), precision.name
     many = f"{count} nodes run" if count > 1 else "1 node runs"
     where = f"in {name} {many} on {first.actual}, with copies between" if first.actual else "nor has another provider"
-    of = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
+    what = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
     return Finding(
-        code=CODES[precision],
+        code=f"no-{precision}-kernel",
         severity="info",
         origin="search",
         where=Where(nodes=tuple(node.node for node in nodes), groups=groups),
@@ -152,5 +153,5 @@ def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel
             f"{precision}_provider": first.actual or "none",
         },
         text=first.reason or f"{first.wanted} has no {name} kernel for {op_type}: {where}",
-        cure=f"{of} kept in FP32" if precision is Precision.FP16 else f"{of} kept out of BF16",
+        cure=f"{what} kept in FP32" if precision is Precision.FP16 else f"{what} kept out of {name}",
     )

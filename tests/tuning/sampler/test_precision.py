@@ -31,7 +31,7 @@ PRIOR = Prior(
     groups=tuple(GROUPS),
     log_square_errors=tuple(math.log(ERRORS[g] ** 2) for g in GROUPS),
     gains_ms=(GAIN,) * len(GROUPS),
-    boundaries=tuple(Boundary((i, i + 1)) for i in range(len(GROUPS) - 1)),
+    boundaries=tuple(Boundary.among((i, i + 1)) for i in range(len(GROUPS) - 1)),
     boundary_costs_ms=(CAST,) * (len(GROUPS) - 1),
 )
 SPACE = {g: CategoricalDistribution(("fp32", "fp16")) for g in GROUPS}
