@@ -26,7 +26,7 @@ from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.graph.precision import check_precisions
+from mptune.graph.precision import precision_set
 from mptune.rundir import RunDirectory
 from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
@@ -198,8 +198,7 @@ def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
         settings["data_settings"] = replace(settings.get("data_settings", DataSettings()), batch=arguments["batch"])
     settings |= {"metric": metric, "data": data}
     made = SearchSettings(**settings, more_data=more_data, reported_metrics=reported, metric_function=function)
-    check_precisions(made.precisions)
-    return made
+    return replace(made, precisions=precision_set(made.precisions))
 
 
 def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:

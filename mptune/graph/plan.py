@@ -54,6 +54,12 @@ class PrecisionPlan:
         return tuple(g for g, p in self.precision.items() if p is precision)
 
     @property
+    def reduced_counts(self) -> dict[Precision, int]:
+        """How many groups have each reduced precision, of those that some have, the preferred one first."""
+        counts = {precision: len(self.groups_in(precision)) for precision in REDUCED}
+        return {precision: count for precision, count in counts.items() if count}
+
+    @property
     def fp16_groups(self) -> tuple[str, ...]:
         """The ids of the groups in FP16, in the order of the groups."""
         return self.groups_in(Precision.FP16)

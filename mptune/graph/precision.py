@@ -179,8 +179,8 @@ REDUCED: Sequence[Precision] = _Reduced()
 """The rows but FP32: the precisions that a plan may lower a group to."""
 
 
-def check_precisions(names: Sequence[str]) -> None:
-    """Refuse what a search cannot choose among: FP32 comes first, then at least one reduced precision, in their order.
+def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
+    """The rows that a search chooses among: FP32 first, then at least one reduced precision, in their order.
 
     Raises:
         SettingsError: it cannot.
@@ -188,8 +188,10 @@ def check_precisions(names: Sequence[str]) -> None:
     sets = [
         (Precision.FP32, *reduced) for count in range(1, len(Precision)) for reduced in combinations(REDUCED, count)
     ]
-    if tuple(names) not in sets:
+    rows = next((rows for rows in sets if rows == tuple(names)), None)
+    if rows is None:
         raise SettingsError(f"--precisions is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}")
+    return rows
 
 
 DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)

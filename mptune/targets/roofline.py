@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
@@ -154,7 +153,7 @@ class LatencyTerms:
     gains_ms: Mapping[str, float]
     boundaries: tuple[BoundaryCost, ...]
     tf32_gain_ms: float = 0.0
-    own_gains_ms: Mapping[Precision, Mapping[str, float]] = MappingProxyType({})
+    own_gains_ms: Mapping[Precision, Mapping[str, float]] = field(default_factory=dict)
 
     def gain_ms(self, group: str, precision: Precision) -> float:
         """What a group saves in a reduced precision."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 
@@ -54,16 +54,8 @@ class SpaceFile(_Strict):
     format: Literal[1]
     description: str = ""
     granularity: Granularity = "fusion"
-    pin: dict[str, tuple[str, ...]] = {}
+    pin: dict[Annotated[str, pydantic.AfterValidator(Precision)], tuple[str, ...]] = {}
     seed: tuple[SeedPatterns, ...] = ()
-
-    @pydantic.field_validator("pin")
-    @classmethod
-    def _names_precisions(cls, pin: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        unknown = pin.keys() - {*map(str, Precision)}
-        if unknown:
-            raise ValueError(f"{min(unknown)} is no precision")
-        return pin
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from mptune.engines.timing.latency import Latency
+from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
 from mptune.tuning.space import choices_in_question
@@ -85,8 +86,8 @@ def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | Non
         attrs[FAULTS] = faults
     attrs["speedup"] = round(evaluation.speedup, 4)
     attrs["FP16 groups"] = len(evaluation.plan.fp16_groups)
-    if evaluation.plan.bf16_groups:
-        attrs["BF16 groups"] = len(evaluation.plan.bf16_groups)
+    counts = evaluation.plan.reduced_counts
+    attrs |= {f"{p.name} groups": count for p, count in counts.items() if p is not Precision.FP16}
     if evaluation.has_own_value and evaluation.is_finite:
         attrs[LAW_ATTR] = evaluation.error.value("relative_l2")
     attrs[EVALUATION] = evaluation.to_json()

@@ -37,8 +37,7 @@ from mptune.tuning.runs.seals import damaged, is_sealed, refuse_damaged, seal, s
 from mptune.tuning.runs.search_run import SPACE_FILE, SearchRun
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
-from mptune.tuning.steps.kernels import CODES as KERNEL_CODES
-from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
+from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels, kernel_codes
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import Observations, search_space
 from mptune.tuning.steps.tuner import has_converged, is_exhausted
@@ -271,7 +270,7 @@ class MixedRun(WorkerRun):
             seal(self.directory.data)
         kernels = self._kernels
         found = kernels.findings(self.grouped)
-        self._save(findings=(*(one for one in self.file.findings if one.code not in KERNEL_CODES.values()), *found))
+        self._save(findings=(*(one for one in self.file.findings if one.code not in kernel_codes()), *found))
         self._warn(*kernels.warnings)
         self.work()
         self._check_begun(self._limits)
@@ -332,7 +331,7 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
 
 def _fresh_file(file: RunFile) -> RunFile:
     """Findings and warnings about the model and the data hold on every device."""
-    kept = tuple(one for one in file.findings if one.code not in (TARGET_CODE, *KERNEL_CODES.values()))
+    kept = tuple(one for one in file.findings if one.code not in (TARGET_CODE, *kernel_codes()))
     choice = file.choice.again().model_copy(update={"replaced": None})
     return file.model_copy(update={"findings": kept, "warnings": (), "choice": choice})
 

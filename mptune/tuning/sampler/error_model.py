@@ -168,7 +168,8 @@ class ErrorModel:
     def _by_apart(self, jacobian: Floats) -> Floats:
         """Derivatives with respect to the independent parameters, from those with respect to ``u``."""
         by_apart: Floats = jacobian.copy()
-        np.add.at(by_apart, (..., self._tied[:, 0]), jacobian[..., self._tied[:, 1]])
+        for first, second in self._tied:
+            by_apart[..., first] += jacobian[..., second]
         return by_apart
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.common_terms import gain_guesses, mix
-from mptune.tuning.sampler.cuts.boundaries import Crossings
+from mptune.tuning.sampler.cuts.boundaries import Counts, Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
@@ -89,7 +89,7 @@ class _Terms:
     scale: float = 1.0
     log_odds: float = 0.0
 
-    def excess_ms(self, columns: Bools, crossed: Bools) -> Floats:
+    def excess_ms(self, columns: Bools, crossed: Counts) -> Floats:
         """Latency of the plans above the law, in ms, shape (n_plans,); arguments as ``LayerProfiles.excess_ms``."""
         if self.profiles is None:
             return np.zeros(columns.shape[1])
@@ -155,12 +155,12 @@ class LatencyModel:
         saved: Floats,
         noise_ms: Floats,
         kept: Bools,
-        sides: tuple[Bools, Bools],
+        sides: tuple[Bools, Counts],
         profiles: LayerProfiles | None,
     ) -> None:
         """Condition the law on the plans that are kept, each with its row of the design and what it saved in ms."""
         design, saved, noise_ms = design[kept], saved[kept], noise_ms[kept]
-        columns, crossed = (side[:, kept] for side in sides)
+        columns, crossed = sides[0][:, kept], sides[1][:, kept]
         met_cliffs = not kept.all()
         alternatives = [
             replace(self._scaled(gains_ms, design, saved, met_cliffs=met_cliffs), log_odds=log_odds)
@@ -186,7 +186,7 @@ class LatencyModel:
             inflated_ms = np.where(is_outlier, np.maximum(noise_ms, np.abs(residual_ms)), noise_ms)
 
     def _excess(
-        self, design: Floats, saved: Floats, noise_ms: Floats, kept: Bools, sides: tuple[Bools, Bools]
+        self, design: Floats, saved: Floats, noise_ms: Floats, kept: Bools, sides: tuple[Bools, Counts]
     ) -> tuple[Floats, Bools]:
         """By how much each plan is slower than what the others say of it, in ms, and whether that is far too much."""
         values = saved + self._terms.excess_ms(*sides)
@@ -272,12 +272,12 @@ class LatencyModel:
         unit[: self._n_groups] = np.where(known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._n_groups])
         return [_Terms(mean, unit, profiles, scale)]
 
-    def _sides(self, plans: Bools) -> tuple[Bools, Bools]:
+    def _sides(self, plans: Bools) -> tuple[Bools, Counts]:
         """The plans as columns, shape (n_groups, n_plans), and the boundaries they cross, (n_boundaries, n_plans)."""
         columns = np.ascontiguousarray(plans.T)
         return columns, self._crossings.of(columns)
 
-    def _design(self, columns: Bools, crossed: Bools) -> NDArray[np.float32]:
+    def _design(self, columns: Bools, crossed: Counts) -> NDArray[np.float32]:
         """Coefficient of each term in each plan, shape (n_terms, n_plans); exact in float32: 0, 1 and -1."""
         design = np.empty((self._n_groups + len(self._prior.boundaries) + 1, columns.shape[1]), dtype=np.float32)
         design[: self._n_groups] = columns

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.cuts.boundaries import Boundary, Counts, Crossings
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import Prior
 
@@ -73,7 +73,7 @@ class LayerProfiles:
         return pooled, pooled_sd
 
     def _learn_neighbours(
-        self, columns: Bools, crossed: Bools, group_ms: Floats, mean_ms: Floats
+        self, columns: Bools, crossed: Counts, group_ms: Floats, mean_ms: Floats
     ) -> tuple[float, float]:
         """Estimate each neighbourhood's effect, shrunk towards 0 by the noise.
 
@@ -108,7 +108,7 @@ class LayerProfiles:
         self._excess_ms: NDArray[np.float32] = (shrunk * mean_of).astype(np.float32)
         return noise, neighbours
 
-    def excess_ms(self, columns: Bools, crossed: Bools) -> Floats:
+    def excess_ms(self, columns: Bools, crossed: Counts) -> Floats:
         """Time of each plan above the sum of its groups' mean times, in profiled ms, shape (n_plans,).
 
         Args:
@@ -152,7 +152,7 @@ class Neighbourhoods:
         self.size = int(ends[-1]) if n_groups else 0
         self._starts = (ends - 2 ** (degrees + 1)).astype(np.int32)[:, None]
 
-    def codes(self, columns: Bools, crossed: Bools) -> NDArray[np.int32]:
+    def codes(self, columns: Bools, crossed: Counts) -> NDArray[np.int32]:
         """The number of each group's neighbourhood in each plan, shape (n_groups, n_plans); arguments as above."""
         local = self._weights @ (crossed > 0).astype(np.float32)
         local += columns

@@ -41,7 +41,7 @@ class Columns:
     @cached_property
     def options(self) -> dict[str, tuple[str, ...]]:
         """Every precision that each group may have, FP32 first."""
-        options = dict.fromkeys(self.groups, (PRECISIONS[0],))
+        options: dict[str, tuple[str, ...]] = dict.fromkeys(self.groups, (PRECISIONS[0],))
         for group, precision in zip(self.groups, self.precisions, strict=True):
             options[group] = (*options[group], precision)
         return options

@@ -24,6 +24,11 @@ KERNELS_JSON = "kernels.json"
 """Name of the file in the run's data directory."""
 
 
+def kernel_codes() -> tuple[str, ...]:
+    """The codes of findings that ``MissingKernels`` gives rise to."""
+    return tuple(f"no-{precision}-kernel" for precision in REDUCED)
+
+
 def _key(precision: Precision) -> str:
     """Where the file has the nodes that lack a precision's kernel."""
     return "nodes" if precision is Precision.FP16 else str(precision)

@@ -44,8 +44,8 @@ def problems(draw: st.DrawFn) -> tuple[int, list[Boundary], np.ndarray, np.ndarr
 def test_no_plan_is_better(problem: tuple[int, list[Boundary], np.ndarray, np.ndarray]) -> None:
     groups, boundaries, unary, costs = problem
     every = np.array(list(product([False, True], repeat=groups)))
-    crossed = np.array([crossed(boundary, every) for boundary in boundaries]).reshape(len(boundaries), len(every))
-    values = unary @ every.T + costs @ crossed
+    counts = np.array([crossed(boundary, every) for boundary in boundaries]).reshape(len(boundaries), len(every))
+    values = unary @ every.T + costs @ counts
     for row, plan in enumerate(CutSolver(columns(groups), boundaries).solve(unary, costs)):
         (index,) = np.flatnonzero((every == plan).all(axis=1))
         assert values[row, index] <= values[row].min() + 1e-4

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from mptune.graph.precision import Precision
 from mptune.tuning.sampler.plan_rows import Bools, Columns
 
+Counts = NDArray[np.uint8]
+"""How often boundaries are cast, shape (n_boundaries, n_plans)."""
+
 End = tuple[int, ...] | str
 """What makes or reads a tensor: the columns of a group, or the precision that it has under every plan."""
 
@@ -34,8 +37,8 @@ class Boundary:
     @classmethod
     def among(cls, columns: Iterable[int], *fixed: str) -> Boundary:
         """Of groups with one reduced precision, and of what has these under every plan; any of them may compute it."""
-        first, *others = (*((column,) for column in columns), *fixed)
-        return cls(first, tuple(others))
+        ends: tuple[End, ...] = (*((column,) for column in columns), *fixed)
+        return cls(ends[0], ends[1:])
 
     @property
     def ends(self) -> tuple[tuple[int, ...], ...]:
@@ -104,7 +107,7 @@ class Crossings:
             for rows in by_readers.values()
         ]
 
-    def of(self, columns: Bools) -> NDArray[np.uint8]:
+    def of(self, columns: Bools) -> Counts:
         """How often each boundary is cast in each plan.
 
         Args:
