@@ -106,27 +106,29 @@ def load_data(
     fed = {info.name for info in inputs if any(pair.endswith(f":{info.name}") for pair in settings.feedback)}
     states = state_inputs(model) | fed
     every = [load_calibration(source, inputs, settings.data_settings, settings.seed, states) for source in sources]
-    every = [replace(one, warnings=(*nothing_to_tune(grouped), *one.warnings)) for one in every]
+    every = [replace(data_set, warnings=(*nothing_to_tune(grouped), *data_set.warnings)) for data_set in every]
     if len(every) == 1:
         return every[0], ()
-    sizes = [sizes_of(one.samples[0], inputs) for one in every]
-    usual = {one.name: one.usual for one in settings.shapes}
+    sizes = [sizes_of(data_set.samples[0], inputs) for data_set in every]
+    usual = {declared.name: declared.usual for declared in settings.shapes}
     searched = next((k for k, size in enumerate(sizes) if usual and usual.items() <= size.items()), 0)
-    for number, (one, size) in enumerate(zip(every, sizes, strict=True)):
+    for number, (data_set, size) in enumerate(zip(every, sizes, strict=True)):
         twin = sizes.index(size)
         if twin != number:
             raise DataError(
-                f"{every[twin].source} and {one.source} hold samples of one size ({size_text(size) or 'the only one'})",
+                f"{every[twin].source} and {data_set.source} hold samples of one size"
+                f" ({size_text(size) or 'the only one'})",
                 "give --data once for each size; put samples of one size into one folder",
             )
         for declared in settings.shapes:
             shape = size.get(declared.name)
             if shape is not None and not declared.holds(shape):
                 raise DataError(
-                    f"{one.source}: input {declared.name!r} is {'x'.join(map(str, shape))}, beyond --shapes {declared}",
+                    f"{data_set.source}: input {declared.name!r} is {'x'.join(map(str, shape))},"
+                    f" beyond --shapes {declared}",
                     "widen --shapes, or leave these samples away",
                 )
-    others = [one.samples for k, one in enumerate(every) if k != searched]
+    others = [data_set.samples for k, data_set in enumerate(every) if k != searched]
     return every[searched], tuple(tuple(s[k] for k in range(min(_PER_SIZE, len(s)))) for s in others)
 
 
@@ -154,7 +156,7 @@ def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:
 
 
 def _steps_of(data: CalibrationSet, sequences: CalibrationSet, steps: int) -> CalibrationSet:
-    firsts = [int(one[""]) * steps for one in sequences.samples]
+    firsts = [int(start[""]) * steps for start in sequences.samples]
     indices = tuple(first + k for first in firsts for k in range(steps))
     return replace(sequences, samples=tuple(data.samples[k] for k in indices), indices=indices)
 

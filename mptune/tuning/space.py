@@ -229,15 +229,17 @@ def close_patterns(pattern: str, groups: Sequence[LayerGroup]) -> str:
     """A hint for a pattern that means no group: what it may have meant, or what there is of its kind."""
     prefix, _, rest = pattern.partition(":")
     kinds, ops = {group.kind for group in groups}, {op for group in groups for op in group.ops}
-    known = {"kind": kinds, "op": ops}.get(prefix)
-    if known is None:
+    names_of_kind = {"kind": kinds, "op": ops}.get(prefix)
+    if names_of_kind is None:
         names = {node for group in groups for node in group.nodes} | {group.name for group in groups}
         close = difflib.get_close_matches(pattern, sorted(names), 3)
         meant = f"did you mean {' or '.join(close)}? " if close else ""
         return f"{meant}`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
-    close = [one for one in sorted(known) if one.lower() == rest.lower()] or difflib.get_close_matches(rest, known, 2)
-    meant = f"did you mean {' or '.join(f'{prefix}:{one}' for one in close)}? " if close else ""
-    return f"{meant}the model has {', '.join(f'{prefix}:{one}' for one in sorted(known))}"
+    close = [name for name in sorted(names_of_kind) if name.lower() == rest.lower()] or difflib.get_close_matches(
+        rest, names_of_kind, 2
+    )
+    meant = f"did you mean {' or '.join(f'{prefix}:{name}' for name in close)}? " if close else ""
+    return f"{meant}the model has {', '.join(f'{prefix}:{name}' for name in sorted(names_of_kind))}"
 
 
 def make_space(
@@ -313,7 +315,7 @@ class _Matcher:
         With ``classes_may_lack``, ``op:`` and ``kind:`` patterns that mean nothing are no warning: a seed lists the
         usual suspects, and a model without softmax lacks nothing.
         """
-        found: dict[str, str] = {}
+        matched: dict[str, str] = {}
         for pattern in patterns:
             ids = match(pattern, self._groups)
             if not ids and not (classes_may_lack and pattern.startswith(("op:", "kind:"))):
@@ -322,8 +324,8 @@ class _Matcher:
                     "`mptune inspect MODEL` lists the groups"
                 )
             for group in ids:
-                found.setdefault(group, pattern)
-        return found
+                matched.setdefault(group, pattern)
+        return matched
 
 
 def _seeds(

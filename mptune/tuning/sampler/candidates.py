@@ -157,13 +157,13 @@ class CandidatePool:
         for round_ in range(_NEIGHBOUR_ROUNDS):
             before = self._screened[2].max()
             best = _largest(np.where(self._is_expanded, -math.inf, self._screened[2]), _EXPANDED_PLANS)
-            best, front = (some[~self._is_expanded[some]] for some in (best, self._front))
+            best, front = (positions[~self._is_expanded[positions]] for positions in (best, self._front))
             spread = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), _EXPANDED_PLANS // 2)).astype(int))]
             chosen = np.union1d(best[: _EXPANDED_PLANS - len(spread)], spread)
             self._is_expanded[chosen] = True
             centres = self.plans[chosen]
-            some = generator.random((n_random, n_groups)).argpartition(2, axis=1)[:, :3]
-            masks = np.vstack([*flips, _masks(some[:, :2], n_groups), _masks(some, n_groups)])
+            positions = generator.random((n_random, n_groups)).argpartition(2, axis=1)[:, :3]
+            masks = np.vstack([*flips, _masks(positions[:, :2], n_groups), _masks(positions, n_groups)])
             most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
             if len(masks) > most:
                 masks = masks[generator.choice(len(masks), size=most, replace=False)]
@@ -226,6 +226,6 @@ def _masks(positions: NDArray[np.int64], n_groups: int) -> Bools:
 
 def _largest(values: Floats, count: int) -> NDArray[np.int64]:
     """Positions of the ``count`` largest values, the largest first."""
-    some = np.argpartition(-values, count - 1)[:count] if count < len(values) else np.arange(len(values))
-    largest: NDArray[np.int64] = some[np.argsort(-values[some], kind="stable")]
+    positions = np.argpartition(-values, count - 1)[:count] if count < len(values) else np.arange(len(values))
+    largest: NDArray[np.int64] = positions[np.argsort(-values[positions], kind="stable")]
     return largest

@@ -212,10 +212,10 @@ class LatencyModel:
             plans: shape (n_timed, n_groups).
             excess_ms: above the law, of the slow plans; 0.0 for all others; shape (n_timed,).
         """
-        known = self.cliffs.group_probabilities > _KNOWN
-        shares = excess_ms / np.maximum(plans[:, known].sum(axis=1), 1)
+        is_known = self.cliffs.group_probabilities > _KNOWN
+        shares = excess_ms / np.maximum(plans[:, is_known].sum(axis=1), 1)
         costs = np.where(plans & (shares > 0)[:, None], shares[:, None], math.inf).min(axis=0, initial=math.inf)
-        return np.where(known & np.isfinite(costs), costs, 0.0)
+        return np.where(is_known & np.isfinite(costs), costs, 0.0)
 
     def _fit(self, terms: _Terms, saved: Floats, design: Floats, noise_ms: Floats) -> list[_Fit]:
         """Condition these terms on what the plans saved, with the likely widths, doubts of fusions and noises."""
@@ -253,10 +253,10 @@ class LatencyModel:
 
     def _refined(self, terms: _Terms, profiles: LayerProfiles, design: Floats, saved: Floats) -> list[_Terms]:
         """Precision-weighted mean of the prior's gains and profiled ones; none where these contradict the timings."""
-        known = np.isfinite(profiles.gains_ms)
-        gains, sd = (np.where(known, figures, 0.0) for figures in (profiles.gains_ms, profiles.sd_ms))
+        is_known = np.isfinite(profiles.gains_ms)
+        gains, sd = (np.where(is_known, figures, 0.0) for figures in (profiles.gains_ms, profiles.sd_ms))
         others = terms.mean.copy()
-        others[: self._n_groups][known] = 0.0
+        others[: self._n_groups][is_known] = 0.0
         expected = design[:, : self._n_groups] @ gains
         largest = int(np.argmax(expected)) if len(expected) else -1
         left = saved[largest] - design[largest] @ others if largest >= 0 else 0.0
@@ -265,11 +265,11 @@ class LatencyModel:
         # Profiling costs time itself: what the plan of the largest gain saved says what a profiled millisecond is.
         scale = float(left / expected[largest])
         own = (_ROOFLINE_WIDTH * terms.unit[: self._n_groups]) ** 2
-        trust = np.where(known, own / (own + (scale * sd) ** 2), 0.0)
+        trust = np.where(is_known, own / (own + (scale * sd) ** 2), 0.0)
         mean, unit = terms.mean.copy(), terms.unit.copy()
         mean[: self._n_groups] += trust * (scale * gains - mean[: self._n_groups])
         refined = np.sqrt(own * (1.0 - trust)) / _PROFILE_WIDTH
-        unit[: self._n_groups] = np.where(known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._n_groups])
+        unit[: self._n_groups] = np.where(is_known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._n_groups])
         return [_Terms(mean, unit, profiles, scale)]
 
     def _sides(self, plans: Bools) -> tuple[Bools, Counts]:

@@ -47,8 +47,8 @@ class LayerProfiles:
         self._prior, boundaries = prior, prior.boundaries
         group_ms = np.where(self._others(plans.T).T, np.nan, group_ms)
         self._neighbourhoods = Neighbourhoods(boundaries, plans.shape[1])
-        known = np.isfinite(group_ms)
-        (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, known & half) for half in (~plans, plans))
+        is_known = np.isfinite(group_ms)
+        (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, is_known & half) for half in (~plans, plans))
         columns = np.ascontiguousarray(plans.T)
         crossed = Crossings(prior.columns, boundaries).of(columns)
         noise, neighbours = self._learn_neighbours(columns, crossed, group_ms, np.where(plans, fp16, fp32))
@@ -84,13 +84,13 @@ class LayerProfiles:
         Returns:
             The variances of noise and of neighbours' effects, as shares of a group's time.
         """
-        known = np.isfinite(group_ms) & (mean_ms > 0)
-        codes, means = self._neighbourhoods.codes(columns, crossed).T[known], mean_ms[known]
-        cells = (2 * np.arange(len(columns)) + columns.T)[known]
+        is_known = np.isfinite(group_ms) & (mean_ms > 0)
+        codes, means = self._neighbourhoods.codes(columns, crossed).T[is_known], mean_ms[is_known]
+        cells = (2 * np.arange(len(columns)) + columns.T)[is_known]
         size = self._neighbourhoods.size
         mean_of, counts = np.zeros(size), np.bincount(codes, minlength=size)
         mean_of[codes] = means
-        deviation = group_ms[known] / means - 1.0
+        deviation = group_ms[is_known] / means - 1.0
         effects = np.bincount(codes, weights=deviation, minlength=size) / np.maximum(counts, 1)
         unit = means.mean() if len(means) else 1.0
         weights, weight_of = means / unit, mean_of / unit

@@ -151,9 +151,9 @@ class BuiltPlans:
 
     def with_emulated(self, plans: Bools, errors: Floats) -> BuiltPlans:
         """With more plans that were emulated; NaN where that failed."""
-        known = ~np.isnan(errors)
+        is_valid = ~np.isnan(errors)
         before = (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
-        return replace(self, emulated=(np.vstack([before[0], plans[known]]), np.append(before[1], errors[known])))
+        return replace(self, emulated=(np.vstack([before[0], plans[is_valid]]), np.append(before[1], errors[is_valid])))
 
     def of_columns(self, columns: NDArray[np.int64]) -> BuiltPlans:
         """The same with some of the columns; emulated plans that have others are left out."""
@@ -173,8 +173,8 @@ class BuiltPlans:
         """
         rows, emulated = _spread_positions(len(self.plans), most), self.emulated
         if emulated is not None:
-            some = _spread_positions(len(emulated[0]), most)
-            emulated = emulated[0][some], emulated[1][some]
+            positions = _spread_positions(len(emulated[0]), most)
+            emulated = emulated[0][positions], emulated[1][positions]
         return replace(
             self,
             plans=self.plans[rows],

@@ -110,7 +110,7 @@ class PrecisionSampler(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every group that the prior names; without one, every precision parameter of an earlier trial."""
         if self._prior is not None:
-            return {group: CategoricalDistribution(of) for group, of in self._prior.columns.options.items()}
+            return {group: CategoricalDistribution(options) for group, options in self._prior.columns.options.items()}
         for other in study.get_trials(deepcopy=False):
             precisions = {name: d for name, d in other.distributions.items() if is_precision(d)}
             if precisions and other.number != trial.number:
@@ -137,8 +137,8 @@ class PrecisionSampler(BaseSampler):
         generator = np.random.default_rng([self._seed, trial.number])
         with _blas().limit(limits=1, user_api="blas"):
             of_now = narrowed(prior, built)
-            plan, ehvi, found = self.propose(of_now.prior, of_now.built, generator)
-        emulated_errors = of_now.widened(found)
+            plan, ehvi, new_errors = self.propose(of_now.prior, of_now.built, generator)
+        emulated_errors = of_now.widened(new_errors)
         if plan is None:
             return {}
         attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}
@@ -235,13 +235,13 @@ class PrecisionSampler(BaseSampler):
         emulated = built.plans[:0] if built.emulated is None else built.emulated[0]
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
         generator = np.random.default_rng([len(prior.groups), len(emulated)])
-        known = np.vstack([built.plans, emulated])
-        alone = unknown_alone(prior, overflow.probabilities, known)[:most]
+        tried = np.vstack([built.plans, emulated])
+        alone = unknown_alone(prior, overflow.probabilities, tried)[:most]
         may_be = overflow.probabilities <= 0.5
         for first, second in prior.further:
             may_be[second] &= ~may_be[first]
         weights = gains + gains.mean()
-        return np.vstack([alone, design_plans(error_model, weights, may_be, known, most - len(alone), generator)])
+        return np.vstack([alone, design_plans(error_model, weights, may_be, tried, most - len(alone), generator)])
 
     def _emulated(self, prior: Prior, plans: Bools, emulated_errors: dict[str, float | str]) -> Floats:
         """The errors of plans, shape (n_plans,), NaN where emulation fails; those that are known are noted."""

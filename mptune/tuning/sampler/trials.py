@@ -151,19 +151,27 @@ class TrialReader:
         for reading, trial in zip(readings, trials, strict=True):
             if reading.emulated and not trial.state.is_finished():
                 emulated_errors.update(reading.emulated)
-        known = [
-            one for one, trial in zip(readings, trials, strict=True) if one.bits is not None and trial.number != asking
+        read_plans = [
+            reading
+            for reading, trial in zip(readings, trials, strict=True)
+            if reading.bits is not None and trial.number != asking
         ]
         # All-FP32 has a plan of its own where the search space pins groups to FP16: then it is no row.
-        finite = (one for one in known if one.figure[3] == 1.0)
-        base = next((one.figure for one in finite if one.is_outside or not one.row.any()), (math.nan, 0.0))
-        inside = [one for one in known if not one.is_outside]
+        finite = (reading for reading in read_plans if reading.figure[3] == 1.0)
+        base = next(
+            (reading.figure for reading in finite if reading.is_outside or not reading.row.any()), (math.nan, 0.0)
+        )
+        inside = [reading for reading in read_plans if not reading.is_outside]
         # A plan that failed, and is or was tried again, counts as its last trial says.
-        last = {one.bits: position for position, one in enumerate(inside)}
-        kept = [one for position, one in enumerate(inside) if not one.failed or last[one.bits] == position]
-        plans = np.array([one.row for one in kept], dtype=bool).reshape(len(kept), len(self._columns.groups))
-        latency, sd, errors, finites = np.array([one.figure for one in kept], dtype=float).reshape(len(kept), 4).T
-        measured_errors = {one.bits: one.figure[2] for one in kept if math.isfinite(one.figure[2])}
+        last = {reading.bits: position for position, reading in enumerate(inside)}
+        kept = [
+            reading for position, reading in enumerate(inside) if not reading.failed or last[reading.bits] == position
+        ]
+        plans = np.array([reading.row for reading in kept], dtype=bool).reshape(len(kept), len(self._columns.groups))
+        latency, sd, errors, finites = (
+            np.array([reading.figure for reading in kept], dtype=float).reshape(len(kept), 4).T
+        )
+        measured_errors = {reading.bits: reading.figure[2] for reading in kept if math.isfinite(reading.figure[2])}
         only_emulated = {bits: error for bits, error in emulated_errors.items() if bits not in measured_errors}
         ratios = [
             max(emulated_errors[bits], ERROR_FLOOR) / measured
@@ -174,9 +182,9 @@ class TrialReader:
         if only_emulated:
             emulated = from_bits(list(only_emulated)), np.array(list(only_emulated.values()), dtype=float)
         group_ms = None
-        if any(one.group_ms is not None for one in kept):
+        if any(reading.group_ms is not None for reading in kept):
             unknown = np.full(len(self._columns.groups), math.nan)
-            group_ms = np.array([unknown if one.group_ms is None else one.group_ms for one in kept])
+            group_ms = np.array([unknown if reading.group_ms is None else reading.group_ms for reading in kept])
         return BuiltPlans(
             plans,
             latency,
@@ -188,22 +196,22 @@ class TrialReader:
             emulated=emulated,
             emulation_ratios=np.array(ratios, dtype=float),
             group_ms=group_ms,
-            failed=np.array([one.failed for one in kept], dtype=bool),
+            failed=np.array([reading.failed for reading in kept], dtype=bool),
         )
 
     def _reading(self, position: int, trial: FrozenTrial) -> _Reading:
-        known = self._finished.get(position)
-        if known is None:
-            known = self._read(trial)
+        reading = self._finished.get(position)
+        if reading is None:
+            reading = self._read(trial)
             if trial.state.is_finished():
-                self._emulated.update(known.emulated)
-                self._finished[position] = replace(known, emulated={})
-        return known
+                self._emulated.update(reading.emulated)
+                self._finished[position] = replace(reading, emulated={})
+        return reading
 
     def _read(self, trial: FrozenTrial) -> _Reading:
-        found: Mapping[str, Any] = trial.user_attrs.get(emulated_attr(self._judge), {})
+        stored: Mapping[str, Any] = trial.user_attrs.get(emulated_attr(self._judge), {})
         emulated = {
-            bits: decode_float(error) for bits, error in found.items() if len(bits) == len(self._columns.groups)
+            bits: decode_float(error) for bits, error in stored.items() if len(bits) == len(self._columns.groups)
         }
         row = None if trial.state is TrialState.FAIL else self._columns.row(_choices(trial))
         if row is None:

@@ -151,19 +151,19 @@ def log_square_errors(
         is_partial = group in sensitivity.doubts and group in sensitivity.taken
         return excess[sensitivity.taken[group].sample_count] if is_partial else (0.0, 0.0)
 
-    known = {
+    squares = {
         group: math.inf if math.isinf(error) else 2.0 * math.log(max(error, ERROR_FLOOR)) - excess_of(group)[0]
         for group, error in sensitivity.errors.items()
     }
     finite: dict[str, list[float]] = {}
     facts = {group.id: (f"pattern {group.pattern}", f"kind {group.kind}", "") for group in space.groups}
     for group in space.free:
-        if math.isfinite(known.get(group, math.inf)):
+        if math.isfinite(squares.get(group, math.inf)):
             for fact in facts[group]:
-                finite.setdefault(fact, []).append(known[group])
+                finite.setdefault(fact, []).append(squares[group])
     return {
-        group: (known[group], math.hypot(2.0 * sensitivity.doubts.get(group, 0.0), excess_of(group)[1]))
-        if group in known
+        group: (squares[group], math.hypot(2.0 * sensitivity.doubts.get(group, 0.0), excess_of(group)[1]))
+        if group in squares
         else _estimate(facts[group], finite)
         for group in space.free
     }
@@ -174,9 +174,11 @@ def _excess(few: Sequence[OutputError], on_all: Sequence[OutputError], metric: s
 
     As if one more anchor had shown no excess: one alone says little of the groups.
     """
-    values = [(one.value(metric), all_.value(metric)) for one, all_ in zip(few, on_all, strict=True)]
+    values = [(error_on_few.value(metric), all_.value(metric)) for error_on_few, all_ in zip(few, on_all, strict=True)]
     ratios = [
-        2.0 * math.log(one / all_) for one, all_ in values if min(one, all_) > ERROR_FLOOR and one + all_ < math.inf
+        2.0 * math.log(error_on_few / all_)
+        for error_on_few, all_ in values
+        if min(error_on_few, all_) > ERROR_FLOOR and error_on_few + all_ < math.inf
     ]
     if not ratios:
         return 0.0, 0.0
