@@ -17,7 +17,7 @@ from mptune.engines.timing.latency import DRIFT_TEXT, Latency
 from mptune.finding import EMULATION_CAUSE, OutputColumns
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm, encode
-from mptune.targets.memory import EngineMemory
+from mptune.targets.engine_memory import EngineMemory
 
 EVALUATION_FORMAT = 1
 

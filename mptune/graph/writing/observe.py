@@ -23,7 +23,8 @@ from mptune.graph.folded import FoldedValues, LeftOut
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.hazards.constants import softmax_rows
 from mptune.graph.hazards.hazard import FP16_MAX
-from mptune.graph.hazards.probes import Probe, ProbeKind, find_probes
+from mptune.graph.hazards.probes import Probe, find_probes
+from mptune.graph.hazards.seen import ProbeKind
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
