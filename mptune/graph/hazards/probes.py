@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import guarded_by_constant
 from mptune.graph.hazards.seen import ProbeKind
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import REDUCED, Precision
-from mptune.json_form import decode_float, encode_float
-
-]
 
 _ROUNDING: frozenset[ProbeKind] = frozenset(("sum", "softmax", "largest", "comparison", "pole"))
 

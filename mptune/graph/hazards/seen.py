@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+from mptune.graph.plan import Precision
 from mptune.json_form import decode_float, encode_float
 
 ProbeKind = Literal[
@@ -16,6 +18,7 @@ ProbeKind = Literal[
     "pole",
     "variance",
     "batch-norm",
+]
 
 
 @dataclass(frozen=True)
