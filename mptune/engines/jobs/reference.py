@@ -26,9 +26,9 @@ from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.masked_rows import MaskedRows
-from mptune.graph.hazards.probes import ProbeRecord
+from mptune.graph.hazards.probes import Probe, ProbeRecord
 from mptune.graph.loading.shapes import Units
-from mptune.graph.writing.observe import ProbeTap, Tap
+from mptune.graph.writing.observe import Tap
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class ObserveJob:
 class _Answer:
     """What one probe has answered so far."""
 
-    def __init__(self, probe: ProbeTap) -> None:
+    def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self._scalars: dict[str, list[float]] = {fact: [] for fact in probe.outputs}
         self._sums: dict[str, np.ndarray] = {}

@@ -25,7 +25,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.switched import Stretch, SwitchedEmulator, Waist, find_stretches
+from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
 from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
 from mptune.targets.memory import memory_need
@@ -209,12 +209,12 @@ class Emulation:
     def _switched(
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
-        emulator = self._switched_emulator
+        emulator = self._emulator
         precisions = self._precisions_of(stretch, plans)
         groups = tuple(g.id for g in self._computed.groups) if stretch is None else stretch.groups
         start = Waist() if stretch is None else stretch.start
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
-        model = self._write(name, lambda path: emulator.write(path, groups, start, precisions))
+        model = self._write(name, lambda path: emulator.write_switched(path, groups, start, precisions))
         head = self._write("head", self._write_head) if start.tensors else None
         job = SwitchedErrorsJob(
             model,
@@ -284,15 +284,10 @@ class Emulation:
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self._computed, self._workload.bank, self._fused)
-
-    @cached_property
-    def _switched_emulator(self) -> SwitchedEmulator:
-        bank, branches = self._workload.bank, self._provider == "cpu"
-        return SwitchedEmulator(self._computed, bank, branches=branches, fused=self._fused)
+        return Emulator(self._computed, self._workload.bank, self._fused, branches=self._provider == "cpu")
 
     def _write_head(self, path: Path) -> Path:
-        return self._switched_emulator.write_head(path, [stretch.start for stretch in self._stretches])
+        return self._emulator.write_head(path, [stretch.start for stretch in self._stretches])
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
         """A model that stays until ``close``: a restarted worker opens it again."""

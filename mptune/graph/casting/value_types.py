@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -245,11 +245,6 @@ class Resolution:
     def computed_in(self, value: str) -> Precision:
         """The precision that an FP32 value of the model is computed in."""
         return self.computed.get(value, Precision.FP32)
-
-    def with_fp32(self, constants: Iterable[str]) -> Resolution:
-        """The same where these constants are needed in FP32, too."""
-        added = {name: {Precision.FP32, *self.constants.get(name, ())} for name in constants}
-        return replace(self, constants={**self.constants, **added})
 
     @property
     def added_casts(self) -> int:

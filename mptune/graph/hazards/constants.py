@@ -409,7 +409,7 @@ class MaskValues:
     def __init__(self, look: Lookup, ranges: Mapping[str, float]) -> None:
         self._look = look
         self._ranges = ranges
-        self._known: dict[str, bool] = {}
+        self._is_made_of_masks: dict[str, bool] = {}
 
     def may_be_infinite(self, node: Node, tensor: str) -> bool:
         """Whether a node that reads or computes ``tensor`` stays right where its values beyond FP16 are infinite."""
@@ -425,9 +425,9 @@ class MaskValues:
 
     def _is_mask(self, tensor: str) -> bool:
         """Whether large values of ``tensor`` come from large constants or inputs, and not from what is computed."""
-        if tensor not in self._known:
-            self._known[tensor] = self._comes_from_masks(tensor)
-        return self._known[tensor]
+        if tensor not in self._is_made_of_masks:
+            self._is_made_of_masks[tensor] = self._comes_from_masks(tensor)
+        return self._is_made_of_masks[tensor]
 
     def _comes_from_masks(self, tensor: str) -> bool:
         model = self._look.model
@@ -495,7 +495,7 @@ class SaturatedRanges:
         self._ranges = ranges
         self._precision = precision
         self._largest, self._overflows_at = LARGEST[precision], _OVERFLOWS_AT[precision]
-        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+        self._bounds: dict[str, tuple[float, frozenset[str]]] = {}
 
     def fits(self, tensor: str) -> bool:
         """Whether a value stays finite where the precision holds the constants that it comes from."""
@@ -510,11 +510,11 @@ class SaturatedRanges:
         return self._look_up(tensor, _MAX_DEPTH)[1]
 
     def _look_up(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
-        if tensor not in self._known:
-            self._known[tensor] = self._found(tensor, depth)
-        return self._known[tensor]
+        if tensor not in self._bounds:
+            self._bounds[tensor] = self._bounded(tensor, depth)
+        return self._bounds[tensor]
 
-    def _found(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
+    def _bounded(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
         model = self._types.model
         constant = model.initializers.get(tensor)
         if constant is not None:

@@ -13,7 +13,7 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES, STANDARD_DOMAINS
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import LARGEST, Precision
-from mptune.graph.writing.weights import LargeConstant
+from mptune.graph.writing.weights import LargeConstant, Place, external_tensor
 
 _MIN_IR_VERSION = 4
 """From 4 on, constants of the graph need not be among its inputs."""
@@ -167,16 +167,34 @@ def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> Iterat
 
     Protobuf's format is that of protobuf.dev/programming-guides/encoding; the same model gives the same bytes.
     """
+    yield _start_of(proto, large)
+    for constant in large:
+        yield _head_of(constant)
+        yield from constant.chunks()
+
+
+def _start_of(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> bytes:
+    """What stands before the first large constant."""
     frame = onnx.ModelProto()
     frame.CopyFrom(proto)
     frame.ClearField("graph")
     graph = proto.graph.SerializeToString(deterministic=True)
-    heads = [_head_of(constant) for constant in large]
-    size = len(graph) + sum(len(head) + constant.nbytes for head, constant in zip(heads, large, strict=True))
-    yield frame.SerializeToString(deterministic=True) + _opening(_MODEL_GRAPH, size) + graph
-    for head, constant in zip(heads, large, strict=True):
-        yield head
-        yield from constant.chunks()
+    size = len(graph) + sum(len(_head_of(constant)) + constant.nbytes for constant in large)
+    return bytes(frame.SerializeToString(deterministic=True) + _opening(_MODEL_GRAPH, size) + graph)
+
+
+def inside(proto: onnx.ModelProto, large: Sequence[LargeConstant], location: str) -> dict[str, onnx.TensorProto]:
+    """References to large constants where they lie in the file ``location`` that has the bytes of ``serialized``.
+
+    ONNX's external data may lie anywhere in any file (onnx/docs/ExternalData.md), also in the middle of a model.
+    """
+    end, tensors = len(_start_of(proto, large)), {}
+    for constant in large:
+        tensor, start = constant.tensor, end + len(_head_of(constant))
+        end = start + constant.nbytes
+        place = Place(start, constant.nbytes)
+        tensors[tensor.name] = external_tensor(tensor.name, tensor.data_type, tuple(tensor.dims), location, place)
+    return tensors
 
 
 def serialized_size(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -486,137 +484,25 @@ class NeededConstants:
         return frozenset((*self._moved, *unread))
 
 
-class DataFile:
-    """Large constants in one file beside a model, small ones inline: for models past 2 GiB.
+def in_file(file: BinaryIO, location: str) -> ConstantStore:
+    """Large constants in a file beside the model, which is called ``location`` there; small ones inline.
 
-    Every method passes OSError on.
+    For models past 2 GiB. Passes OSError on.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Write to ``path``; ``name`` is the file's name in the model."""
-        self._path = path
-        self._name = name
-
-    def __enter__(self) -> DataFile:
-        self._file = self._path.open("wb")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def __call__(self, constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
-        """As ``ConstantStore``."""
+    def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
         if constant.nbytes < _BESIDE_FROM_BYTES or constant.dtype in UNBANKABLE:
             return inline(constant, name, rounded_to)
-        start = align(self._file)
+        start = align(file)
         for chunk in raw_chunks(constant, rounded_to):
-            self._file.write(chunk)
-        place = Place(start, self._file.tell() - start)
-        return external_tensor(name, type_code(constant, rounded_to), constant.shape, self._name, place)
+            file.write(chunk)
+        place = Place(start, file.tell() - start)
+        return external_tensor(name, type_code(constant, rounded_to), constant.shape, location, place)
+
+    return store
 
 
 def raw_chunks(constant: Initializer, rounded_to: Precision | None) -> Iterator[bytes]:
     """The raw data of a constant, rounded to a precision or as it is."""
     for chunk in chunks(constant):
         yield (chunk if rounded_to is None else round_values(chunk, rounded_to)).tobytes()
-
-
-_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_TYPE, _TENSOR_RAW_DATA = 7, 5, 8, 2, 9
-
-"""Field numbers in onnx.proto."""
-
-_FROM_BYTES = 1 << 10
-
-_HEADER_BYTES = 1 << 16
-
-"""A tensor without data of its own is no longer than this."""
-
-
-@dataclass(frozen=True)
-class StoredData:
-    """Where the data of a constant lie."""
-
-    location: str
-    place: Place
-    data_type: int
-
-
-def stored_in(model: Path) -> ConstantStore:
-    """Constants by reference into a model that mptune wrote, or into the file of weights beside it; small ones inline.
-
-    ONNX's external data may lie anywhere in any file (onnx/docs/ExternalData.md), also in the middle of a model.
-    """
-    places = stored_data(model)
-
-    def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
-        stored = places.get(name)
-        code = type_code(constant, rounded_to)
-        if stored is None or stored.data_type != code or stored.place.length < _FROM_BYTES:
-            return inline(constant, name, rounded_to)
-        return external_tensor(name, code, constant.shape, stored.location, stored.place)
-
-    return store
-
-
-def stored_data(model: Path) -> dict[str, StoredData]:
-    """Where the data of the initializers of the main graph lie; without those that are not raw.
-
-    Only tags and lengths are read (protobuf.dev/programming-guides/encoding), whatever the model's size.
-    """
-    places: dict[str, StoredData] = {}
-    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for number, start, end in _fields(data, 0, len(data)):
-            if number != _MODEL_GRAPH:
-                continue
-            for inner, first, last in _fields(data, start, end):
-                if inner == _GRAPH_INITIALIZER:
-                    places.update(_tensor(data, first, last, model.name))
-    return places
-
-
-def _tensor(data: mmap.mmap, start: int, end: int, file: str) -> dict[str, StoredData]:
-    fields = {number: (first, last) for number, first, last in _fields(data, start, end)}
-    name, code, raw = (fields.get(number) for number in (_TENSOR_NAME, _TENSOR_TYPE, _TENSOR_RAW_DATA))
-    if name is None or code is None:
-        return {}
-    text = data[name[0] : name[1]].decode("utf-8")
-    if raw is not None:
-        return {text: StoredData(file, Place(raw[0], raw[1] - raw[0]), _varint(data, code[0])[0])}
-    if end - start > _HEADER_BYTES:
-        return {}
-    tensor = onnx.TensorProto.FromString(data[start:end])
-    if not is_external(tensor):
-        return {}
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    place = Place(int(entries.get("offset", 0)), int(entries.get("length", 0)))
-    return {text: StoredData(entries["location"], place, tensor.data_type)}
-
-
-def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each field's value."""
-    while at < end:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == 2:
-            size, at = _varint(data, at)
-            after = at + size
-        elif kind == 0:
-            after = _varint(data, at)[1]
-        else:
-            after = at + (8 if kind == 1 else 4)
-        yield tag >> 3, at, after
-        at = after
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """A number, and where the next begins."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

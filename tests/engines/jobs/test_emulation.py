@@ -32,7 +32,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
-from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.weights import WeightBank
 from mptune.settings import DataSettings, SearchSettings
 from tests.engines.jobs.test_measure import prepare
@@ -240,9 +240,9 @@ def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run)
 
 def test_one_session_serves_any_plan_of_the_whole_model(run: Run, tmp_path: Path) -> None:
     bank = WeightBank.write(run.model, run.workspace.weights_dir)
-    emulator = SwitchedEmulator(GroupedModel(run.model, run.groups), bank)
+    emulator = Emulator(GroupedModel(run.model, run.groups), bank)
     names = emulator.switches[Precision.FP16]
-    path = emulator.write(run.workspace.weights_dir / "whole.onnx", names)
+    path = emulator.write_switched(run.workspace.weights_dir / "whole.onnx", names)
     many = [run.plan(0, 3), run.plan(*range(len(run.groups))), run.plan()]
     on = tuple(frozenset(names[group] for group in plan.fp16_groups) for plan in many)
     judged = run.workspace.samples("search"), run.workspace.reference("search"), "cpu"

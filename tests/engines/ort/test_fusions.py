@@ -20,8 +20,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
+from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from tests.engines.engine_support import make_workspace, run_here
@@ -129,8 +129,8 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     grouped, workspace = workload.grouped, workload.workspace
     paths = workspace.model_path, workspace.samples("search"), workspace.reference("search")
     run_here(ReferenceJob(*paths, "cpu"))
-    emulator = SwitchedEmulator(grouped, workload.bank, branches=True, fused=(FusedNodes(STEPS, "h"),))
-    path = emulator.write(workspace.scratch("switched"), [group.id for group in grouped.groups])
+    emulator = Emulator(grouped, workload.bank, branches=True, fused=(FusedNodes(STEPS, "h"),))
+    path = emulator.write_switched(workspace.scratch("switched"), [group.id for group in grouped.groups])
     on = emulator.on(grouped.uniform(Precision.FP16))
     switches = tuple(emulator.switches[Precision.FP16].values())
     (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, *paths[1:], "cpu"))
