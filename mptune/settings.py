@@ -15,7 +15,11 @@ from mptune.finding import OutputColumns
 Granularity = Literal["op", "fusion", "block", "auto"]
 """How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
 
-EngineChoice = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime"]
+EngineChoice: TypeAlias = str
+"""The name of a backend; ``auto`` is the first that measures on the target."""
+
+ENGINES = "[auto|tensorrt|tensorrt-rtx|onnxruntime]"
+"""Those that mptune brings."""
 
 T = TypeVar("T")
 
@@ -331,7 +335,7 @@ class SearchSettings:
     target: str = _option(
         "auto", MODEL, "Device to tune for; auto is the GPU here. `mptune targets` lists the names.", "auto|NAME|FILE"
     )
-    engine: EngineChoice = _option("auto", MODEL, "What builds and runs the engines.")
+    engine: EngineChoice = _option("auto", MODEL, "What builds and runs the engines.", ENGINES)
     space: str = _option(
         "default",
         MODEL,

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import mptune
 from mptune.engines.tensorrt.library import is_installed
-from mptune.engines.tensorrt.store import PARSED
+from mptune.engines.tensorrt.operators import PARSED
 from mptune.finding import Finding
 from tests.contrib_models import BATCH, BUILDERS, CHANNELS, LENGTH, between_products, optimised, transformer
 
@@ -140,7 +140,7 @@ def test_the_parser_takes_what_is_listed_and_nothing_else() -> None:
 
 @RTX
 def test_a_norm_below_its_operator_set_is_parsed_by_tensorrt_rtx(tmp_path: Path) -> None:
-    from mptune.engines.tensorrt.store import ParseJob
+    from mptune.engines.tensorrt.operators import ParseJob
     from mptune.engines.worker.parent import run_once
 
     path = tmp_path / "model.onnx"

@@ -13,12 +13,12 @@ import numpy as np
 from mptune.data.archive import read_outputs, save_samples
 from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.runner import InWorker, Outputs, Runner
+from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineOutputsJob, EngineRepeatJob, ModelNames
 from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
-from mptune.engines.toolchains.choose import why_not_on
 from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.finding import Finding, OutputColumns

@@ -14,7 +14,7 @@ from onnx import TensorProto
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.toolchain import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.finding import Finding, by_severity
 from mptune.graph.casting.value_types import ValueTypes, unsupported
@@ -111,8 +111,8 @@ def observe_values(
         samples.save(workspace.samples("search"))
         workload = Workload(grouped, workspace, tuple(precisions))
         with PredictedToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
-            reference = toolchain.reference("search")
-            ranges = toolchain.observe()
+            reference = toolchain.reference_model.reference("search")
+            ranges = toolchain.reference_model.observe()
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)
         raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)

@@ -118,10 +118,11 @@ class BuildRecipe:
 
 
 def _built_with(file: RunFile) -> TensorRtSettings:
-    """The builder's settings; where TensorRT measured on a Jetson, with the limit that it had by default."""
+    """The builder's settings; where a Jetson was measured, with the limit that TensorRT has there by default."""
     settings = file.fixed_settings.tensorrt
     jetson = None if file.environment is None else file.environment.jetson
-    if settings.workspace_mb is not None or jetson is None or file.target is None or file.target.engine != "tensorrt":
+    measured = file.target is not None and file.target.latency_source == "measured"
+    if settings.workspace_mb is not None or jetson is None or not measured:
         return settings
     return replace(settings, workspace_mb=default_workspace_mb(jetson.memory_gb))
 

@@ -80,7 +80,7 @@ class SampleSets:
         for which in get_args(SampleSet):
             if workspace.reference(which).name in lost:
                 workspace.reference(which).unlink(missing_ok=True)
-                check_reference(open_toolchain().reference(which), skip=skip)
+                check_reference(open_toolchain().reference_model.reference(which), skip=skip)
         if KERNELS_JSON in lost:
             keep_kernels(open_toolchain(), precisions, workspace.data_dir)
         seal(workspace.data_dir)

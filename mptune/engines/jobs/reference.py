@@ -36,12 +36,8 @@ class ReferenceJob:
     """Run the untouched model over a set of samples in FP32 without TF32 and write the outputs to a file.
 
     Attributes:
-        dependent: outputs whose shape depends on values: their rows are no rows of the batch.
-        rollout: outputs that are fed back; None where there are none.
         parts: file to write the parts of the outputs to; None writes none.
         searched_parts: the parts found on the search samples, for held-out samples; None finds them here.
-        units: which columns share a unit, as ``find_parts`` takes them.
-        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
     model: Path
@@ -57,7 +53,6 @@ class ReferenceJob:
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> ReferenceReport:
-        """See the class."""
         samples = cached_samples(state, self.samples)
         side_by_side = SideBySide()
         if self.provider == "cpu" and self.rollout is None:
@@ -113,11 +108,7 @@ class ReferenceJob:
 
 @dataclass(frozen=True)
 class ObserveJob:
-    """Run an observing model (``mptune.graph.writing.observe``) over the samples and reduce its outputs to ranges.
-
-    Attributes:
-        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
-    """
+    """Run an observing model (``mptune.graph.writing.observe``) over the samples and reduce its outputs to ranges."""
 
     model: Path
     taps: tuple[Tap, ...]
@@ -126,7 +117,6 @@ class ObserveJob:
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> ObservedRanges:
-        """See the class."""
         samples = cached_samples(state, self.samples)
         is_cpu = self.provider == "cpu"
         side_by_side = SideBySide.of(len(samples), self.run_bytes) if is_cpu else SideBySide()
@@ -159,8 +149,8 @@ class ObserveJob:
             for answer in answers:
                 answer.add(values)
         for answer in answers:
-            known = ranges[answer.probe.key]
-            ranges[answer.probe.key] = replace(known, records=(*known.records, answer.record()))
+            seen = ranges[answer.probe.key]
+            ranges[answer.probe.key] = replace(seen, records=(*seen.records, answer.record()))
         return ObservedRanges(ranges, tuple(doubtful))
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
@@ -202,9 +192,9 @@ class _Answer:
 
 def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | None:
     """The masked rows up to and with one sample."""
-    known = before.masked if before else None
-    if known is not None:
-        return MaskedRows(known.rows + rows, known.sample, known.samples + bool(rows))
+    masked = before.masked if before else None
+    if masked is not None:
+        return MaskedRows(masked.rows + rows, masked.sample, masked.samples + bool(rows))
     return MaskedRows(rows, sample) if rows else None
 
 

@@ -13,8 +13,8 @@ from mptune.reporting.terminal.console import make_console, plain_table, print_f
 from mptune.reporting.text import environment_facts
 
 if TYPE_CHECKING:
+    from mptune.engines.backends.backend import BackendStatus
     from mptune.engines.environment import Environment
-    from mptune.engines.toolchains.choose import ToolchainStatus
     from mptune.selftest.run import SelfTest
     from mptune.targets.target import Target
     from mptune.tuning.space import NamedSpace
@@ -116,7 +116,7 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
     console.print("A space of your own: --space FILE.toml")
 
 
-def print_doctor(environment: Environment, toolchains: Sequence[ToolchainStatus], stream: TextIO | None = None) -> None:
+def print_doctor(environment: Environment, toolchains: Sequence[BackendStatus], stream: TextIO | None = None) -> None:
     """Print what this machine has, which toolchains work, and how to install those that do not."""
     console = make_console(sys.stdout if stream is None else stream)
     for name, value in environment_facts(environment):

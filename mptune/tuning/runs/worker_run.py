@@ -13,7 +13,7 @@ from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import Toolchain
-from mptune.engines.environment import Environment
+from mptune.engines.environment import Environment, engine_packages
 from mptune.engines.toolchains.choose import is_here
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
@@ -317,11 +317,6 @@ def _share(home: RunDirectory, run: RunDirectory) -> None:
                     link_or_copy(str(source / name), str(folder / name))
 
 
-_COMPARED = frozenset(
-    {"mptune", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx", "cuda driver"}
-)
-"""Versions that change figures."""
-
 _DIGITS = 6
 
 
@@ -345,7 +340,8 @@ def difference(
 def versions(environment: Environment) -> dict[str, str]:
     """The versions that change figures, and the drivers of the GPUs."""
     drivers = sorted({gpu.driver for gpu in environment.gpus if gpu.driver})
-    compared = {name: version for name, version in environment.versions.items() if name in _COMPARED}
+    names = {"mptune", "cuda driver", *engine_packages()}
+    compared = {name: version for name, version in environment.versions.items() if name in names}
     return {**compared, "driver": ", ".join(drivers)} if drivers else compared
 
 

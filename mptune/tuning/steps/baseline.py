@@ -140,7 +140,7 @@ def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definit
     One of them alone may be without a value: a metric may have none where outputs equal the reference.
     """
     fp32 = PrecisionPlan.uniform(space.model_sha256, [group.id for group in space.groups], Precision.FP32)
-    errors = toolchain.emulate([fp32, fp32.replace({space.free[0]: space.reduced_of(space.free[0])})])
+    errors = toolchain.predictor.emulate([fp32, fp32.replace({space.free[0]: space.reduced_of(space.free[0])})])
     if isinstance(errors, Failure):
         return  # What emulates the groups one by one says so.
     if not errors[0].has(metric):

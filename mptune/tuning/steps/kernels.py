@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptune.engines.base import Failure, MissingKernel, Toolchain
+from mptune.engines.base import Failure, MissingKernel, NamesKernels, Toolchain
 from mptune.errors import RunError
 from mptune.files import parse_json, write_json
 from mptune.finding import Finding, Where
@@ -90,7 +90,7 @@ def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path
 def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
     """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
     nodes, warnings = _ask(toolchain, Precision.FP16)
-    answer = toolchain.fused_nodes()
+    answer = toolchain.fused_nodes() if isinstance(toolchain, NamesKernels) else ()
     if isinstance(answer, Failure):
         toolchain.restart()
     fused = () if isinstance(answer, Failure) else answer
@@ -101,6 +101,8 @@ def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "
 
 
 def _ask(toolchain: Toolchain, precision: Precision) -> tuple[tuple[MissingKernel, ...], tuple[str, ...]]:
+    if not isinstance(toolchain, NamesKernels):
+        return (), ()
     answer = toolchain.missing_kernels(precision)
     if isinstance(answer, Failure):
         toolchain.restart()

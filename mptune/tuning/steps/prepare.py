@@ -154,7 +154,7 @@ def observe(
     )
     meanwhile()
     listener.stage("observing the ranges of values")
-    ranges = in_fresh_processes(toolchain.observe, toolchain, listener, "observing ranges")
+    ranges = in_fresh_processes(toolchain.reference_model.observe, toolchain, listener, "observing ranges")
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     warnings = check_ranges(ranges)
@@ -170,7 +170,9 @@ def observe(
 
 
 def _reference(toolchain: Toolchain, which: SampleSet, listener: Listener) -> ReferenceReport | Failure:
-    return in_fresh_processes(lambda: toolchain.reference(which), toolchain, listener, "taking the reference")
+    return in_fresh_processes(
+        lambda: toolchain.reference_model.reference(which), toolchain, listener, "taking the reference"
+    )
 
 
 def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:
