@@ -14,7 +14,8 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.whole_set import own_value
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency
-from mptune.finding import EMULATION_CAUSE, OutputColumns
+from mptune.finding import OutputColumns
+from mptune.findings.engine import EMULATION_CAUSE
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm, encode
 from mptune.targets.memory import EngineMemory

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.finding import CODES, Finding, FindingOrigin, Where
+from mptune.finding import Finding, FindingOrigin, Where
+from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.folded import comes_from_beyond, shape_computing
 from mptune.graph.grouping.grouped import GroupedModel
@@ -27,13 +28,6 @@ _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
 _COERCED_BELOW = 13
 
 """Softmax of an older operator set takes all axes from ``axis`` on as one, and ``axis`` is 1 where it is not stated."""
-
-_IN_FP16 = (
-    "In FP16 all are -inf, and their softmax is NaN, where the mask is an input, or where scores below -16 are added to"
-    " one that is held as -65504"
-)
-
-_IN_FP32 = "They are -inf, and their softmax is NaN, in FP32 already: precision is not the problem"
 
 _MASK_INPUTS: Mapping[tuple[str, str], int] = {
     ("", "Attention"): 3,
@@ -117,21 +111,14 @@ def masked_row_findings(
         nodes = [n for n in readers if n.op_type in _SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
         groups = tuple(dict.fromkeys(owners[node.name] for node in nodes if node.name in owners))
         sample = indices[masked.sample] if indices else masked.sample
-        place = f"in sample {sample}"
-        if masked.samples > 1:
-            place = f"in {masked.samples} samples, first in sample {sample}"
-        many = "1 row is" if masked.rows == 1 else f"{masked.rows} rows are"
         findings.append(
-            Finding(
-                code="mask",
-                severity=CODES["mask"].severity,
-                origin=origin,
-                where=Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
-                evidence={"masked_rows": masked.rows, "limit": -FP16_MAX},
-                text=f"value {tensor!r}: {many} masked whole on the calibration data, {place}: "
-                f"every element lies below {-FP16_MAX:g}. "
-                + (_IN_FP32 if broken.intersection(node.name for node in nodes) else _IN_FP16),
-                cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
+            Finding.of(
+                "mask",
+                origin,
+                Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
+                {"masked_rows": masked.rows, "limit": -FP16_MAX},
+                kind="rows in FP32" if broken.intersection(node.name for node in nodes) else "rows",
+                samples=masked.samples if masked.samples > 1 else None,
             )
         )
     return tuple(findings)
@@ -166,15 +153,6 @@ _BEFORE_DIVISION = frozenset({"Sqrt", "Cast", "Identity", "Unsqueeze", "Squeeze"
 _UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
 
 _MAX_STEPS = 32
-
-LIMIT_CURE = "a limit may stay infinite, but a row that is masked everywhere gives NaN: use -1e4 for masks"
-
-_MASK_CURE = "nothing: it masks as well, unless a row is masked whole"
-
-BEYOND_CURE = (
-    "a search measures what that does; without one (apply) the group is kept in FP32; scale the value at export to"
-    " free it"
-)
 
 
 @dataclass(frozen=True)
@@ -223,7 +201,9 @@ def _of_constant(
         seen.add((group.id, is_limit))
         place = _Place(group.id, node.name, name, rounding.absmax)
         if rounding.overflowed:
-            hazards.append(_overflow(look, place, _overflow_reason(rounding), [node]))
+            wording = "constant" if rounding.size == 1 else "constants"
+            counts = {"overflowed": rounding.overflowed, "size": rounding.size}
+            hazards.append(_overflow(look, place, wording, [node], counts))
         elif rounding.size == 1 and rounding.absmax < FP16_NORMAL and _guards_division(look, node):
             hazards += _epsilon(place, smallest.get(node.name), is_direct=not _reaches_root(look, node))
         elif rounding.vanished > _VANISHING_SHARE * rounding.size:
@@ -241,56 +221,44 @@ def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[
         smallest: smallest magnitude that it was seen to guard; None without data.
         is_direct: whether the division is by the sum itself, and not by its square root.
     """
-    vanishes = place.value <= FP16_TINY / 2
-    if vanishes:
+    if place.value <= FP16_TINY / 2:
+        wording = "constant"
         is_harmless = smallest is not None and smallest >= FP16_NORMAL
-        reason = f"the constant {place.value:g} is zero in FP16, so nothing keeps what it guards from zero any more"
     else:
+        wording = "subnormal"
         is_harmless = not is_direct or smallest is None or smallest > place.value or place.value * FP16_MAX >= 1
-        reason = f"the constant {place.value:g} is below FP16's smallest normal value, {FP16_NORMAL:g}"
     if is_harmless:
         return []
     evidence: dict[str, int | float | str] = {"epsilon": place.value, "fp16_smallest": FP16_TINY}
     if smallest is not None:
         evidence["smallest"] = smallest
-        reason += f"; what it guards came down to {smallest:.2g} on the calibration data"
-    cure = "keep the group in FP32, or export with an epsilon of 1e-5 or more"
-    if not vanishes:
-        cure = "keep the group in FP32, or export with an epsilon of 1e-4 or more"
-    return [Hazard("warning", "epsilon", *place.arguments, reason, cure, "vanishing-epsilon", evidence)]
+    names = {"fp16_normal": FP16_NORMAL}
+    return [Hazard("warning", "epsilon", *place.arguments, "vanishing-epsilon", wording, evidence, names)]
 
 
 def _vanishing(place: _Place, rounding: Rounding) -> Hazard:
-    return Hazard(
-        "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info",
-        "vanishing",
-        *place.arguments,
-        f"{rounding.vanished} of {rounding.size} values are too small for FP16 and become zero",
-        "harmless where the error says so; otherwise keep the group in FP32",
-    )
+    severity: Severity = "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info"
+    names = {"vanished": rounding.vanished, "size": rounding.size}
+    return Hazard(severity, "vanishing", *place.arguments, "vanishing-epsilon", "weights", names=names)
 
 
-def _overflow(look: Lookup, place: _Place, reason: str, readers: Sequence[Node]) -> Hazard:
+def _overflow(
+    look: Lookup, place: _Place, wording: str, readers: Sequence[Node], names: Mapping[str, object] | None = None
+) -> Hazard:
     """A finite constant beyond FP16, which is held as FP16's largest finite value.
 
     A limit, and a mask on the way to a softmax or the like, mean the same so. Anything else is changed by it.
     """
     evidence = {"absmax": place.value, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
+    severity: Severity = "warning"
+    row = "overflow"
     if readers and all(_is_limit(look, node) for node in readers):
-        is_mask = any(node.op_type not in LIMITS | {"Where"} for node in readers)
-        code = "mask" if is_mask else None
-        reason += "; a tool that does not limit constants makes it infinite"
-        return Hazard("info", "overflow", *place.arguments, reason, _MASK_CURE, code, evidence)
-    return Hazard("warning", "overflow", *place.arguments, reason, BEYOND_CURE, "overflow", evidence)
-
-
-def _overflow_reason(rounding: Rounding) -> str:
-    if rounding.size == 1:
-        return f"{rounding.absmax:.4g} exceeds FP16's {FP16_MAX:g} and is held as {FP16_MAX:g} there"
-    return (
-        f"{rounding.overflowed} of {rounding.size} values exceed FP16's {FP16_MAX:g} and are held as {FP16_MAX:g}"
-        f" there, the largest is {rounding.absmax:.4g}"
-    )
+        severity = "info"
+        if any(node.op_type not in LIMITS | {"Where"} for node in readers):
+            row = "mask"
+        else:
+            wording += " limit"
+    return Hazard(severity, "overflow", *place.arguments, row, wording, evidence, names or {})
 
 
 def is_limit(look: Lookup, tensor: str) -> bool:
@@ -390,8 +358,7 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
         if math.isfinite(value) and value > FP16_MAX:
             readers = look.readers(node.outputs[0])
             place = _Place(group.id, node.name, node.outputs[0], value)
-            reason = f"filled with {value:g}, which exceeds FP16's {FP16_MAX:g} and is held as {FP16_MAX:g} there"
-            hazards.append(_overflow(look, place, reason, readers))
+            hazards.append(_overflow(look, place, "filled", readers))
     return hazards
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from mptune.finding import CODES, ONLY_BF16, SEVERITIES, Finding, FindingOrigin, Severity, Where
+from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
+from mptune.findings.numbers import KEEP_OUT, KEPT
+from mptune.findings.wording import AT, SEVERITIES, Severity, Wording, fill
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import LARGEST, Precision
+from mptune.json_form import encode_float
 
 FP16_MAX, BF16_MAX = LARGEST[Precision.FP16], LARGEST[Precision.BF16]
 """FP32's largest value, 3.4028e38, rounds to infinity in BF16, too."""
@@ -32,8 +35,6 @@ _OF_RANGE = frozenset({"overflow", "range"})
 _OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
 """Codes of too few digits: what FP16 has too few for, BF16 has."""
 
-KEPT = "the group is kept in FP32"
-
 
 @dataclass(frozen=True)
 class Hazard:
@@ -44,9 +45,11 @@ class Hazard:
             ``info``: good to know.
         group: id of the layer group that would be FP16 there; None where no group is.
         value: its magnitude, or what the reason says.
-        code: of the finding that it is (``mptune.finding.CODES``); None where it is none.
+        row: of ``mptune.finding.CODES``, which has its words; ``wording`` says which of them.
+        names: what these name beside the place and the evidence.
         samples: indices into the data of the samples that show it.
         precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
+        shown: a finding about the model as a whole, which the table of hazards shows as one.
     """
 
     severity: Severity
@@ -55,12 +58,67 @@ class Hazard:
     node: str | None
     tensor: str
     value: float
-    reason: str
-    cure: str
-    code: str | None = None
+    row: str
+    wording: str = ""
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
+    names: Mapping[str, object] = field(default_factory=dict, hash=False)
     samples: tuple[int, ...] = ()
     precision: Precision = Precision.FP16
+    shown: Finding | None = None
+
+    @property
+    def code(self) -> str | None:
+        """Of the finding that it is; None where it is none."""
+        return None if self.shown is None and self._wording.is_note else self.row
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, without the place."""
+        return self.shown.text if self.shown else fill(self._wording.text, self._values)
+
+    @property
+    def cure(self) -> str:
+        """What to do."""
+        return self.shown.cure if self.shown else fill(self._wording.cure, self._values)
+
+    @property
+    def _wording(self) -> Wording:
+        return CODES[self.row].wording(self.wording)
+
+    @property
+    def words(self) -> dict[str, object]:
+        """What its wording names beside the place and the evidence."""
+        name = str(self.precision)
+        return {"precision": self.precision.name, "keep_out": KEEP_OUT[name], "kept": KEPT[name], **self.names}
+
+    @property
+    def _values(self) -> dict[str, object]:
+        return {**self._where((self,)).first_names(), **self.evidence, **self.words}
+
+    @staticmethod
+    def _where(places: Sequence[Hazard]) -> Where:
+        first = next((hazard for hazard in places if hazard.node), places[0])
+        return Where(
+            nodes=tuple(dict.fromkeys(h.node for h in places if h.node)),
+            groups=tuple(dict.fromkeys(h.group for h in places if h.group)),
+            tensors=(first.tensor,),
+            samples=first.samples,
+        )
+
+    @classmethod
+    def finding(cls, places: Sequence[Hazard], origin: FindingOrigin) -> Finding:
+        """The finding that hazards of one value are; of severity ``info`` where all of them are."""
+        first = next((hazard for hazard in places if hazard.node), places[0])
+        is_harmless = all(hazard.severity == "info" for hazard in places)
+        return Finding.of(
+            first.row,
+            origin,
+            cls._where(places),
+            first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16},
+            kind=first.wording,
+            severity="info" if is_harmless else None,
+            **first.words,
+        )
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
@@ -91,8 +149,11 @@ class Hazard:
         return precision is Precision.BF16 and (self.precision is Precision.BF16 or self.code in _OF_DIGITS)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return {**asdict(self), "precision": str(self.precision)}
+        """As ``mptune inspect --json`` prints it."""
+        names = ("severity", "kind", "group", "node", "tensor", "reason", "cure", "code", "samples")
+        fields = {name: getattr(self, name) for name in names}
+        numbers = {"value": encode_float(self.value), "evidence": dict(self.evidence)}
+        return {**fields, **numbers, "precision": str(self.precision)}
 
 
 def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
@@ -123,27 +184,7 @@ def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[F
     for hazard in hazards:
         if hazard.code is not None:
             merged.setdefault((hazard.code, hazard.tensor, hazard.reason, hazard.cure), []).append(hazard)
-    return tuple(_finding(code, places, origin) for (code, *_), places in merged.items())
-
-
-def _finding(code: str, places: Sequence[Hazard], origin: FindingOrigin) -> Finding:
-    first = next((hazard for hazard in places if hazard.node), places[0])
-    at = f"value {first.tensor!r}" + (f" at node {first.node!r}" if first.node else "")
-    is_harmless = all(hazard.severity == "info" for hazard in places)
-    return Finding(
-        code=code,
-        severity="info" if is_harmless else CODES[code].severity,
-        origin=origin,
-        where=Where(
-            nodes=tuple(dict.fromkeys(h.node for h in places if h.node)),
-            groups=tuple(dict.fromkeys(h.group for h in places if h.group)),
-            tensors=(first.tensor,),
-            samples=first.samples,
-        ),
-        evidence=first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16},
-        text=f"{at}: {first.reason}",
-        cure=first.cure,
-    )
+    return tuple(Hazard.finding(places, origin) for places in merged.values())
 
 
 def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
@@ -152,10 +193,9 @@ def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
     if not near:
         return ()
     largest = max(near, key=lambda hazard: hazard.value)
-    at = f" at node {largest.node!r}" if largest.node else ""
     others = len({hazard.tensor for hazard in near}) - 1
     more = f"; so for {others} more value{'s' * (others > 1)}" if others else ""
-    return (f"value {largest.tensor!r}{at}: {largest.reason}{more}: {largest.cure}",)
+    return (f"{fill(AT, vars(largest))}{largest.reason}{more}: {largest.cure}",)
 
 
 def spacing(value: float, precision: Precision) -> float:
@@ -177,11 +217,6 @@ def group_of(types: ValueTypes, node: Node) -> LayerGroup | None:
     """The group that would be FP16 there; None where none would be under any plan."""
     position = types.group_of[node.index]
     return types.groups[position] if position >= 0 and types.groups[position].pinned is None else None
-
-
-def kept_out(precision: Precision) -> str:
-    """What to do about a hazard of a reduced precision."""
-    return "keep the group in FP32" if precision is Precision.FP16 else "keep the group out of BF16"
 
 
 def largest(values: Sequence[float]) -> int:

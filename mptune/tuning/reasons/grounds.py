@@ -109,10 +109,10 @@ def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> Non
         RunError: the disk is full, or the place cannot be written.
     """
     path = data_dir / EXPLAIN_JSON
-    known, now = Grounds.load(path), Grounds.of(space, prior)
-    if now.prior is None and known.free == now.free:
-        now = Grounds(now.groups, known.prior)
-    if now != known:
+    before, now = Grounds.load(path), Grounds.of(space, prior)
+    if now.prior is None and before.free == now.free:
+        now = Grounds(now.groups, before.prior)
+    if now != before:
         now.save(path)
 
 

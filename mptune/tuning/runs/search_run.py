@@ -30,14 +30,12 @@ from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_measured
-from mptune.targets.unsearched.already_mixed import already_mixed_findings
-from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
-from mptune.targets.unsearched.quantised import quantised_findings
+from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.enlarged import with_reasons
 from mptune.tuning.reasons.grounds import keep_grounds
+from mptune.tuning.reasons.group_findings import with_reasons
 from mptune.tuning.record.storage import check_opens, check_storage, named_storage
 from mptune.tuning.record.study import (
     BUDGET_NOTE,

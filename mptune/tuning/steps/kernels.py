@@ -119,21 +119,20 @@ def _ask(toolchain: Toolchain, precision: Precision) -> tuple[tuple[MissingKerne
 
 def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel, precision: Precision) -> Finding:
     groups = tuple(dict.fromkeys(grouped.owners[node.node] for node in nodes))
-    first, count, name = nodes[0], len(nodes), precision.name
-    many = f"{count} nodes run" if count > 1 else "1 node runs"
-    where = f"in {name} {many} on {first.actual}, with copies between" if first.actual else "nor has another provider"
-    held = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
-    return Finding(
-        code=CODES[precision],
-        severity="info",
-        origin="search",
-        where=Where(nodes=tuple(node.node for node in nodes), groups=groups),
-        evidence={
+    first = nodes[0]
+    return Finding.of(
+        CODES[precision],
+        "search",
+        Where(nodes=tuple(node.node for node in nodes), groups=groups),
+        {
             "operator": op_type,
-            "nodes": count,
+            "nodes": len(nodes),
             "fp32_provider": first.wanted,
             f"{precision}_provider": first.actual or "none",
         },
-        text=first.reason or f"{first.wanted} has no {name} kernel for {op_type}: {where}",
-        cure=f"{held} kept in FP32" if precision is Precision.FP16 else f"{held} kept out of BF16",
+        kind="stated" if first.reason else "elsewhere" if first.actual else "nowhere",
+        reason=first.reason,
+        precision=precision.name,
+        provider=first.actual,
+        groups=len(groups),
     )

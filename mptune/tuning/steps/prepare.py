@@ -148,9 +148,7 @@ def observe(
     others = check_reference(held_out, indices=indices.get("held_out", ()), skip=skip)
     codes = {(finding.code, finding.where.outputs) for finding in findings}
     findings += tuple(
-        replace(finding, text=f"held-out samples: {finding.text}")
-        for finding in others
-        if (finding.code, finding.where.outputs) not in codes
+        finding.on_held_out_samples() for finding in others if (finding.code, finding.where.outputs) not in codes
     )
     meanwhile()
     listener.stage("observing the ranges of values")
