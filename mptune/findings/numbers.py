@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from mptune.findings.wording import AT, CodeInfo, Wording, row
 
-KEEP_OUT: Mapping[str, str] = {"fp16": "keep the group in FP32", "bf16": "keep the group out of BF16"}
-KEPT: Mapping[str, str] = {"fp16": "the group is kept in FP32", "bf16": "the group is kept out of BF16"}
-"""``{keep_out}`` and ``{kept}`` of a hazard of a precision."""
+SEEN_ELSEWHERE = "seen, with another precision"
+"""Wording of a value that was seen beyond FP16's end, where the group may have ``{others}``."""
 
-OR_BF16 = " or BF16"
-"""Added to the kind of a wording whose cure is ``{kept}``, where the group may be BF16."""
+
+def where_to_keep(precision: str) -> str:
+    """Where a group with a hazard of a precision is kept."""
+    return "in FP32" if precision == "FP16" else f"out of {precision}"
 
 
 def _hazard(text: str, cure: str, *, is_note: bool = False) -> Wording:
@@ -36,8 +37,11 @@ _DOWNSTREAM = Wording(
 
 _REACHED = "reached {absmax:.4g} on the calibration data, FP16 ends at {fp16_max:g}"
 _SEEN = {
-    f"seen{more}": _hazard(f"{_REACHED}[, {{in_samples}}]", cure)
-    for more, cure in {"": KEPT["fp16"], OR_BF16: "the group is kept out of FP16, in FP32 or BF16"}.items()
+    wording: _hazard(f"{_REACHED}[, {{in_samples}}]", cure)
+    for wording, cure in {
+        "seen": "the group is kept in FP32",
+        SEEN_ELSEWHERE: "the group is kept out of FP16, in FP32 or {others}",
+    }.items()
 }
 
 _BEYOND_CURE = (

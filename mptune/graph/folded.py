@@ -22,7 +22,7 @@ from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import SHAPE_OF, computed_beforehand
-from mptune.graph.plan import LARGEST, REDUCED, Precision
+from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.model_file import frame_of
 from mptune.graph.writing.weights import chunks, inline_tensor, largest_magnitude
 
@@ -133,7 +133,7 @@ def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
     index = model.producer.get(value)
     if index is None or index not in shape_computing(model) or not model.info(value).is_float32:
         return False
-    return LARGEST[precision] < _largest(model, index) < math.inf
+    return precision.largest < _largest(model, index) < math.inf
 
 
 def _largest(model: Model, index: int) -> float:

@@ -17,7 +17,7 @@ from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.toolchains.toolchain import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.finding import Finding, by_severity
-from mptune.graph.casting.value_types import ValueTypes, unsupported
+from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.constants import masked_row_findings
@@ -187,7 +187,7 @@ def inspect_model(
     space = make_space(grouped, named, hazards, values.absmax)
     no_bf16 = _without_bf16(grouped, every)
     precisions = tuple(map(str, Precision))
-    of_three = make_space(grouped, named, hazards, values.absmax, precisions=precisions, without_bf16=no_bf16)
+    of_three = make_space(grouped, named, hazards, values.absmax, {Precision.BF16: no_bf16}, precisions)
     floats = [t for t in all_tensors(model.proto.graph) if t.data_type in _WEIGHTS]
     samples = values.samples
     return Inspection(
@@ -246,10 +246,9 @@ def _inspected_groups(
 
 def _without_bf16(grouped: GroupedModel, hazards: Sequence[Hazard]) -> dict[str, str]:
     """Why groups cannot be BF16 whatever the engine: themselves, their operators at this opset, their values."""
-    lacking = unsupported(ValueTypes(grouped), Precision.BF16)
     return {
         **pinned_by_hazards(hazards, Precision.BF16, is_measured=True),
-        **{group: lacking.reason(ops) for group, ops in lacking.groups.items()},
+        **unsupported(value_types(grouped), Precision.BF16).reasons,
         **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
     }
 

@@ -8,7 +8,7 @@ from string import Template
 
 from mptune._version import __version__
 from mptune.engines.environment import Environment
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import printable, shortened
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
@@ -89,10 +89,10 @@ def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
 
 
 def _counts(plan: PrecisionPlan) -> str:
-    """How many groups are FP16, and how many BF16."""
-    half, brain = len(plan.fp16_groups), len(plan.bf16_groups)
-    first = f"{brain if brain and not half else half} of {len(plan.precision)} layer groups in "
-    return first + ("BF16" if brain and not half else f"FP16, {brain} in BF16" if brain else "FP16")
+    """How many groups have each reduced precision."""
+    (first, count), *others = plan.reduced_counts.items() or [(Precision.FP16, 0)]
+    text = f"{count} of {len(plan.precision)} layer groups in {first.name}"
+    return ", ".join([text, *(f"{number} in {precision.name}" for precision, number in others)])
 
 
 def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import REDUCED, PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
@@ -151,10 +151,9 @@ def latency_source(front: Front) -> str:
 
 
 def reduced_names(plans: Iterable[PrecisionPlan]) -> str:
-    """The precisions beside FP32 that plans have: FP16, BF16, or FP16 and BF16; FP16 where they have none."""
-    every = list(plans)
-    has_fp16, has_bf16 = any(p.fp16_groups for p in every), any(p.bf16_groups for p in every)
-    return " and ".join(["FP16"] * (has_fp16 or not has_bf16) + ["BF16"] * has_bf16)
+    """The precisions beside FP32 that plans have, such as FP16 and BF16; FP16 where they have none."""
+    used = {precision for plan in plans for precision in plan.reduced_counts}
+    return " and ".join(precision.name for precision in REDUCED if precision in used) or "FP16"
 
 
 def error_source(front: Front) -> str:

@@ -18,7 +18,7 @@ from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import BREAKING_CODES, Finding, Where
 from mptune.findings.wording import listed
 from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.plan import LARGEST, REDUCED, Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 
 _NAMED = 5
@@ -345,7 +345,7 @@ def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
 def _infinite_finding(sides: Sequence[Side], precision: Precision, hazards: tuple[Hazard, ...]) -> Finding:
     first = sides[0]
     is_mask = all(hazard.severity == "info" for hazard in hazards)
-    largest = LARGEST[precision]
+    largest = precision.largest
     lost = first.lost(first.sides.candidate)
     count = 0 if lost is None else int(lost.sum())
     places = list(dict.fromkeys(f"{h.tensor} ({h.value:.4g}) at {h.node} ({h.group})" for h in hazards))
@@ -381,5 +381,5 @@ def _beyond(runner: Runner, plan: PrecisionPlan) -> tuple[Hazard, ...]:
         for hazard in runner.constant_hazards
         if "held_as" in hazard.evidence
         and hazard.group in reduced
-        and hazard.value > LARGEST[plan.precision[hazard.group]]
+        and hazard.value > plan.precision[hazard.group].largest
     )

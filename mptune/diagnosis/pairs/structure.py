@@ -22,7 +22,7 @@ from mptune.errors import BaselineError
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16
-from mptune.graph.plan import LARGEST, REDUCED, Precision
+from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
 _FEWEST = 8
@@ -140,7 +140,7 @@ def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | No
 
 def is_same_number(a: float, b: float) -> bool:
     """Whether two attributes are the same; one that is the largest of a reduced precision may hold what is beyond."""
-    if any(LARGEST[precision] in (abs(a), abs(b)) for precision in REDUCED):
+    if any(precision.largest in (abs(a), abs(b)) for precision in REDUCED):
         return constant_difference(np.float32(a), np.float32(b)) is None
     return a == b
 
@@ -158,7 +158,7 @@ _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name 
 _SHOWN = 60
 """Characters of a value in a text."""
 
-_REDUCED = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
+_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.is_rounded_by_casts}
 """Types of values -> the precisions that compute them."""
 
 
@@ -369,7 +369,7 @@ def _limits_to_range(model: Model, node: Node) -> bool:
         return False
     limits = [model.initializers[name].numpy() for name in node.inputs[1:] if name in model.initializers]
     limits += [np.float32(attribute.f) for attribute in node.proto.attribute]
-    largest = {float(np.float32(LARGEST[precision])) for precision in REDUCED}
+    largest = {float(np.float32(precision.largest)) for precision in REDUCED}
     return len(limits) == 2 and {float(abs(limit)) for limit in limits if limit.size == 1} <= largest
 
 
@@ -504,7 +504,7 @@ def _named(causes: Sequence[tuple[Difference, _Effect | None]], parts: Sequence[
     constant = first.constant
     limit = None if constant is None else constant.limit
     kind = "" if limit is None else "limited"
-    if constant is not None and limit is not None and constant.largest > LARGEST[Precision.FP16]:
+    if constant is not None and limit is not None and constant.largest > Precision.FP16.largest:
         kind = "beyond FP16"
     owners = worst.sides.runner.grouped.owners
     nodes = tuple(dict.fromkeys(difference.node for difference, _ in causes))
@@ -531,7 +531,7 @@ def _named(causes: Sequence[tuple[Difference, _Effect | None]], parts: Sequence[
         place=str(worst.where),
         error_shown=worst.limit.sentence(worst.judged),
         judged_fp16=worst.judged_fp16,
-        fp16_max=LARGEST[Precision.FP16],
+        fp16_max=Precision.FP16.largest,
         largest=0.0 if constant is None else constant.largest,
         converters_limit=CONVERTERS_LIMIT,
     )

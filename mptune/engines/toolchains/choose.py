@@ -16,7 +16,7 @@ from mptune.errors import TargetError
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.detect import hidden_gpu
 from mptune.targets.jetson import same_memory
-from mptune.targets.target import Gpu, Target, check_bf16, detect_gpus, load_target, match_target
+from mptune.targets.target import Gpu, Target, check_precisions, detect_gpus, load_target, match_target
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile whose latency is predicted where there is no GPU and no target is named."""
@@ -82,7 +82,7 @@ def open_toolchain(
     Raises:
         TargetError: the engine that was asked for is not available; the message says why. Or the target has no BF16.
     """
-    check_bf16(target, workload.precisions)
+    check_precisions(target, workload.precisions)
     gpus = () if target.kind == "cpu" else detect_gpus()
     gpu = next((gpu for gpu in gpus if is_here(target, gpu)), None)
     provider: Provider = "cuda" if gpus and probe("cuda") is None else "cpu"

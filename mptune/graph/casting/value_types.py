@@ -16,12 +16,12 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT, RECURRENT
 from mptune.graph.loading.model import Model, Node, once
-from mptune.graph.loading.tensors import ONNX_TYPES, all_graphs
+from mptune.graph.loading.tensors import all_graphs
 from mptune.graph.op_rules import FLOAT_TYPES, NodeRule, casts_integers, node_rules
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.schemas import onnx_schema
 
-_PRECISIONS = {code: precision for precision, code in ONNX_TYPES.items()}
+_PRECISIONS = {precision.onnx_type: precision.stored for precision in Precision}
 
 
 @dataclass(frozen=True)
@@ -484,6 +484,11 @@ class Unsupported:
     opset: int
     groups: dict[str, tuple[str, ...]]
     newer: int | None
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Group id -> why it cannot have the precision."""
+        return {group: self.reason(ops) for group, ops in self.groups.items()}
 
     def reason(self, ops: Iterable[str]) -> str:
         """Why groups with these operators cannot have the precision, and what to do about it."""

@@ -20,7 +20,7 @@ from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
-from mptune.graph.plan import LARGEST, Precision
+from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding, chunks, largest_magnitude, rounding_of
 
 _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
@@ -416,13 +416,6 @@ class MaskValues:
         return bool(abs(constant.numpy()).max() > FP16_MAX)
 
 
-_OVERFLOWS_AT: Mapping[Precision, float] = {
-    Precision.FP16: (2 - 2**-11) * 2.0**15,
-    Precision.BF16: (2 - 2**-8) * 2.0**127,
-}
-
-"""The smallest value that rounds to infinity: half a spacing above the largest finite one (IEEE 754-2008, 4.3.1)."""
-
 SELECTS = DATA_MOVEMENT - {"Cast"} | {
     "Abs",
     "Clip",
@@ -461,7 +454,7 @@ class SaturatedRanges:
         self._types = types
         self._ranges = ranges
         self._precision = precision
-        self._largest, self._overflows_at = LARGEST[precision], _OVERFLOWS_AT[precision]
+        self._largest, self._overflows_at = precision.largest, precision.overflows_at
         self._bounds: dict[str, tuple[float, frozenset[str]]] = {}
 
     def fits(self, tensor: str) -> bool:
@@ -529,7 +522,7 @@ _CARRY = SELECTS | SUMS | PRODUCTS
 
 def is_held(model: Model, value: str, precision: Precision) -> bool:
     """Whether a value that is computed in FP32 is limited to a precision's range before it is cast to it."""
-    return _masks(model).get(value, 0.0) > LARGEST[precision] or comes_from_beyond(model, value, precision)
+    return _masks(model).get(value, 0.0) > precision.largest or comes_from_beyond(model, value, precision)
 
 
 @once
@@ -554,7 +547,7 @@ def _masks(model: Model) -> Mapping[str, float]:
                     largest[name] = _largest_of(look, name)
             made_of += [largest[name] for name in node.inputs if name in largest]
         magnitude = max(made_of, default=0.0)
-        if magnitude > LARGEST[Precision.FP16]:
+        if magnitude > Precision.FP16.largest:
             magnitudes.update(dict.fromkeys(node.outputs, magnitude))
     return {
         name: magnitude

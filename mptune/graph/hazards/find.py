@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mptune.findings.numbers import OR_BF16, in_samples
+from mptune.findings.numbers import SEEN_ELSEWHERE, in_samples
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
@@ -325,6 +325,15 @@ __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_ha
 _SEEN = "seen"
 """Wording of a value that was seen beyond FP16's end."""
 
+
+def _with_alternatives(hazard: Hazard, others: Sequence[Precision]) -> Hazard:
+    """The hazard, with the other reduced precisions that its group may have."""
+    names = [precision.name for precision in others if not hazard.rules_out(precision)]
+    if hazard.wording != _SEEN or not names:
+        return hazard
+    return replace(hazard, wording=SEEN_ELSEWHERE, names={**hazard.names, "others": " or ".join(names)})
+
+
 _HEADROOM = 2.0
 
 """Values seen within this factor of FP16's end: other data may well go beyond it."""
@@ -371,20 +380,16 @@ def find_hazards(
         for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
             hazards.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
     hazards += on_data_hazards(types, look, patterns, seen)
-    has_bf16 = Precision.BF16 in precisions
-    hazards += long_sum_hazards(types, seen, has_bf16=has_bf16)
-    hazards += index_hazards(types, look, ranges, seen, has_bf16=has_bf16)
+    hazards += long_sum_hazards(types, seen, precisions)
+    hazards += index_hazards(types, look, ranges, seen, precisions)
     hazards += fit_hazards(types, seen)
     hazards += norm_hazards(types, look, patterns, ranges)
     hazards += broadcast_hazards(types, look)
     hazards += int64_hazards(model, look)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
     hazards = [hazard for hazard in hazards if hazard.kind != "pole" or hazard.group not in guarded]
-    if has_bf16:
-        hazards = [
-            replace(h, wording=h.wording + OR_BF16) if h.wording == _SEEN and not h.rules_out(Precision.BF16) else h
-            for h in hazards
-        ]
+    others = [p for p in REDUCED if p in precisions and p is not Precision.FP16]
+    hazards = [_with_alternatives(hazard, others) for hazard in hazards]
     hazards = _outside(hazards, look, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}

@@ -8,26 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
-from mptune.findings.numbers import KEEP_OUT, KEPT
+from mptune.findings.numbers import where_to_keep
 from mptune.findings.wording import AT, SEVERITIES, Severity, Wording, fill
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
-from mptune.graph.plan import LARGEST, Precision
+from mptune.graph.plan import Precision
 from mptune.json_form import encode_float
 
-FP16_MAX, BF16_MAX = LARGEST[Precision.FP16], LARGEST[Precision.BF16]
+FP16_MAX, BF16_MAX = Precision.FP16.largest, Precision.BF16.largest
 """FP32's largest value, 3.4028e38, rounds to infinity in BF16, too."""
-FP16_TINY = 2.0**-24
+FP16_TINY = Precision.FP16.smallest
 """Smallest FP16 value above zero (subnormal); half of it rounds to zero."""
-FP16_NORMAL = 2.0**-14
+FP16_NORMAL = Precision.FP16.smallest_normal
 """Smallest normal FP16 value: below it, values lose digits."""
-
-MAX: Mapping[Precision, float] = {Precision.FP16: FP16_MAX, Precision.BF16: BF16_MAX}
-"""Largest finite value of each reduced precision."""
-
-EXACT_INTEGERS: Mapping[Precision, float] = {Precision.FP16: 2048.0, Precision.BF16: 256.0}
-"""Each reduced precision holds every whole number up to here: 11 significant bits, and 8. A sum of ones stops there."""
 
 _OF_RANGE = frozenset({"overflow", "range"})
 """Kinds of hazards of severity ``error`` whose value leaves FP16's range."""
@@ -88,8 +82,9 @@ class Hazard:
     @property
     def words(self) -> dict[str, object]:
         """What its wording names beside the place and the evidence."""
-        name = str(self.precision)
-        return {"precision": self.precision.name, "keep_out": KEEP_OUT[name], "kept": KEPT[name], **self.names}
+        place = where_to_keep(self.precision.name)
+        words = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
+        return {"precision": self.precision.name, **words, **self.names}
 
     @property
     def _values(self) -> dict[str, object]:
@@ -123,15 +118,13 @@ class Hazard:
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
 
-        BF16 has FP32's range, so what leaves FP16's is no hazard to it; with fewer digits, all else is.
+        What leaves FP16's range is no hazard to BF16, which has FP32's; all else is to one with as few digits.
         """
-        if self.severity != "error" or precision is Precision.FP32:
-            return False
-        if self.precision is Precision.BF16 and precision is Precision.FP16:
+        if self.severity != "error" or precision.mantissa_bits > self.precision.mantissa_bits:
             return False
         if self.kind == "index":
-            return self.value > EXACT_INTEGERS[precision]
-        return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > BF16_MAX
+            return self.value > precision.exact_integers
+        return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > precision.largest
 
     def changes_constant(self, precision: Precision) -> bool:
         """Whether the group holds a constant that a reduced precision changes, because it is beyond its range.
@@ -140,13 +133,12 @@ class Hazard:
         """
         if self.severity != "warning" or "held_as" not in self.evidence or precision is Precision.FP32:
             return False
-        return precision is Precision.FP16 or self.value > BF16_MAX
+        return precision is Precision.FP16 or self.value > precision.largest
 
     def holds_in(self, precision: Precision) -> bool:
         """Whether it is one in a group that has this precision."""
-        if precision is Precision.FP16:
-            return self.precision is Precision.FP16
-        return precision is Precision.BF16 and (self.precision is Precision.BF16 or self.code in _OF_DIGITS)
+        has_as_few = precision.mantissa_bits <= self.precision.mantissa_bits
+        return precision is self.precision or (has_as_few and self.code in _OF_DIGITS)
 
     def to_json(self) -> dict[str, Any]:
         """As ``mptune inspect --json`` prints it."""
@@ -203,7 +195,7 @@ def spacing(value: float, precision: Precision) -> float:
 
     Of FP16 2**-10 of its power of two, and 2**-24 for subnormals; of BF16 2**-7, and 2**-133.
     """
-    digits, tiny = (10, FP16_TINY) if precision is Precision.FP16 else (7, 2.0**-133)
+    digits, tiny = precision.mantissa_bits, precision.smallest
     return max(2.0 ** (math.floor(math.log2(abs(value))) - digits), tiny) if value else tiny
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
-from mptune.graph.hazards.hazard import EXACT_INTEGERS, MAX, Hazard, group_of, largest, spacing
+from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.probes import ProbeRecord, Seen
 from mptune.graph.loading.model import Node
@@ -66,6 +66,12 @@ _MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 
 1,000 classes 1.2 %."""
 
 _FEWEST_MOVED = 2.0
+
+
+def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float:
+    """The limit of a precision, or of the one whose mantissa is most like its own."""
+    return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
+
 
 _ELEMENTWISE = frozenset(
     (
@@ -143,7 +149,7 @@ def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) ->
 def _overflows(seen: Seen, node: Node, precision: Precision) -> bool:
     """Whether an operand lies beyond the precision: that is an overflow, and rounded figures say nothing more."""
     values = (seen.values[name] for name in (*node.inputs, *node.outputs) if name in seen.values)
-    return any(max(abs(value.lowest), abs(value.highest)) > MAX[precision] for value in values)
+    return any(max(abs(value.lowest), abs(value.highest)) > precision.largest for value in values)
 
 
 def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
@@ -209,7 +215,7 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
         return None
     factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
     relative = math.sqrt(error / result)
-    if factor < _CANCELLATION_FACTOR or relative < _CANCELLATION_ERROR[record.precision]:
+    if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, record.precision):
         return None
     worst = largest(record.scalars["error"])
     return Hazard(
@@ -288,10 +294,11 @@ _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "Reduce
 _MAX_INDEX_STEPS = 256
 
 
-def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[Hazard]:
+def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> list[Hazard]:
     """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
     hazards = []
-    name, exact = _narrowest(has_bf16)
+    narrowest = _narrowest(precisions)
+    name, exact = narrowest.name, narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
         if group is None or node.op_type not in _SUMS or not node.is_standard:
@@ -320,10 +327,9 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[H
     return hazards
 
 
-def _narrowest(has_bf16: bool) -> tuple[str, float]:
-    """What is called the precision of the fewest digits, and up to where it holds every whole number."""
-    precision = Precision.BF16 if has_bf16 else Precision.FP16
-    return str(precision).upper(), EXACT_INTEGERS[precision]
+def _narrowest(precisions: Sequence[str]) -> Precision:
+    """The precision of the fewest digits among FP16 and these."""
+    return min((Precision.FP16, *map(Precision, precisions)), key=lambda precision: precision.mantissa_bits)
 
 
 def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
@@ -339,14 +345,15 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 
 
 def index_hazards(
-    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool
+    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
 ) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
     hazards = []
-    name, exact = _narrowest(has_bf16)
+    narrowest = _narrowest(precisions)
+    name, exact = narrowest.name, narrowest.exact_integers
     for node in types.model.nodes:
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
             continue
@@ -369,7 +376,7 @@ def index_hazards(
                     {"largest": reached, "exact_to": exact, "reader": reader.name},
                     {"narrowest": name},
                     () if value is None else (seen.sample(value.sample),),
-                    Precision.FP16 if reached > EXACT_INTEGERS[Precision.FP16] else Precision.BF16,
+                    Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest,
                 )
             )
     return hazards

@@ -36,9 +36,9 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES, fill_value
+from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.model_file import clip_node, declare_rounded_outputs, saturate, serialized
+from mptune.graph.writing.model_file import clip_node, declare_rounded_outputs, rounding_nodes, saturate, serialized
 from mptune.graph.writing.stretches import Waist
 from mptune.graph.writing.weights import ConstantStore, LargeConstant, WeightBank, banked, inline, unlimited
 
@@ -398,11 +398,10 @@ class _Writing:
         """The nodes that cast a value to a reduced precision and back; constants are stored in it too."""
         reduced = stem + self._suffix[precision]
         result = result or stem + self._suffix[f"{precision}_rounded"]
-        widen = _node("Cast", [reduced], result, stem + self._suffix[f"{precision}_rounded"], to=_FLOAT)
+        name = stem + self._suffix[f"{precision}_rounded"]
         if tensor in self._types.constants:
             self._reduced.add((tensor, precision))
-            widen.input[:] = [tensor + self._suffix[precision]]
-            return [widen]
+            return [_node("Cast", [tensor + self._suffix[precision]], result, name, to=_FLOAT)]
         modes = self._modes.get(self._emulator.maker.get(tensor, -1), ())
         held, source = list[onnx.NodeProto](), tensor
         if self._is_held(tensor, precision) and not (self._is_fixed and modes):
@@ -411,7 +410,9 @@ class _Writing:
             for _, switch in modes:  # only what is FP32 is limited
                 limited, source = source, f"{source}.{switch}"
                 held.append(_node("Where", [switch, tensor, limited], source))
-        return [*held, _node("Cast", [source], reduced, to=ONNX_TYPES[precision]), widen]
+        rounding = rounding_nodes(source, reduced, result, precision)
+        rounding[-1].name = name
+        return [*held, *rounding]
 
     def _is_held(self, tensor: str, precision: Precision) -> bool:
         if not self._emulator.limits or tensor in self._types.integers:

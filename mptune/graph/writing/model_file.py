@@ -10,9 +10,9 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES, STANDARD_DOMAINS
+from mptune.graph.loading.tensors import STANDARD_DOMAINS
 from mptune.graph.op_rules import node_rule
-from mptune.graph.plan import LARGEST, Precision
+from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import LargeConstant, Place, external_tensor
 
 _MIN_IR_VERSION = 4
@@ -93,9 +93,9 @@ def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
             value = float(onnx.numpy_helper.to_array(attribute.t).reshape(-1)[0])
         else:
             value = attribute.f
-        if not math.isfinite(value) or abs(value) <= LARGEST[precision]:
+        if not math.isfinite(value) or abs(value) <= precision.largest:
             continue
-        largest = math.copysign(LARGEST[precision], value)
+        largest = math.copysign(precision.largest, value)
         if attribute.HasField("t"):
             attribute.t.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, attribute.t.dims, [largest]))
         else:
@@ -106,13 +106,42 @@ def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
 
 def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precision, name: str) -> None:
     """Append a Cast of one value."""
-    proto = graph.node.add(op_type="Cast", name=name, input=[source], output=[result])
-    proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=ONNX_TYPES[precision])
+    graph.node.append(_cast(source, result, precision, name))
+
+
+def _cast(source: str, result: str, precision: Precision, name: str = "") -> onnx.NodeProto:
+    proto = onnx.NodeProto(op_type="Cast", name=name or result, input=[source], output=[result])
+    proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=precision.onnx_type)
+    return proto
+
+
+def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision) -> list[onnx.NodeProto]:
+    """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split.
+
+    Split by Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
+    Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has so many digits fewer. What would overflow stays.
+    """
+    if precision.is_rounded_by_casts:
+        return [_cast(source, reduced, precision), _cast(reduced, rounded, Precision.FP32)]
+    digits = Precision.FP32.mantissa_bits - precision.mantissa_bits
+    steps = [
+        ("Constant", [], "factor", {"value": _scalar(2.0**digits + 1)}),
+        ("Constant", [], "beyond", {"value": _scalar(2.0 ** (126 - digits))}),
+        ("Mul", [source, f"{reduced}.factor"], "scaled", {}),
+        ("Sub", [f"{reduced}.scaled", source], "rest", {}),
+        ("Sub", [f"{reduced}.scaled", f"{reduced}.rest"], "split", {}),
+        ("Abs", [source], "size", {}),
+        ("Less", [f"{reduced}.size", f"{reduced}.beyond"], "fits", {}),
+    ]
+    return [
+        *(onnx.helper.make_node(op, i, [f"{reduced}.{o}"], name=f"{reduced}.{o}", **more) for op, i, o, more in steps),
+        onnx.helper.make_node("Where", [f"{reduced}.fits", f"{reduced}.split", source], [rounded], name=rounded),
+    ]
 
 
 def clip_node(source: str, result: str, precision: Precision, opset: int) -> list[onnx.NodeProto]:
     """The nodes that compute an FP32 value limited to the finite values of a precision; named like their results."""
-    largest = LARGEST[precision]
+    largest = precision.largest
     if opset < _CLIP_HAS_INPUTS:
         return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
     ends = {f"{result}.lowest": -largest, f"{result}.highest": largest}

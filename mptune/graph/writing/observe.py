@@ -25,8 +25,8 @@ from mptune.graph.hazards.constants import softmax_rows
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.probes import Probe, find_probes
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.schemas import onnx_schema
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -102,7 +102,7 @@ class ProbeBuilder:
         """A value rounded to the precision of the probe and back."""
         key = value, self.precision
         if key not in self._rounded:
-            reduced = self.add("Cast", value, to=ONNX_TYPES[self.precision])
+            reduced = self.add("Cast", value, to=self.precision.onnx_type)
             self._rounded[key] = self.add("Cast", reduced, to=_FLOAT)
         return self._rounded[key]
 
@@ -142,17 +142,13 @@ class ProbeBuilder:
         return self.add("Cast", self.add("Size", value), to=_FLOAT)
 
 
-_BF16_SINCE = 13
-
-"""Operator set from which Cast has BFLOAT16."""
-
 _POLE_DEPTH = 4
 
 """So many operators before a pole are computed again: a variance is subtracted, clipped, and an epsilon is added."""
 
-_LEAST: Mapping[Precision, float] = {Precision.FP16: 1e-30, Precision.BF16: 1e-38}
+_LEAST = (1e-30, 1e-38)
 
-"""Each has no value between zero and this one; BF16 subnormal ones, which engines take for zero."""
+"""No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
 
 _RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
 
@@ -160,8 +156,11 @@ _RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Max"
 def add_probes(build: ProbeBuilder, model: Model, precisions: Sequence[str]) -> Iterator[Probe]:
     """Append the nodes that answer the model's probes, and their outputs, to the observing graph."""
     rows, nodes = softmax_rows(model), {node.name: node for node in model.nodes}
-    if model.opset < _BF16_SINCE:
-        precisions = [precision for precision in precisions if precision != Precision.BF16]
+    cast = onnx_schema("Cast", model.opset)
+    types = cast.types["T2"] if cast is not None else ()
+    # A precision without an ONNX type of its own has the answers of one of its digits.
+    asked = [Precision(name) for name in precisions]
+    precisions = [row for row in asked if row.is_rounded_by_casts and f"tensor({row.dtype})" in types]
     for probe in find_probes(model, precisions):
         node = nodes[probe.node]
         build.start(f"{probe.kind}.{node.index}.{probe.precision}", probe.precision)
@@ -236,7 +235,8 @@ def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str
         before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
     stands = build.add("Greater", before, zero)
     # NaN is below neither limit: it was made before.
-    limit = zero if node.op_type == "Sqrt" else build.constant(_LEAST[build.precision])
+    least = next(value for value in _LEAST if value < build.precision.smallest_normal)
+    limit = zero if node.op_type == "Sqrt" else build.constant(least)
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {

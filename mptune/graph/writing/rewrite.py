@@ -24,7 +24,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES, Initializer, fill_value, is_external
+from mptune.graph.loading.tensors import Initializer, fill_value, is_external
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.model_file import (
     add_cast,
@@ -146,7 +146,7 @@ class Rewriter:
         folded: FoldedValues | None = None,
     ) -> tuple[onnx.ModelProto, list[LargeConstant]]:
         """The typed model, and the constants whose data are still to be written."""
-        resolution = self.types.resolve(plan)
+        resolution = self.types.resolve(plan.stored)
         names = self._folded(resolution) if self.types.own_casts else _FoldedNames()
         left_out = LeftOut() if folded is None else folded.left_out(self.types, resolution)
         dropped = self._constants.dropped_nodes(resolution) | resolution.folds.dropped | left_out.nodes
@@ -243,7 +243,7 @@ class Rewriter:
 def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
     """Set the attribute that states the type of a node's output."""
     if node.op_type == "Cast":
-        next(a for a in node.attribute if a.name == "to").i = ONNX_TYPES[precision]
+        next(a for a in node.attribute if a.name == "to").i = precision.onnx_type
         return
     tensor = rounded_tensor(fill_value(node), precision)
     del node.attribute[:]

@@ -22,14 +22,13 @@ from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import (
     EXTERNAL_HINT,
-    ONNX_TYPES,
     Initializer,
     external_location,
-    from_bfloat16,
+    from_stored,
     is_external,
-    to_bfloat16,
+    to_stored,
 )
-from mptune.graph.plan import DEFAULT_PRECISIONS, LARGEST, Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 
 _FORMAT = 1
 
@@ -42,8 +41,6 @@ _ALIGN = 4096
 _CHUNK = 1 << 22
 
 """Values that are read at once."""
-
-_BF16_MAGNITUDE, _BF16_INFINITY = np.uint16(0x7FFF), np.uint16(0x7F80)
 
 UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
 
@@ -85,48 +82,40 @@ class Rounding:
 def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
     """Round FP32 to the nearest finite value of a reduced precision, ties to even.
 
-    Signs and infinities are kept; a finite value beyond the largest (``LARGEST``) becomes the largest. A mask of -1e9
+    Signs and infinities are kept; a finite value beyond the largest becomes the largest. A mask of -1e9
     stays a number so, which ``0 * mask`` and a row that is masked whole need. ONNX Runtime's float16 converter and
     ModelOpt AutoCast do the same; a Cast while the model runs gives infinity.
 
     Returns:
-        float16, or for BF16, which NumPy lacks, its 16 bits as uint16.
+        As ``to_stored``.
     """
     return _rounded(values, precision)[0]
 
 
 def _rounded(values: np.ndarray, precision: Precision) -> tuple[np.ndarray, int]:
     """What ``round_values`` returns, and how many values are beyond the largest."""
-    if precision is Precision.BF16:
-        rounded = to_bfloat16(values)
-        infinite = (rounded & _BF16_MAGNITUDE) == _BF16_INFINITY
-    else:
-        with np.errstate(over="ignore", under="ignore"):
-            rounded = np.asarray(values.astype(np.float16))
-        infinite = np.isinf(rounded)
+    rounded = to_stored(values, precision)
+    infinite = np.isinf(from_stored(rounded) if rounded.dtype == np.uint16 else rounded)
     if not infinite.any():
         return rounded, 0
     beyond = infinite & np.isfinite(values)
-    if precision is Precision.BF16:  # one below infinity's bits
-        rounded = np.where(beyond, rounded - np.uint16(1), rounded)
-    else:
-        rounded = np.where(beyond, np.copysign(np.float16(LARGEST[precision]), rounded), rounded)
-    return rounded, int(np.count_nonzero(beyond))
+    largest = to_stored(np.copysign(np.float32(precision.largest), values), precision)
+    return np.where(beyond, largest, rounded), int(np.count_nonzero(beyond))
 
 
 def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> onnx.TensorProto:
     """A self-contained TensorProto of FP32 values, rounded to a reduced precision (``round_values``)."""
     rounded = round_values(values, precision)
-    if precision is Precision.BF16:
+    if rounded.dtype == np.uint16:
         raw = rounded.astype("<u2", copy=False).tobytes()
-        return onnx.TensorProto(name=name, data_type=ONNX_TYPES[precision], dims=values.shape, raw_data=raw)
+        return onnx.TensorProto(name=name, data_type=precision.onnx_type, dims=values.shape, raw_data=raw)
     return onnx.numpy_helper.from_array(rounded, name)
 
 
 def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> tuple[np.ndarray, Rounding]:
     """Round values of a constant; what ``round_values`` gives, and what that did to them."""
     stored, overflowed = _rounded(values, precision)
-    rounded = from_bfloat16(stored) if precision is Precision.BF16 else stored
+    rounded = from_stored(stored) if stored.dtype == np.uint16 else stored
     absmax = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
     if not np.isfinite(rounded).all():
         absmax = float(np.max(np.abs(values), where=np.isfinite(values), initial=0.0))
@@ -304,7 +293,7 @@ class WeightBank:
 
 def type_code(constant: Initializer, rounded_to: Precision | None) -> int:
     """ONNX's element type of a constant that is rounded to a precision, or left as it is."""
-    return constant.proto.data_type if rounded_to is None else ONNX_TYPES[rounded_to]
+    return constant.proto.data_type if rounded_to is None else rounded_to.onnx_type
 
 
 def external_tensor(name: str, data_type: int, shape: tuple[int, ...], location: str, place: Place) -> onnx.TensorProto:
@@ -365,8 +354,6 @@ def _join(parts: list[Rounding]) -> Rounding:
     )
 
 
-_FP32_BYTES, _REDUCED_BYTES = 4, 2
-
 _STREAM_FROM_BYTES = 1 << 12
 
 _BESIDE_FROM_BYTES = 1 << 10
@@ -385,7 +372,7 @@ class LargeConstant:
         """Size of the raw data."""
         if self.rounded_to is None:
             return self.constant.nbytes
-        return self.constant.nbytes // _FP32_BYTES * _REDUCED_BYTES
+        return self.constant.nbytes // Precision.FP32.nbytes * self.rounded_to.nbytes
 
     def chunks(self) -> Iterator[bytes]:
         """The raw data, a few megabytes at a time."""
@@ -424,11 +411,7 @@ def unlimited(store: ConstantStore) -> ConstantStore:
     def plain(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
         if rounded_to is None or not rounding_of(constant, rounded_to).overflowed:
             return store(constant, name, rounded_to)
-        values = constant.numpy()
-        if rounded_to is Precision.BF16:
-            return rounded_tensor(from_bfloat16(to_bfloat16(values)), rounded_to, name)
-        with np.errstate(over="ignore"):
-            return rounded_tensor(values.astype(np.float16).astype(np.float32), rounded_to, name)
+        return rounded_tensor(from_stored(to_stored(constant.numpy(), rounded_to)), rounded_to, name)
 
     return plain
 

@@ -108,7 +108,7 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
         file = space.file
         print_text(console, Text.assemble((space.name, "bold"), f"  {file.description}"))
         facts = [f"groups: {file.granularity}"]
-        facts += [f"pin {name}: {', '.join(pins)}" for name in ("fp32", "fp16") if (pins := getattr(file.pin, name))]
+        facts += [f"pin {name}: {', '.join(pins)}" for name in ("fp32", "fp16") if (pins := file.pin.get(name))]
         facts += [f"seed {seed.name}: {', '.join(seed.fp32)} in FP32, the rest in FP16" for seed in file.seed]
         for fact in facts:
             print_text(console, fact, indent=4)

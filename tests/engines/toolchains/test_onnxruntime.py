@@ -99,7 +99,7 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
         found = toolchain.missing_kernels(Precision.FP16)
     assert not isinstance(found, Failure)
     assert {one.node for one in found} == refused
-    pins = MissingKernels(found).pins(grouped)
+    pins = MissingKernels({Precision.FP16: found}).pins(grouped)
     kept = grouped.uniform(Precision.FP16).replace(dict.fromkeys(pins, Precision.FP32))
     assert grouped.owners["none"] in kept.fp16_groups
     for plan, runs in ((kept, True), (grouped.uniform(Precision.FP16), False)):
@@ -119,7 +119,7 @@ def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_workload: Workloa
     assert {(node.wanted, node.actual) for node in found} == {("CPUExecutionProvider", "")}
     nodes = {node.name: node.op_type for node in mlp_workload.model.nodes}
     assert all(nodes[node.node] == node.op_type for node in found)
-    kernels = MissingKernels(bf16=found)
+    kernels = MissingKernels({Precision.BF16: found})
     pins = kernels.pins(mlp_workload.grouped, Precision.BF16)
     assert kernels.pins(mlp_workload.grouped) == {}
     assert pins.keys() == {mlp_workload.grouped.owners[node.node] for node in found}

@@ -443,7 +443,7 @@ def test_a_hard_swish_is_kept_out_of_bf16(tmp_path: Path) -> None:
     grouped = GroupedModel(loaded, find_groups(loaded))
     typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
     assert "HardSwish" in str(rtx.refusal(rtx.require(), typed, build=False))
-    pins = MissingKernels(bf16=refused_in_bf16(loaded, "tensorrt-rtx")).pins(grouped, Precision.BF16)
+    pins = MissingKernels({Precision.BF16: refused_in_bf16(loaded, "tensorrt-rtx")}).pins(grouped, Precision.BF16)
     assert pins.keys() == {grouped.owners["activate"]}
     taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
     assert rtx.refusal(rtx.require(), Rewriter(grouped).export(taken, typed), build=False) is None
@@ -464,7 +464,7 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
         missing = predicted.missing_kernels(Precision.BF16)
     assert not isinstance(missing, Failure)
     assert {node.op_type for node in missing} == {"GRU"}
-    kernels = MissingKernels(bf16=missing)
+    kernels = MissingKernels({Precision.BF16: missing})
     kernels.save(tmp_path / "kernels.json")
     assert MissingKernels.load(tmp_path / "kernels.json") == kernels
     pins = kernels.pins(grouped, Precision.BF16)
