@@ -26,7 +26,7 @@ from mptune.engines.worker.failure import Stage as Stage
 from mptune.files import scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
-from mptune.targets.memory import EngineMemory
+from mptune.targets.engine_memory import EngineMemory
 
 if TYPE_CHECKING:
     from mptune.engines.emulated_samples import EmulatedSamples

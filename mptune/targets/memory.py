@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.json_form import JsonForm
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
+from mptune.targets.engine_memory import EngineMemory
 
 if TYPE_CHECKING:
     from mptune.targets.target import Target, TargetKind
@@ -35,26 +35,6 @@ Without a limit it is all of it, and which kernels are tried depends on what hap
 def default_workspace_mb(shared_gb: float | None) -> int | None:
     """The limit of TensorRT's workspace where the user gives none, MiB; none where the GPU has its own memory."""
     return None if shared_gb is None else max(1, int(shared_gb * 1e9 * WORKSPACE_SHARE / 2**20))
-
-
-@dataclass(frozen=True)
-class EngineMemory(JsonForm):
-    """What one plan's engine takes, in bytes; None where it is not known."""
-
-    engine_bytes: int | None
-    """Of the engine's file, which holds its weights."""
-    context_bytes: int | None
-    """Of the device, what an execution context takes for values and scratch: TensorRT's own figure, else the most that
-    is alive at once."""
-    weight_bytes: int | None
-    """Of the constants as the plan stores them, computed from the model."""
-    source: Literal["measured", "predicted"]
-    """Whether ``context_bytes`` is the built engine's own figure."""
-
-    @property
-    def total_bytes(self) -> int:
-        """What the engine takes when it is loaded: its file or its weights, and the context."""
-        return max(self.engine_bytes or 0, self.weight_bytes or 0) + (self.context_bytes or 0)
 
 
 @dataclass(frozen=True)

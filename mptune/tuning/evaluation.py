@@ -18,7 +18,7 @@ from mptune.finding import OutputColumns
 from mptune.findings.engine import EMULATION_CAUSE
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm, encode
-from mptune.targets.memory import EngineMemory
+from mptune.targets.engine_memory import EngineMemory
 
 EVALUATION_FORMAT = 1
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptune.choice import Choice
-from mptune.targets.memory import EngineMemory
+from mptune.targets.engine_memory import EngineMemory
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.front import Front, choose, hypervolume, knee, pareto

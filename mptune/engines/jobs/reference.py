@@ -25,8 +25,8 @@ from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionO
 from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.hazard import FP16_MAX
-from mptune.graph.hazards.masked_rows import MaskedRows
-from mptune.graph.hazards.probes import Probe, ProbeRecord
+from mptune.graph.hazards.probes import Probe
+from mptune.graph.hazards.seen import MaskedRows, ProbeRecord
 from mptune.graph.loading.shapes import Units
 from mptune.graph.writing.observe import Tap
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mptune.graph.hazards.masked_rows import MaskedRows
-from mptune.graph.hazards.probes import ProbeRecord, Seen, SeenValue
+from mptune.graph.hazards.seen import MaskedRows, ProbeRecord, Seen, SeenValue
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.costs import Shape
-from mptune.targets.memory import EngineMemory, plan_memory
+from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
     from mptune.targets.roofline import LatencyTerms

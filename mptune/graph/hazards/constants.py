@@ -17,7 +17,7 @@ from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import GLUE
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, group_of, readers_in_fp16
-from mptune.graph.hazards.masked_rows import MaskedRows
+from mptune.graph.hazards.seen import MaskedRows
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import Precision

@@ -37,7 +37,7 @@ from mptune.graph.hazards.hazard import (
     worst_first,
 )
 from mptune.graph.hazards.on_data import fit_hazards, index_hazards, long_sum_hazards, on_data_hazards
-from mptune.graph.hazards.probes import Seen
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
 from mptune.graph.writing.weights import Rounding, chunks

@@ -15,7 +15,7 @@ from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.probes import ProbeRecord, Seen
+from mptune.graph.hazards.seen import ProbeRecord, Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.loading.value_dependent import SHAPE_INPUTS
 from mptune.graph.plan import Precision

@@ -1,27 +1,15 @@
-"""What is asked of single nodes while the model runs on data, and what their values were seen to be."""
+"""What is asked of single nodes while the model runs on data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
 
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import guarded_by_constant
+from mptune.graph.hazards.seen import ProbeKind
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import REDUCED, Precision
-from mptune.json_form import decode_float, encode_float
-
-ProbeKind = Literal[
-    "sum",
-    "softmax",
-    "largest",
-    "comparison",
-    "guard",
-    "pole",
-    "variance",
-    "batch-norm",
-]
 
 _ROUNDING: frozenset[ProbeKind] = frozenset(("sum", "softmax", "largest", "comparison", "pole"))
 
@@ -66,46 +54,6 @@ class Probe:
     precision: Precision = Precision.FP16
     outputs: Mapping[str, str] = field(default_factory=dict, hash=False)
     vectors: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True)
-class ProbeRecord:
-    """The answer.
-
-    Attributes:
-        scalars: fact -> its value on each sample, in the order of the samples;
-            ``mptune.graph.writing.observe`` lists the facts.
-        vectors: fact -> its mean over the samples, [channels].
-    """
-
-    kind: ProbeKind
-    node: str
-    scalars: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
-    vectors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
-    precision: Precision = Precision.FP16
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields; numbers that are not finite are texts."""
-        return {
-            "kind": self.kind,
-            "node": self.node,
-            "precision": str(self.precision),
-            "scalars": {name: [encode_float(x) for x in values] for name, values in self.scalars.items()},
-            "vectors": {name: [encode_float(x) for x in values] for name, values in self.vectors.items()},
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ProbeRecord:
-        """Inverse of ``to_json``."""
-        if document["kind"] not in get_args(ProbeKind):
-            raise ValueError(f"no such probe: {document['kind']!r}")
-        scalars, vectors = (
-            {name: tuple(decode_float(x) for x in values) for name, values in document[what].items()}
-            for what in ("scalars", "vectors")
-        )
-        # Runs that were begun before BF16 was asked about do not say.
-        precision = Precision(document.get("precision", Precision.FP16))
-        return cls(document["kind"], document["node"], scalars, vectors, precision)
 
 
 def find_probes(model: Model, precisions: Sequence[str]) -> tuple[Probe, ...]:
@@ -175,63 +123,3 @@ def _has_own_statistics(look: Lookup, node: Node) -> bool:
         return False
     mean, variance = (c.numpy() for c in constants if c is not None)
     return bool((mean != 0).any() or (variance != 1).any())
-
-
-@dataclass(frozen=True)
-class SeenValue:
-    """One FP32 value over all samples.
-
-    Attributes:
-        lowest: smallest finite value, signed; 0 where some are not finite and all others are above it.
-        sample: position of the sample with the largest magnitude among those that were run.
-        beyond: how many samples hold a magnitude beyond FP16's largest value.
-    """
-
-    lowest: float = 0.0
-    highest: float = 0.0
-    sample: int = 0
-    beyond: int = 0
-    samples: int = 1
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What one run of the model over the samples showed.
-
-    Attributes:
-        shapes: FP32 value -> its shape on the first sample.
-        indices: index in the data of each sample that was run; empty where they are all of the data.
-    """
-
-    values: Mapping[str, SeenValue] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    records: tuple[ProbeRecord, ...] = ()
-    indices: tuple[int, ...] = ()
-
-    def of(self, *kinds: ProbeKind) -> Iterator[ProbeRecord]:
-        """The answers to some kinds of probes."""
-        return (record for record in self.records if record.kind in kinds)
-
-    def sample(self, position: int) -> int:
-        """Index in the data of a sample that was run."""
-        return self.indices[position] if position < len(self.indices) else position
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the shapes, which are kept elsewhere."""
-        return {
-            "values": {
-                tensor: [encode_float(seen.lowest), encode_float(seen.highest), seen.sample, seen.beyond, seen.samples]
-                for tensor, seen in self.values.items()
-            },
-            "records": [record.to_json() for record in self.records],
-            "indices": list(self.indices),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Seen:
-        """Inverse of ``to_json``."""
-        values = {
-            tensor: SeenValue(decode_float(low), decode_float(high), *map(int, counts))
-            for tensor, (low, high, *counts) in document["values"].items()
-        }
-        return cls(values, shapes, tuple(map(ProbeRecord.from_json, document["records"])), tuple(document["indices"]))

@@ -25,8 +25,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.constants import masked_row_findings
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import near_the_end
-from mptune.graph.hazards.masked_rows import MaskedRows
-from mptune.graph.hazards.probes import Seen
+from mptune.graph.hazards.seen import MaskedRows, Seen
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm

@@ -12,7 +12,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.hazards.probes import ProbeRecord, Seen
+from mptune.graph.hazards.seen import ProbeRecord, Seen
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import write_observing_model
 from tests.graph import models

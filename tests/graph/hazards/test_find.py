@@ -10,7 +10,7 @@ from onnx import TensorProto
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, over_threshold, pinned_by_hazards
-from mptune.graph.hazards.probes import ProbeRecord, Seen
+from mptune.graph.hazards.seen import ProbeRecord, Seen
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.observe import observed_tensors, write_observing_model
