@@ -30,10 +30,11 @@ import numpy as np
 
 from benchmarks.common import require, save, workspace
 from benchmarks.h200 import OWN, READY
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Latency, are_lower
 from mptune.engines.timing.spread import RatioEstimate, SessionSpread, SessionTiming
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -99,8 +100,8 @@ def run(name: str, path: Path, data: Path, options: argparse.Namespace) -> dict[
     provider: Provider = options.provider
     target = load_target("cpu" if provider == "cpu" else options.target)
     fp32, fp16 = (workload.grouped.uniform(precision) for precision in (Precision.FP32, Precision.FP16))
-    with OnnxRuntimeToolchain(target, workload, settings, provider) as toolchain:
-        require(toolchain.reference("search"))
+    with MeasuredToolchain(ONNXRUNTIME, target, workload, settings, provider) as toolchain:
+        require(toolchain.reference_model.reference("search"))
         known = {plan.fingerprint: [_session(toolchain, plan)[0]] for plan in (fp32, fp16)}
         started = time.monotonic()
         for plan in (fp32, fp16):
@@ -137,7 +138,7 @@ def _latency(estimate: RatioEstimate) -> Latency:
     return Latency(ratio, ratio, ratio, estimate.interval(), 0.0, "measured", degrees=estimate.degrees)
 
 
-def _session(toolchain: OnnxRuntimeToolchain, plan: PrecisionPlan) -> tuple[SessionTiming, Interval]:
+def _session(toolchain: MeasuredToolchain, plan: PrecisionPlan) -> tuple[SessionTiming, Interval]:
     """A session opened and evaluated, and the bootstrap's interval of its latency relative to the baseline."""
     measurement = require(toolchain.evaluate(plan))
     session, baseline = measurement.latency.session, measurement.baseline

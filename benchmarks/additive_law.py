@@ -13,8 +13,8 @@ import numpy as np
 from scipy.optimize import least_squares, lsq_linear
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.cuts.boundaries import Boundary
-from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
 from mptune.tuning.sampler.posterior import Prior
 
 PULLS = (0.1, 0.3, 1.0, 3.0)
@@ -184,7 +184,8 @@ def _is_odd(off: Floats) -> Bools:
 
 
 def _columns(boundaries: tuple[Boundary, ...], rows: Bools) -> Floats:
-    return np.column_stack([rows, *(boundary.crossed(rows) for boundary in boundaries)]).astype(float)
+    crossings = Crossings(Columns.fp16(map(str, range(rows.shape[1]))), boundaries)
+    return np.column_stack([rows, crossings.of(np.ascontiguousarray(rows.T)).T]).astype(float)
 
 
 def _expected(prior: Prior, rows: Bools, latency_ms: Floats, base_ms: float) -> Floats:

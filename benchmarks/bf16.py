@@ -25,11 +25,11 @@ import numpy as np
 from benchmarks.common import hypervolume, labels_of, require, rounded, save, workspace
 from benchmarks.emulation import Pair, agreement, value
 from benchmarks.models.overflowing import add_options, each_network
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel
@@ -57,13 +57,13 @@ class Network:
     """One network while it is measured."""
 
     name: str
-    toolchain: OnnxRuntimeToolchain | PredictedToolchain
+    toolchain: MeasuredToolchain | PredictedToolchain
     grouped: GroupedModel
     deadline: float
 
     def __post_init__(self) -> None:
         self.base = self.grouped.uniform(FP32)
-        self.terms: LatencyTerms = require(self.toolchain.latency_terms())
+        self.terms: LatencyTerms = require(self.toolchain.predictor.latency_terms())
         self.without_kernel: dict[str, str] = {}
         self.points: dict[str, tuple[float, float]] = {}
 
@@ -119,7 +119,7 @@ def one_group_errors(network: Network, tried: Mapping[Precision, set[str]]) -> d
     errors: dict[tuple[str, Precision], float] = {}
     for start in range(0, len(keys), 8):
         few = keys[start : start + 8]
-        found = require(network.toolchain.emulate([network.alone(*key) for key in few]))
+        found = require(network.toolchain.predictor.emulate([network.alone(*key) for key in few]))
         errors.update(zip(few, map(value, found), strict=True))
     return errors
 
@@ -269,12 +269,12 @@ def main() -> None:
         grouped = GroupedModel(model, find_groups(model))
         settings = SearchSettings(metric="relative_l2", latency=LatencySettings(warmup_ms=20, duration_ms=150))
         target, provider = load_target("h200"), "cpu" if options.predicted else "cuda"
-        made: OnnxRuntimeToolchain | PredictedToolchain = _open(
+        made: MeasuredToolchain | PredictedToolchain = _open(
             target, Workload(grouped, space), settings, provider, gpus[0].name if gpus else ""
         )
         with made as toolchain:
-            require(toolchain.reference("search"))
-            observed = require(toolchain.observe())
+            require(toolchain.reference_model.reference("search"))
+            observed = require(toolchain.reference_model.observe())
             network = Network(name, toolchain, grouped, deadline)
             absmax = {tensor: seen.absmax for tensor, seen in observed.items()}
             document[name] = measure(network, absmax, options.plans)
@@ -283,10 +283,10 @@ def main() -> None:
 
 def _open(
     target: Any, workload: Workload, settings: SearchSettings, provider: Provider, device: str
-) -> OnnxRuntimeToolchain | PredictedToolchain:
+) -> MeasuredToolchain | PredictedToolchain:
     if provider == "cpu":
         return PredictedToolchain(target, workload, settings)
-    return OnnxRuntimeToolchain(target, workload, settings, provider, device=device)
+    return MeasuredToolchain(ONNXRUNTIME, target, workload, settings, provider, device=device)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ from unittest import mock
 import mptune
 from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Toolchain
 from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.timing.spread import SessionTiming
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
@@ -98,7 +99,7 @@ class Diary:
         return result
 
 
-class RealToolchain(OnnxRuntimeToolchain):
+class RealToolchain(MeasuredToolchain):
     """ONNX Runtime on the CPU, with a diary."""
 
     log: Diary
@@ -181,7 +182,7 @@ def open_toolchain(session: Session, workload: Workload, settings: SearchSetting
     """The toolchain of the session's mode, with its diary."""
     log = Diary(Path(session.diary), session.number)
     if session.mode == "onnxruntime":
-        real = RealToolchain(load_target("cpu"), workload, settings, "cpu", device="CPU")
+        real = RealToolchain(ONNXRUNTIME, load_target("cpu"), workload, settings, "cpu", device="CPU")
         real.log = log
         return real
     fake = KilledToolchain(Law([group.id for group in workload.groups]))

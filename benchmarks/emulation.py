@@ -36,9 +36,10 @@ from benchmarks.common import workspace as make_workspace
 from benchmarks.measured_plans import random_plans
 from benchmarks.measuring import Emulating
 from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
@@ -103,29 +104,24 @@ def measure(workload: Workload, random: int) -> list[Pair]:
     plans += [("random", plan_of(model, groups, bits)) for bits in random_plans(groups, random, seed=0)]
     pairs = []
     target = load_target("h200")
-    with OnnxRuntimeToolchain(target, workload, settings, "cuda", device=gpus[0].name) as toolchain:
-        require(toolchain.reference("search"))
+    with MeasuredToolchain(ONNXRUNTIME, target, workload, settings, "cuda", device=gpus[0].name) as toolchain:
+        require(toolchain.reference_model.reference("search"))
         for kind, plan in plans:
             pairs.append(Pair(kind, bits_of(groups, plan), value(require(toolchain.evaluate(plan)).error)))
     return pairs
 
 
-class _OfCuda(Emulating):
-    """Rounds where ONNX Runtime's CUDA provider does, since that is what was measured, on any device."""
-
-    fuses = False
-
-
 def emulate(workload: Workload, plans: Sequence[PrecisionPlan], *, few: bool) -> list[float]:
     provider: Provider = "cuda" if read_gpus() else "cpu"
-    toolchain = _OfCuda(load_target("h200"), workload, SearchSettings(), provider)
+    toolchain = Emulating(ONNXRUNTIME, load_target("h200"), workload, SearchSettings(), provider)
+    toolchain.predictor.fuses = False  # as the CUDA provider, since that is what was measured, on any device
     with toolchain:
-        require(toolchain.reference("search"))
-        require(toolchain.observe())
+        require(toolchain.reference_model.reference("search"))
+        require(toolchain.reference_model.observe())
         started = time.perf_counter()
         if few:
             parts = [plans[k : k + _AT_A_TIME] for k in range(0, len(plans), _AT_A_TIME)]
-            errors = [error for part in parts for error in require(toolchain.emulate(part))]
+            errors = [error for part in parts for error in require(toolchain.predictor.emulate(part))]
         else:
             errors = [toolchain.emulate_all(plan) for plan in plans]
         taken_s = time.perf_counter() - started

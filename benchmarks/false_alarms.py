@@ -75,7 +75,10 @@ BESIDE: dict[str, dict[str, str]] = {
     "masked": {"mask": "rows are masked whole"},
     "batch_norm": {"rows-mix": "in training mode it normalises by the statistics of the batch"},
     "faint_noise": {"stagnation": "FP16 loses noise of 3e-4 beside values near 1"},
-    "constant-data": {"duplicate-samples": "all samples are equal"},
+    **{
+        f"constant-data{case}": {"duplicate-samples": "all samples are equal"}
+        for case in ("", ": a state that is fed back is none", ": a recurrent state is none")
+    },
     "int64-range in a comparison": {"output-constant": "the marker stands at one place in all samples"},
 }
 """Case of the zoo -> codes that are right for it beside the one it shows -> why."""

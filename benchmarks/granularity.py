@@ -34,8 +34,8 @@ def merged(prior: Prior, units: Units) -> Prior:
     boundaries: dict[Boundary, float] = {}
     for boundary, cost in zip(prior.boundaries, prior.boundary_costs_ms, strict=True):
         members = tuple(sorted({unit_of[member] for member in boundary.members}))
-        if len(members) + boundary.fp32 + boundary.fp16 > 1:
-            kept = Boundary(members, boundary.fp32, boundary.fp16)
+        if len(members) + len(boundary.fixed) > 1:
+            kept = Boundary.among(members, *boundary.fixed)
             boundaries[kept] = boundaries.get(kept, 0.0) + cost
     return Prior(
         tuple(f"u{index:03d}" for index in range(len(units))),

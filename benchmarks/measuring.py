@@ -25,12 +25,13 @@ from typing import Any
 from benchmarks.common import Record, bits_of, plan_of, require, rounded, workspace
 from benchmarks.timing import FIRST_WARMUP_MS, ReadyJob, Timed, TimeJob, alone
 from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Repetitions
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
@@ -47,7 +48,7 @@ JOB_TIMEOUT_S = 120.0
 _NORMAL_95 = 1.96
 
 
-class Emulating(OnnxRuntimeToolchain):
+class Emulating(MeasuredToolchain):
     """Emulates as mptune does for this engine."""
 
     @property
@@ -57,11 +58,11 @@ class Emulating(OnnxRuntimeToolchain):
 
     def emulate_all(self, plan: PrecisionPlan) -> OutputError:
         """On all samples; the tool does so before a build on a few."""
-        return require(self.emulation.errors([plan]))[0]
+        return require(self.predictor.emulation.errors([plan]))[0]
 
 
 class Alone:
-    """A toolchain whose emulation never runs beside other work on the device; for several threads.
+    """Its own predictor: a toolchain whose emulation never runs beside other work on the device; for several threads.
 
     ``turn`` is held before the device is: a job that its worker has begun may itself be waiting for the device.
     """
@@ -71,10 +72,15 @@ class Alone:
         self._device = lock
         self._turn = turn
 
+    @property
+    def predictor(self) -> Alone:
+        """Nothing else is asked of it."""
+        return self
+
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
         """As the tool does it before a build: on a few samples."""
         with self._turn, alone(self._device):
-            return self._toolchain.emulate(plans)
+            return self._toolchain.predictor.emulate(plans)
 
     def emulate_all(self, plan: PrecisionPlan) -> OutputError:
         """On all samples."""
@@ -126,14 +132,14 @@ class Bench:
             worker=WorkerSettings(max_jobs=None),
         )
         self.workload = Workload(GroupedModel(self.model, self.groups), self.space)
-        self._emulating = Emulating(target, self.workload, self.settings, provider)
+        self._emulating = Emulating(ONNXRUNTIME, target, self.workload, self.settings, provider)
         for one in dict.fromkeys(("search", which)):
-            require(self._emulating.reference(one))
-        self.ranges = require(self._emulating.observe())
-        self.terms = require(self._emulating.latency_terms())
+            require(self._emulating.reference_model.reference(one))
+        self.ranges = require(self._emulating.reference_model.observe())
+        self.terms = require(self._emulating.predictor.latency_terms())
         self.kernels = self._missing_kernels()
         self.without_kernel = self.kernels.pins(self.workload.grouped)
-        self._tf32_by_environment = self._emulating.tf32_by_environment
+        self._tf32_by_environment = self._emulating.builder.tf32_by_environment
         self._turn = threading.Lock()
         self.toolchain = Alone(self._emulating, self._lock, self._turn)
         self._rewriter = self.workload.rewriter

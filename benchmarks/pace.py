@@ -213,21 +213,21 @@ class Clock:
     @contextlib.contextmanager
     def running(self, toolchain: type | None = None) -> Iterator[None]:
         """Times a search of whichever checkout is imported, on ONNX Runtime, or on another toolchain of a class."""
-        from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-        from mptune.engines.toolchains.shared import BaseToolchain
+        from mptune.engines.toolchains.reference import ReferenceModel
+        from mptune.engines.toolchains.toolchain import MeasuredToolchain, TargetPredictor
         from mptune.engines.worker import parent
         from mptune.tuning.sampler.precision import PrecisionSampler
 
         parts: tuple[tuple[str, type, str], ...] = (
             ("thinking", PrecisionSampler, "sample_relative"),
-            ("emulation", BaseToolchain, "emulate"),
-            ("builds, measuring", OnnxRuntimeToolchain, "evaluate"),
-            ("builds, measuring", OnnxRuntimeToolchain, "reopen"),
-            ("builds, measuring", OnnxRuntimeToolchain, "missing_kernels"),
-            ("builds, measuring", OnnxRuntimeToolchain, "fused_nodes"),
-            ("builds, measuring", BaseToolchain, "restart"),
-            (FP32, BaseToolchain, "reference"),
-            (FP32, BaseToolchain, "observe"),
+            ("emulation", TargetPredictor, "emulate"),
+            ("builds, measuring", MeasuredToolchain, "evaluate"),
+            ("builds, measuring", MeasuredToolchain, "reopen"),
+            ("builds, measuring", MeasuredToolchain, "missing_kernels"),
+            ("builds, measuring", MeasuredToolchain, "fused_nodes"),
+            ("builds, measuring", MeasuredToolchain, "restart"),
+            (FP32, ReferenceModel, "reference"),
+            (FP32, ReferenceModel, "observe"),
         )
         if toolchain is not None:
             parts = tuple(

@@ -38,6 +38,7 @@ from benchmarks.measuring import Bench, add_options, open_bench
 from benchmarks.samplers import make_compared
 from mptune.engines.base import Toolchain
 from mptune.graph.hazards.find import find_hazards
+from mptune.graph.precision import Precision
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Silent
 from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
@@ -257,7 +258,7 @@ def default_space(bench: Bench) -> SearchSpace:
     absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
     grouped, bank = bench.workload.grouped, bench.workload.bank
     hazards = find_hazards(grouped, absmax, bank.roundings)
-    return make_space(grouped, load_space("default"), hazards, absmax, bench.without_kernel)
+    return make_space(grouped, load_space("default"), hazards, absmax, {Precision.FP16: bench.without_kernel})
 
 
 def _tell(study: optuna.Study, trial: Trial, entry: dict[str, Any]) -> None:

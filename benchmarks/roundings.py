@@ -27,7 +27,7 @@ from benchmarks.common import save
 from mptune.engines.base import EngineError
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import SessionOptions
-from mptune.graph.loading.tensors import ONNX_TYPES, from_bfloat16, to_bfloat16
+from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16
 from mptune.graph.plan import REDUCED, Precision
 
 ROWS, COLUMNS = 512, 16
@@ -297,7 +297,7 @@ def outputs(case: Case, precision: Precision, provider: str, folder: Path) -> np
         EngineError: it has no kernel, or refuses the model.
     """
     # NumPy has no BFLOAT16 to feed; between FP16 Casts ONNX Runtime's CPU provider would round nothing at all.
-    inside, outside = ONNX_TYPES[precision], TensorProto.FLOAT16
+    inside, outside = precision.onnx_type, TensorProto.FLOAT16
     steps = list(case.nodes)
     if precision is Precision.BF16:
         outside = TensorProto.FLOAT

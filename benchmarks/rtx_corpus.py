@@ -23,7 +23,7 @@ from benchmarks.common import save
 from mptune.engines.base import EngineError
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, engine_faults
 from mptune.engines.tensorrt.library import Library, load_library
-from mptune.engines.tensorrt.store import refused_in_bf16
+from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

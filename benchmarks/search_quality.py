@@ -83,7 +83,7 @@ def prior_only(truth: Truth, budget: int) -> Bools:
     squares, gains = np.exp(np.array(prior.log_square_errors)), np.array(prior.gains_ms)
     weights = np.geomspace(1e-2, 1e10, 400) * gains.max()
     unary = -gains + weights[:, None] * np.minimum(squares, 1e6)
-    optima = CutSolver(truth.groups, prior.boundaries).solve(unary, np.tile(prior.boundary_costs_ms, (400, 1)))
+    optima = CutSolver(prior.columns, prior.boundaries).solve(unary, np.tile(prior.boundary_costs_ms, (400, 1)))
     plans = unique_plans([optima], truth.groups)
     return plans[np.unique(np.linspace(0, len(plans) - 1, budget).astype(int))]
 

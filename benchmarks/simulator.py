@@ -49,7 +49,7 @@ from mptune.tuning.fronts.hypervolume import (
 )
 from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.cuts.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, unique_plans
+from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Columns, Floats, unique_plans
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
 
@@ -140,11 +140,11 @@ class Truth:
         rng = np.random.default_rng([self.seed, self.groups])
         n = self.groups
         self.ids = tuple(f"g{i:03d}" for i in range(n))
-        self.boundaries = [Boundary((i, i + 1)) for i in range(n - 1)]
+        self.boundaries = [Boundary.among((i, i + 1)) for i in range(n - 1)]
         for start in range(0, n - 4, 4):  # a branch: what one group computes is read again three groups later
-            self.boundaries[start] = Boundary((start, start + 1, start + 3))
-        self.boundaries += [Boundary((0,), fp32=True), Boundary((n - 1,), fp32=True)]
-        self._crossings = Crossings(self.boundaries)
+            self.boundaries[start] = Boundary.among((start, start + 1, start + 3))
+        self.boundaries += [Boundary.among((0,), "fp32"), Boundary.among((n - 1,), "fp32")]
+        self._crossings = Crossings(Columns.fp16(self.ids), self.boundaries)
         fp32 = rng.lognormal(0.0, 0.8, n)
         saved = rng.uniform(-0.05, 0.75, n)
         self.times = np.stack([fp32, fp32 * (1 - saved)], axis=1)
@@ -305,7 +305,9 @@ class Truth:
         weights = np.geomspace(1e-2, 1e10, 400) * self.times[:, 0].mean()
         unary = -(self.times[:, 0] - self.times[:, 1]) + weights[:, None] * self.errors**2
         unary[:, self.overflows | self.slow] = self.times.sum()
-        front = self.front(CutSolver(n, self.boundaries).solve(unary, np.tile(self.costs, (400, 1))))
+        front = self.front(
+            CutSolver(Columns.fp16(self.ids), self.boundaries).solve(unary, np.tile(self.costs, (400, 1)))
+        )
         flips = np.eye(n, dtype=bool)
         flips = np.vstack([flips, flips[:-1] ^ flips[1:], flips[:-2] ^ flips[1:-1] ^ flips[2:]])
         value = self.hypervolume(front)

@@ -21,17 +21,19 @@ import optuna
 
 from benchmarks.common import save
 from benchmarks.simulator import EXACT, TIMING, WHOLE_PLAN, Truth, search
+from mptune.graph.precision import Precision
 from mptune.json_form import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
-from mptune.tuning.sampler.cuts.boundaries import Boundary
-from mptune.tuning.sampler.cuts.casts import FIXED, NEVER, Casts, End
+from mptune.tuning.sampler.cuts.boundaries import Boundary, End
 from mptune.tuning.sampler.cuts.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import Alternatives, Prior
+from mptune.tuning.sampler.error_model import assumed_error
+from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
+from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 
 _LESS_EXACT = 8.0
 _FP16, _BF16 = 1, 2
+_NAMES = ("fp32", "fp16", "bf16")
 _SHARES = (0.3, 0.1, 0.04)
 _COUNTS = (9, 12, 17, 24)
 """Builds after which both searches are compared, beside the whole budget."""
@@ -42,21 +44,13 @@ class ThreeTruth(Truth):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.shared, self.casts_ms = self.boundaries, self.costs  # a tensor's first group computes it
         self.reduced = np.where(self.overflows & ~self.missed, _BF16, _FP16)
-        self.guessed_casts_ms = self.roofline_costs
-        parts = [(part, k) for k, boundary in enumerate(self.shared) for part in self._parts(boundary)]
-        self.boundaries, tensors = [part for part, _ in parts], [k for _, k in parts]
-        self.costs, self.roofline_costs = self.casts_ms[tensors], self.guessed_casts_ms[tensors]
+        self.both = np.flatnonzero(self.reduced == _FP16)
 
-    def _parts(self, boundary: Boundary) -> list[Boundary]:
-        """As ``mptune.tuning.steps.prior`` takes a tensor apart; several readers are never beside one that is FP32."""
-        own = self.reduced[boundary.members[0]]
-        others = tuple(group for group in boundary.members if self.reduced[group] != own)
-        if not others:
-            return [boundary]
-        alike = tuple(group for group in boundary.members if group not in others)
-        return [Boundary(boundary.members, fp16=True), Boundary(alike, fp32=True), Boundary(others, fp32=True)]
+    def columns(self) -> Columns:
+        """A column for what each group prefers, and behind them BF16 of those that may be both."""
+        names = [*(_NAMES[label] for label in self.reduced), *("bf16" for _ in self.both)]
+        return Columns((*self.ids, *(self.ids[group] for group in self.both)), tuple(names))
 
     def options(self) -> dict[str, tuple[str, ...]]:
         """FP16 and BF16 for every group but those that emulation sees overflow, which have BF16 alone."""
@@ -75,12 +69,12 @@ class ThreeTruth(Truth):
     def latency_of(self, labels: np.ndarray) -> Floats:
         """True latency of rows of 0 (FP32), 1 (FP16), 2 (BF16): a Cast for each precision that a tensor is read in."""
         latency: Floats = super()._times(labels > 0).sum(axis=1)
-        for boundary, cost in zip(self.shared, self.casts_ms, strict=True):
+        for boundary, cost in zip(self.boundaries, self.costs, strict=True):
             made = labels[:, boundary.members[0]]
             readers = labels[:, list(boundary.members[1:])]
             for label in (0, _FP16, _BF16):
                 wanted = (readers == label).any(axis=1)
-                if boundary.fp32 and label == 0:
+                if boundary.fixed and label == 0:
                     wanted[:] = True
                 latency = latency + cost * (wanted & (made != label))
         return latency
@@ -118,33 +112,26 @@ class ThreeTruth(Truth):
 
     def prior(self, kind: str = "emulated") -> Prior:
         errors = self.emulated * np.where(self.reduced == _BF16, _LESS_EXACT, 1.0)
-        both = np.flatnonzero(self.reduced == _FP16)
-        column = {int(group): self.groups + index for index, group in enumerate(both)}
-        ends = [(g, column[g]) if g in column else (NEVER, g) for g in range(self.groups)]
-        unknown = (math.nan,) * len(both)  # taken from those in FP16
+        squares, columns = np.log(errors**2), self.columns()
+        assumed = [assumed_error(float(squares[group]), 0.0, Precision.FP16, Precision.BF16) for group in self.both]
+        own = {group: [column] for column, group in enumerate(range(self.groups))}
+        for index, group in enumerate(self.both.tolist()):
+            own[group].append(self.groups + index)
+        ends = [tuple(own[group]) for group in range(self.groups)]
+        gains = self.roofline_gains
         return Prior(
-            self.ids,
-            tuple(map(float, np.log(errors**2))),
-            tuple(map(float, self.roofline_gains)),
-            tuple(self.boundaries),
+            columns.groups,
+            tuple(map(float, [*squares, *(mean for mean, _ in assumed)])),
+            tuple(map(float, [*gains, *gains[self.both]])),
+            tuple(self._between(boundary, ends) for boundary in self.boundaries),
             tuple(map(float, self.roofline_costs)),
-            float(self.roofline_costs[[one.fp16 for one in self.boundaries]].sum()),  # paid under all-FP32, too
-            reduced=tuple("bf16" if of == _BF16 else "fp16" for of in self.reduced),
-            alternatives=Alternatives(
-                tuple(column),
-                unknown,
-                (0.0,) * len(both),
-                tuple(map(float, self.roofline_gains)),
-                tuple(self._casts(boundary, ends) for boundary in self.shared),
-                tuple(map(float, self.guessed_casts_ms)),
-            ),
+            log_square_sds=(*(0.0 for _ in ends), *(sd for _, sd in assumed)),
+            precisions=columns.precisions,
         )
 
-    def _casts(self, boundary: Boundary, ends: Sequence[End]) -> Casts:
-        producer, *readers = boundary.members
-        if boundary.fp32 and producer == 0:  # the input of the model, which is FP32
-            return Casts(FIXED[0], (ends[producer],))
-        return Casts(ends[producer], (*(ends[one] for one in readers), *((FIXED[0],) if boundary.fp32 else ())))
+    def _between(self, boundary: Boundary, ends: Sequence[End]) -> Boundary:
+        producer, *readers = (ends[group] for group in boundary.members)
+        return Boundary(producer, (*readers, *boundary.fixed))
 
     def best(self) -> float:
         """The hypervolume of a near-exact front of all three precisions."""
@@ -153,7 +140,9 @@ class ThreeTruth(Truth):
         squares = (self.errors * np.where(self.reduced == _BF16, _LESS_EXACT, 1.0)) ** 2
         unary = -(self.times[:, 0] - self.times[:, 1]) + weights[:, None] * squares
         unary[:, self.missed] = self.times.sum()
-        front = self._front(self.labels(CutSolver(n, self.boundaries).solve(unary, np.tile(self.costs, (200, 1)))))
+        preferred = Columns(self.ids, self.columns().precisions[:n])
+        solver = CutSolver(preferred, self.boundaries)
+        front = self._front(self.labels(solver.solve(unary, np.tile(self.costs, (200, 1)))))
         value = self._area(front)
         for _ in range(30):
             chosen = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), 150)).astype(int))]

@@ -45,7 +45,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: encode(entry) for key, entry in value.items()}
+        return {encode(key): encode(entry) for key, entry in value.items()}
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
@@ -108,8 +108,8 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         each = tuple(map(_decoder, arguments))
         return lambda value: tuple([read(entry) for read, entry in zip(each, value, strict=True)])
     if origin is not None and issubclass(origin, Mapping):
-        inner = _decoder(arguments[1])
-        return lambda value: {key: inner(entry) for key, entry in value.items()}
+        name, inner = map(_decoder, arguments)
+        return lambda value: {name(key): inner(entry) for key, entry in value.items()}
     if hint is float:
         return lambda value: value if type(value) is float else decode_float(value)
     if hint is str:

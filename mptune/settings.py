@@ -15,7 +15,11 @@ from mptune.finding import OutputColumns
 Granularity = Literal["op", "fusion", "block", "auto"]
 """How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
 
-EngineChoice = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime"]
+EngineChoice: TypeAlias = str
+"""The name of a backend; ``auto`` is the first that measures on the target."""
+
+ENGINES = "[auto|tensorrt|tensorrt-rtx|onnxruntime]"
+"""Those that mptune brings."""
 
 T = TypeVar("T")
 
@@ -279,10 +283,6 @@ def _check_positive(option: str, value: object, hint: str) -> None:
         raise SettingsError(f"{option} is {float(value):g}", hint)
 
 
-PRECISION_SETS = (("fp32", "fp16"), ("fp32", "bf16"), ("fp32", "fp16", "bf16"))
-"""What a search may choose among."""
-
-
 @dataclass(frozen=True, eq=False)
 class InMemory:
     """Calibration data that the caller holds in memory, in place of a path.
@@ -331,7 +331,7 @@ class SearchSettings:
     target: str = _option(
         "auto", MODEL, "Device to tune for; auto is the GPU here. `mptune targets` lists the names.", "auto|NAME|FILE"
     )
-    engine: EngineChoice = _option("auto", MODEL, "What builds and runs the engines.")
+    engine: EngineChoice = _option("auto", MODEL, "What builds and runs the engines.", ENGINES)
     space: str = _option(
         "default",
         MODEL,
@@ -435,10 +435,6 @@ class SearchSettings:
         _check_positive("--max-disk", self.max_disk_bytes, "give a size above 0, such as 20GiB")
         if self.data_settings.batch < 1:
             raise SettingsError(f"--batch is {self.data_settings.batch}", "give at least 1")
-        if self.precisions not in PRECISION_SETS:
-            raise SettingsError(
-                f"--precisions is {','.join(self.precisions)}", f"give {' or '.join(map(','.join, PRECISION_SETS))}"
-            )
         check_limits(self.max_error, self.max_latency_ms, self.max_memory_bytes)
         if self.seed < 0:
             raise SettingsError(f"--seed is {self.seed}", "give 0 or a positive integer")

@@ -185,6 +185,16 @@ class FakeToolchain:
         is_killed = self.killed(number) if callable(self.killed) else number in self.killed
         return Failure(Stage.RUN, FailureKind.CRASH, "killed by SIGKILL", Path("worker.log")) if is_killed else None
 
+    @property
+    def reference_model(self) -> FakeToolchain:
+        """Itself, which knows the reference and the ranges."""
+        return self
+
+    @property
+    def predictor(self) -> FakeToolchain:
+        """Itself, which emulates."""
+        return self
+
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         return self._kill() or self.report
 

@@ -16,6 +16,7 @@ LAYERS = {
     "mptune._version": 0,
     "mptune.errors": 0,
     "mptune.finding": 0,
+    "mptune.findings": 0,
     "mptune.settings": 0,
     "mptune.resources": 0,
     "mptune.files": 0,

@@ -172,7 +172,9 @@ def test_a_search_that_gave_groups_two_choices_goes_on_with_two(
     path, data = overflowing
     common = {"data": data, "out": tmp_path / "r", "target": TARGET, "precisions": ALL, "progress": False}
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "make_space", lambda *args: replace(make_space(*args), alternatives={}))
+        patch.setattr(
+            prepare, "make_space", lambda *args: make_space(*args).as_begun(dict.fromkeys(make_space(*args).free, 2))
+        )
         mptune.search(path, budget=3, **common)
     front = mptune.search(path, budget=6, **common)
     assert front.evaluations >= 5

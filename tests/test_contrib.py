@@ -22,7 +22,6 @@ from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.weights import WeightBank
 from mptune.graph.writing.widened import write_widened
 from mptune.targets.costs import ShapeTable, group_costs, node_flops
@@ -157,11 +156,11 @@ def test_emulations_of_a_growing_cache_run(is_named: bool, tmp_path: Path, load:
     grouped = GroupedModel(model, find_groups(model))
     bank = WeightBank.write(model, tmp_path)
     plan = grouped.uniform(Precision.FP16)
-    switched = SwitchedEmulator(grouped, bank)
+    switched = Emulator(grouped, bank)
     typed = load(Rewriter(grouped, bank).write(plan, tmp_path / "typed.onnx"))
     files = {
         "one plan": Emulator(grouped, bank).write(plan, tmp_path / "emulated.onnx"),
-        "all plans": switched.write(tmp_path / "switched.onnx", [group.id for group in grouped.groups]),
+        "all plans": switched.write_switched(tmp_path / "switched.onnx", [group.id for group in grouped.groups]),
         "of the candidate": write_widened(
             typed, WeightBank.write(typed, tmp_path / "typed"), tmp_path / "typed/w.onnx"
         ),

@@ -13,6 +13,8 @@ from mptune.api.run import open_run
 from mptune.data.archive import save_samples
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.ort.cuda_session import OrtEngine
+from mptune.engines.ort.session import SessionOptions
 from mptune.engines.worker.child import WorkerState
 from mptune.settings import LatencySettings
 from mptune.tuning.steps.baseline import check_reference
@@ -131,9 +133,9 @@ def test_an_engine_with_an_empty_cache_is_timed(tmp_path: Path) -> None:
     state = WorkerState()
     report = ReferenceJob(model, samples, reference, "cpu").run(state)
     assert check_reference(report) == ()
-    result = MeasureJob(
-        model, model, samples, samples, reference, "cpu", latency=LatencySettings(warmup_ms=1.0, duration_ms=1.0)
-    ).run(state)
+    latency = LatencySettings(warmup_ms=1.0, duration_ms=1.0)
+    engine = OrtEngine(model, SessionOptions("cpu", latency=latency))
+    result = MeasureJob(engine, engine, samples, samples, reference, latency=latency).run(state)
     assert result.error.value("relative_l2") == 0
     assert result.latency.median_ms > 0
     state.close()

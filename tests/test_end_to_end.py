@@ -16,7 +16,7 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.toolchain import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model

@@ -88,10 +88,10 @@ def test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first(
     inspection = mptune.inspect(models.save(voice(), tmp_path))
     words = "the network lies in If nodes; nothing to tune"
     assert shown(inspection, monkeypatch, columns).splitlines()[0] == f"warning: {words}"
-    assert inspection.warnings[0] == words
+    assert (inspection.findings[0].code, inspection.findings[0].where.nodes) == ("nothing-to-tune", ("by_rate",))
     flat = mptune.inspect(models.save(voice(""), tmp_path))
     assert inspection.weight_bytes == 2 * flat.weight_bytes
-    assert not any("nothing to tune" in text for text in flat.warnings)
+    assert "nothing-to-tune" not in [finding.code for finding in flat.findings]
 
 
 def test_groups_without_a_layer_outside_an_if_are_counted(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_groups_without_a_layer_outside_an_if_are_counted(tmp_path: Path) -> Non
     proto.graph.node.append(node("Mul", ["raw", "gain"], "output", "gain"))
     proto.graph.initializer.append(constant("gain", 2.0))
     inspection = mptune.inspect(models.save(proto, tmp_path))
-    assert inspection.warnings[0] == "the network lies in If nodes; nothing to tune but 1 group outside them"
+    assert inspection.findings[0].text == "the network lies in If nodes; nothing to tune but 1 group outside them"
 
 
 def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(

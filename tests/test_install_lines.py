@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from mptune.engines.backends import onnxruntime
+from mptune.engines.backends.tensorrt import TENSORRT
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.tensorrt.jobs import LibraryReport
 from mptune.engines.tensorrt.library import INSTALL, check_version
 from mptune.engines.toolchains import choose
 from mptune.targets.jetson import JetsonState
 from mptune.targets.target import Gpu
+from tests.engines.engine_support import install
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,7 +69,7 @@ def pip_lines() -> list[str]:
     """Those of the section, and those that messages give on a Jetson."""
     lines = [line for line in commands() if line.startswith("pip install")]
     assert lines
-    return [*lines, cuda.INSTALL, f"pip install {choose._ORT_INSTALL.rpartition(' ')[2].removesuffix('-gpu')}"]
+    return [*lines, cuda.INSTALL, f"pip install {onnxruntime.INSTALL.rpartition(' ')[2].removesuffix('-gpu')}"]
 
 
 @with_network
@@ -104,15 +107,14 @@ def test_no_message_names_a_package_that_no_index_has() -> None:
 def test_what_doctor_says_is_what_the_section_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "NVIDIA Jetson Orin Nano Developer Kit"
     orin = Gpu(name, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005")
-    monkeypatch.setattr(choose, "probe", lambda provider: "no CUDA provider")
     for report, words, is_quoted in (
         (LibraryReport("10.3.0", check_version("tensorrt", "10.3.0")), f": builds and measures on {name}", True),
         ("tensorrt is not installed", "tensorrt is not installed", True),
         (LibraryReport("10.3.0", (), "no CUDA device is visible"), "no CUDA device is visible", True),
         (LibraryReport("10.3.0", (), cuda._insufficient(12060, 13000)), cuda._insufficient(12060, 13000), False),
     ):
-        monkeypatch.setattr(choose, "find_library", lambda kind, report=report: report)
-        status = choose._tensorrt_status("tensorrt", [orin])
+        install(monkeypatch, "no CUDA provider", tensorrt=report)
+        (status,) = TENSORRT.statuses([orin])
         assert words in status.reason
         flat = " ".join(ON_A_JETSON.split())
         assert not is_quoted or words in flat
@@ -129,9 +131,8 @@ def test_what_doctor_says_is_what_the_section_quotes(monkeypatch: pytest.MonkeyP
 
 def test_doctor_asks_for_no_gpu_package_of_onnx_runtime_on_a_jetson(monkeypatch: pytest.MonkeyPatch) -> None:
     orin = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=True)
-    monkeypatch.setattr(choose, "probe", lambda provider: "no CUDA provider")
-    monkeypatch.setattr(choose, "find_library", lambda kind: "not installed")
-    for gpu, install in ((orin, ""), (Gpu("NVIDIA H200", (9, 0), 150.8, "570"), choose._CUDA_INSTALL)):
+    install(monkeypatch, "no CUDA provider")
+    for gpu, command in ((orin, ""), (Gpu("NVIDIA H200", (9, 0), 150.8, "570"), onnxruntime.CUDA_INSTALL)):
         monkeypatch.setattr(choose, "detect_gpus", lambda gpu=gpu: (gpu,))
         (status,) = [one for one in choose.list_toolchains() if one.name == "onnxruntime-cuda"]
-        assert status.install == install
+        assert status.install == command

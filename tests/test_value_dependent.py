@@ -12,7 +12,7 @@ from mptune.api.comparing import compare
 from mptune.api.run import open_run
 from mptune.data.archive import read_outputs, save_outputs, save_samples
 from mptune.engines.base import EngineError
-from mptune.engines.jobs.emulation import ErrorsJob
+from mptune.engines.jobs.emulation import Comparison, ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import output_error
 from mptune.engines.worker.child import WorkerState
@@ -153,7 +153,7 @@ def test_samples_without_a_detection(tmp_path: Path) -> None:
     counts = [len(sample["scores"]) for sample in read_outputs(reference)]
     assert min(counts) == 0 < max(counts)
     Rewriter(grouped, WeightBank.write(model, tmp_path)).write(grouped.uniform(Precision.FP16), typed)
-    (error,) = ErrorsJob((typed,), tmp_path / "s.npz", reference, "cpu", dependent=dependent).run(state)
+    (error,) = ErrorsJob((typed,), Comparison(tmp_path / "s.npz", reference, "cpu", dependent=dependent)).run(state)
     assert error.non_finite == 0
     assert np.isfinite(error.value("relative_l2"))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.common import plan_of, require, workspace
 from benchmarks.measuring import Bench, Emulating
-from mptune.engines.base import Failure
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.environment import usable_cores
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
@@ -49,20 +49,12 @@ class AsOnDevice(Emulating):
             fused: what the device's engine computes as one in FP16.
         """
         model = load_model(options.model)
-        self._device_fuses = fused
         space = workspace(options.model.resolve(), options.data, options.folder, options.samples, options.batch)
         workload = Workload(GroupedModel(model, find_groups(model)), space)
-        super().__init__(load_target(options.target), workload, SearchSettings(), "cpu")
-        require(self.reference("search"))
-
-    @property
-    def fuses(self) -> bool:
-        """As the CUDA provider."""
-        return False
-
-    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        """See ``Toolchain``; what was found on the device."""
-        return self._device_fuses
+        super().__init__(ONNXRUNTIME, load_target(options.target), workload, SearchSettings(), "cpu")
+        self.predictor.fuses = False  # as the CUDA provider
+        self.builder._fused = fused
+        require(self.reference_model.reference("search"))
 
     def relative_l2(self, bits: str) -> float:
         """Of a plan; infinite where it is not finite."""

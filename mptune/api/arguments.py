@@ -25,6 +25,7 @@ from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.precision import precision_set
 from mptune.rundir import RunDirectory
 from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance
 from mptune.tuning.listener import Listener, Silent, passed_on
@@ -203,7 +204,8 @@ def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
     if arguments["batch"] != 1:
         settings["data_settings"] = replace(settings.get("data_settings", DataSettings()), batch=arguments["batch"])
     settings |= {"metric": metric, "data": data}
-    return SearchSettings(**settings, more_data=more_data, reported_metrics=reported, metric_function=function)
+    made = SearchSettings(**settings, more_data=more_data, reported_metrics=reported, metric_function=function)
+    return replace(made, precisions=precision_set(made.precisions))
 
 
 def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:

@@ -31,7 +31,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings
-from mptune.targets.unsearched.already_mixed import already_mixed_findings
+from mptune.targets.unsearched import already_mixed_findings
 from mptune.tuning.reasons.reference import training_findings
 
 

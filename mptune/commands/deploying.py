@@ -21,7 +21,6 @@ from mptune.commands.common import (
     seen_with_stdout,
 )
 from mptune.commands.options import (
-    Engine,
     EngineOption,
     IgnoreOption,
     MaxDiskOption,
@@ -43,7 +42,7 @@ def confirm(
             help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
         ),
     ] = SearchSettings.target,
-    engine: EngineOption = Engine.AUTO,
+    engine: EngineOption = SearchSettings.engine,
     metric: RecordedMetricOption = None,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -100,13 +99,15 @@ def with_panels(panels: Mapping[str, tuple[str, ...]]) -> type[TyperCommand]:
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-class Engine(str, Enum):
-    """The toolchain families that ``--engine`` takes."""
+def parse_engine(name: str) -> str:
+    """Check the name of a backend; other packages may bring some, so that all are looked up for a name alone."""
+    if name != "auto":
+        from mptune.engines.backends.registry import backend_names
 
-    AUTO = "auto"
-    TENSORRT = "tensorrt"
-    TENSORRT_RTX = "tensorrt-rtx"
-    ONNXRUNTIME = "onnxruntime"
+        names = ("auto", *backend_names())
+        if name not in names:
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names))}.")
+    return name
 
 
 _DEFAULTS = SearchSettings()
@@ -114,7 +115,6 @@ _OPTIONS = options_of(_DEFAULTS)
 _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "data": (list[Path] | None, None, lambda given: given[0] if isinstance(given, list) and len(given) == 1 else given),
     "shapes": (list[str] | None, None, lambda texts: tuple(map(ShapeRange.parse, texts))),
-    "engine": (Engine, Engine(_DEFAULTS.engine), lambda engine: engine.value),
     "precisions": (str, ",".join(_DEFAULTS.precisions), lambda text: tuple(word.strip() for word in text.split(","))),
     "tolerance": (list[str] | None, None, lambda texts: tuple(map(Tolerance.parse, texts))),
     "ignore": (list[str] | None, None, tuple),
@@ -132,7 +132,8 @@ _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
 def option_of(setting: str) -> Any:
     """The option of a setting."""
     option, _, _ = _OPTIONS[setting]
-    return typer.Option(option.name, metavar=option.metavar, help=option.help)
+    parser = parse_engine if setting == "engine" else None
+    return typer.Option(option.name, metavar=option.metavar, help=option.help, parser=parser)
 
 
 def panels() -> dict[str, tuple[str, ...]]:
@@ -175,7 +176,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 OpsetOption = Annotated[int | None, option_of("opset")]
 BatchOption = Annotated[int, option_of("batch")]
-EngineOption = Annotated[Engine, option_of("engine")]
+EngineOption = Annotated[str, option_of("engine")]
 ToleranceOption = Annotated[list[str] | None, option_of("tolerance")]
 IgnoreOption = Annotated[list[str] | None, option_of("ignore")]
 LimitOption = Annotated[list[str] | None, option_of("limits")]

@@ -31,7 +31,7 @@ from mptune.data.archive import save_samples
 from mptune.data.checks import shape_text
 from mptune.data.forms.files import checked, cut, load_file, load_folder, whole_feed
 from mptune.data.forms.samples import SOURCE, Loaded, arrays_of
-from mptune.data.plausibility import data_finding, data_findings
+from mptune.data.plausibility import data_findings
 from mptune.errors import DataError
 from mptune.finding import Finding, Where
 from mptune.settings import DataSettings, InMemory
@@ -75,13 +75,7 @@ class CalibrationSet:
             raise DataError(f"at most {max_search} search samples were asked for", "give at least 1")
         count = len(self.samples)
         if count < 2:
-            too_few = data_finding(
-                "too-few-samples",
-                Where(),
-                {"samples": count},
-                "one sample only: the held-out error is taken on the sample that the search saw",
-                "give 2 or more samples",
-            )
+            too_few = Finding.of("too-few-samples", "search", Where(), {"samples": count})
             single = replace(self, findings=(*self.findings, too_few))
             return single, single
         search, held_out = (
@@ -179,14 +173,8 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
         {info.name: _draw(info, shapes[info.name], generator) for info in inputs}
         for _ in range(settings.random_samples)
     )
-    drawn = data_finding(
-        "random-data",
-        Where(inputs=tuple(shapes)),
-        {"samples": len(samples)},
-        "random inputs: no calibration data was given, so every error here is the error on noise, and real inputs"
-        " can differ by far",
-        "give --data",
-    )
+    evidence = {"samples": len(samples)}
+    drawn = Finding.of("random-data", "search", Where(inputs=tuple(shapes)), evidence, kind="drawn")
     return CalibrationSet(samples, RANDOM_SOURCE, True, findings=(drawn,))
 
 

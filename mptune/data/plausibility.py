@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from mptune.data.forms.samples import LazySamples, feed_digest
-from mptune.finding import CODES, Finding, Where
+from mptune.finding import Finding, Where
 
 _MIN_VALUES = 1024
 _MIN_RANK = 3
@@ -43,12 +43,11 @@ def _constant(samples: Sequence[Mapping[str, np.ndarray]], states: Collection[st
         if name in states:
             continue
         found.append(
-            data_finding(
+            Finding.of(
                 "constant-data",
+                "search",
                 Where(inputs=(name,)),
                 {"value": float(value[0]), "samples": len(samples)},
-                f"every value of input {name!r} is {float(value[0]):g} in all samples",
-                "give real inputs with --data: constants show nothing of what the network computes",
             )
         )
     return found
@@ -64,21 +63,8 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
             repeated.append(number)
     if not repeated:
         return []
-    return [
-        data_finding(
-            "duplicate-samples",
-            Where(samples=tuple(repeated)),
-            {"samples": len(samples), "duplicates": len(repeated)},
-            f"{len(repeated)} of {len(samples)} samples equal an earlier one, so the held-out error may be taken on"
-            " samples that the search saw",
-            "give different samples; if one buffer was filled for each of them, keep copies of it",
-        )
-    ]
-
-
-def data_finding(code: str, where: Where, evidence: Mapping[str, int | float | str], text: str, cure: str) -> Finding:
-    """A finding about the samples."""
-    return Finding(code, CODES[code].severity, "search", where, evidence, text, cure)
+    evidence = {"samples": len(samples), "duplicates": len(repeated)}
+    return [Finding.of("duplicate-samples", "search", Where(samples=tuple(repeated)), evidence)]
 
 
 def _random(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
@@ -95,13 +81,11 @@ def _random(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
         if not distribution:
             return []
         found.append(
-            data_finding(
+            Finding.of(
                 "random-data",
+                "search",
                 Where(inputs=(name,)),
                 {"distribution": distribution, "correlation": correlation},
-                f"the samples of input {name!r} look like random numbers ({distribution}, neighbours correlate at"
-                f" {correlation:.2f})",
-                "precision is decided on what real inputs make the network compute: give those",
             )
         )
     return found

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mptune.diagnosis.limits import Limit
-from mptune.finding import CODES, Finding, OutputColumns, Where
+from mptune.finding import Finding, OutputColumns, Where
 from mptune.json_form import encode_float
 
 COMPARISON_FORMAT = 1
+
+_NOWHERE = Where()
 
 Verdict = Literal["agrees", "differs"]
 
@@ -69,16 +71,11 @@ class Comparison:
 
 def finding(
     code: str,
+    kind: str,
     outputs: tuple[OutputColumns, ...],
-    evidence: dict[str, int | float | str],
-    text: str,
-    cure: str,
-    *,
-    samples: tuple[int, ...] = (),
-    nodes: tuple[str, ...] = (),
-    groups: tuple[str, ...] = (),
-    tensors: tuple[str, ...] = (),
+    evidence: Mapping[str, int | float | str],
+    where: Where = _NOWHERE,
+    **names: Any,
 ) -> Finding:
-    """A finding of a comparison, with its code's severity."""
-    where = Where(nodes=nodes, groups=groups, tensors=tensors, outputs=outputs, samples=samples)
-    return Finding(code, CODES[code].severity, "compare", where, evidence, text, cure)
+    """A finding of a comparison about outputs and, where that is known, a place in the model."""
+    return Finding.of(code, "compare", replace(where, outputs=outputs), evidence, kind=kind, **names)

@@ -13,15 +13,16 @@ import numpy as np
 from mptune.data.archive import read_outputs, save_samples
 from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.runner import InWorker, Outputs, Runner
+from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineOutputsJob, EngineRepeatJob, ModelNames
 from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
-from mptune.engines.toolchains.choose import why_not_on
 from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
-from mptune.finding import Finding, OutputColumns
+from mptune.finding import Finding, OutputColumns, Where
+from mptune.findings.wording import listed
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.observe import write_with_outputs
 from mptune.settings import TensorRtSettings
@@ -225,34 +226,16 @@ def fault_finding(left: Runner, fault: Fault) -> Finding:
         "output": worst,
         "engines_built": fault.builds,
     }
-    nodes = ", ".join(map(repr, fault.region[:_MOST_NAMES])) + (", ..." if len(fault.region) > _MOST_NAMES else "")
-    text = f"the all-FP32 engine that is built here is off by {fault.outputs[worst]:.1e} at output {worst!r}"
     if fault.cure:
         evidence |= {"marked": fault.cure, "relative_l2_marked": fault.cured}
-        text += (
-            f" (relative L2, limit {FP32_LIMIT:.0e}); with {fault.cure!r} marked as an output all outputs are within"
-            f" {fault.cured:.1e}, so what goes wrong is how the engine fuses {nodes}"
-        )
-        cure = (
-            f"build the engine of the model with {fault.cure!r} as one more output (onnx.helper.make_tensor_value_info,"
-            " model.graph.output.append), or with another version of TensorRT"
-        )
-    else:
-        text += (
-            f" (relative L2, limit {FP32_LIMIT:.0e}), first among {nodes}; no single value marked as an output cured it"
-        )
-        cure = "build with another version of TensorRT, or write these nodes in another way"
     groups = tuple(dict.fromkeys(left.grouped.owners[node] for node in fault.region if node in left.grouped.owners))
     return finding(
         ENGINE_CODE,
+        "fusion" if fault.cure else "no cure",
         tuple(OutputColumns(name) for name in fault.outputs),
         evidence,
-        text,
-        cure,
-        samples=(fault.sample,),
-        nodes=fault.region,
-        groups=groups,
-        tensors=(fault.cure,) if fault.cure else (),
+        Where(fault.region, groups, (fault.cure,) if fault.cure else (), samples=(fault.sample,)),
+        region=listed([repr(node) for node in fault.region], _MOST_NAMES),
     )
 
 

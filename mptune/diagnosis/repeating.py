@@ -61,11 +61,10 @@ def _differing(
     names = [name for name in isolated[0] if _differs(isolated, worst, name)]
     return finding(
         "not-deterministic",
+        "runs",
         tuple(OutputColumns(name) for name in names),
         {"relative_l2": error, "runs": times, "mode": how},
-        f"{times} runs of {runner.name} {how} differ from isolated runs on the same samples by up to {error:.3g}"
-        " (relative L2)",
-        "look for a node that draws random numbers or was left in training mode: `mptune inspect` lists the operators",
+        runner=runner.name,
     )
 
 

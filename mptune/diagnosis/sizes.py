@@ -20,7 +20,7 @@ from mptune.diagnosis.runner import Runner
 from mptune.engines.workload import Workload
 from mptune.errors import BaselineError
 from mptune.files import write_json
-from mptune.finding import CODES, Finding, OutputColumns, Where
+from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import PrecisionPlan
@@ -309,19 +309,6 @@ def _load(place: Path, key: Mapping[str, object]) -> tuple[list[Swept], list[str
         return None
 
 
-_NAMED_BY = {
-    "given": "samples of that size",
-    "declared": "samples resized to a size of --shapes",
-    "possible": "samples resized to a size that the model's inputs allow",
-}
-
-_CURES = {
-    "given": "search on the samples of the size that is deployed most: give their --data first",
-    "declared": "give samples of that size as a further --data; search on those of the size that is deployed",
-    "possible": "if such sizes are deployed, give samples of them: --data once for each size",
-}
-
-
 def sweep_findings(plan: PrecisionPlan, swept: Sequence[Swept], outputs: Sequence[str]) -> tuple[Finding, ...]:
     """``size-dependent`` for the worst size, where its error is far above that at the size of the search's samples."""
     base = next((error for _, origin, error in swept if origin == "samples"), math.inf)
@@ -332,19 +319,16 @@ def sweep_findings(plan: PrecisionPlan, swept: Sequence[Swept], outputs: Sequenc
     worst, origin, error = max(others, key=lambda row: row[2])
     if error <= max(FAR_ABOVE * base, _LEAST_ERROR):
         return ()
-    code = "size-dependent"
-    shown = "not finite" if math.isinf(error) else f"{error:.1e}"
-    times = "" if math.isinf(error) or not base else f", {error / base:.3g} times as large"
     size = size_text(worst)
     return (
-        Finding(
-            code=code,
-            severity=CODES[code].severity,
-            origin="search",
-            where=Where(inputs=tuple(worst), outputs=tuple(OutputColumns(name) for name in outputs)),
-            evidence={"error": error, "error_at_size_of_data": base, "size": size, "size_of_data": own},
-            text=f"plan {plan.fingerprint}: its emulated error is {shown} at {size} (on {_NAMED_BY[origin]}){times},"
-            f" and {base:.1e} at the size of the data, {own}",
-            cure=_CURES[origin],
+        Finding.of(
+            "size-dependent",
+            "search",
+            Where(inputs=tuple(worst), outputs=tuple(OutputColumns(name) for name in outputs)),
+            {"error": error, "error_at_size_of_data": base, "size": size, "size_of_data": own},
+            kind=origin,
+            plan=plan.fingerprint,
+            shown="not finite" if math.isinf(error) else f"{error:.1e}",
+            times=None if math.isinf(error) or not base else error / base,
         ),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -36,12 +36,9 @@ if TYPE_CHECKING:
 
 ErrorSource = Literal["measured", "emulated"]
 """``measured``: outputs of the target's own engine. ``emulated``: FP32 arithmetic with FP16 rounding inserted."""
-
 SampleSet = Literal["search", "held_out"]
-
 SKETCHES = "outputs"
 """Folder in the run's data directory: a file for each plan that was run on the held-out samples."""
-
 Profiling = Literal["none", "apart", "along"]
 
 
@@ -104,10 +101,8 @@ class Measurement:
             measured (``drift``), so that figures taken hours apart can be compared.
         baseline: the FP32 baseline measured in the same minutes, not scaled; None where latency is predicted.
         drift: first baseline median / this baseline median; ``latency`` is already multiplied by it.
-        build_s: seconds to build the engine.
         group_times_ms: group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was
             taken. Their sum is not the latency: profiling has a cost. Groups that no layer computes are left out.
-        memory: what the engine takes; None where nothing is known.
     """
 
     latency: Latency
@@ -157,77 +152,64 @@ class EngineSession(Protocol):
         ...
 
 
-class Toolchain(Protocol):
-    """Builds, runs and times engines for one target. Lives in the parent process.
+class Engine(Protocol):
+    """What a backend built of a plan's typed model: a frozen dataclass that crosses to the worker and is opened there.
 
-    Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
-    back as a ``Failure``. Methods may be called in any order after ``open``.
+    A session that is open stays open while its engine compares equal and its file is not written anew. An engine may
+    also have ``compare(candidate, baseline)``: warnings about the session of a candidate beside the baseline's.
     """
 
-    name: str
-    device: str
-    latency_source: LatencySource
-    error_source: ErrorSource
+    @property
+    def path(self) -> Path:
+        """Its file, or the typed model itself."""
+        ...
+
+    def open(self) -> EngineSession:
+        """Load it; in the worker."""
+        ...
+
+
+@runtime_checkable
+class ComparesSessions(Protocol):
+    """What an engine may have: a look at its session beside the baseline's."""
+
+    def compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
+        """Warnings about the candidate."""
+        ...
+
+
+@runtime_checkable
+class DescribesLayers(Protocol):
+    """What a session may have: facts about the engine that is loaded."""
 
     @property
-    def profiling(self) -> Profiling:
-        """What ``evaluate(profile=True)`` profiles.
-
-        ``none``: there is no usable profiler, or it has failed. ``apart``: another session, built to be profiled; worth
-        it for the first plans. ``along``: the engine that was timed, so that every plan can be profiled.
-        """
+    def context_bytes(self) -> int | None:
+        """Memory of the device that the execution context takes; None where it is not known."""
         ...
 
-    def environment(self) -> Environment:
-        """Versions, driver, clocks and warnings."""
+    def information(self) -> str:
+        """The layers as TensorRT's inspector describes them, JSON."""
         ...
+
+
+class ReferenceRuns(Protocol):
+    """Runs of the untouched model in FP32 without TF32."""
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        """Compute the reference outputs of a set of samples in FP32 without TF32 and write them to the workspace."""
+        """Compute the reference outputs of a set of samples and write them to the workspace."""
         ...
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """Run the model once over the search samples and reduce each float tensor to its range."""
         ...
 
-    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """The nodes that another execution provider runs in a reduced precision than in FP32, or none in BF16.
 
-        Empty where the engine has one provider only, or does not say.
-        """
-        ...
-
-    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        """The nodes that the engine computes as one, with FP32 inside, wherever they are FP16: norms written out, ...
-
-        Empty where the engine does not say before it is built.
-        """
-        ...
-
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
-        """Build, run and time one plan.
-
-        With ``profile`` the layer groups are timed, too, where ``profiling`` is not ``none``. A profile that fails is a
-        warning of the measurement, not a failure.
-        """
-        ...
-
-    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        """Open the engine of a plan that was evaluated anew, so many times, and time each session.
-
-        Sessions of one plan differ, which no single one shows. Empty where latency is predicted.
-        """
-        ...
+class Predictor(Protocol):
+    """What can be told about plans without building them: emulated errors, and the roofline's latencies."""
 
     @property
     def emulated_samples(self) -> EmulatedSamples:
         """The first few search samples, on which ``emulate`` takes errors; known once they are written."""
-        ...
-
-    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
-        """Emulated errors of plans on ``emulated_samples``, or on one part of them; no engine is built."""
         ...
 
     @property
@@ -240,12 +222,50 @@ class Toolchain(Protocol):
         """Whether engines round every value that a plan puts in FP16, so that emulated errors predict theirs."""
         ...
 
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        """Emulated errors of plans on ``emulated_samples``, or on one part of them; no engine is built."""
+        ...
+
     def latency_terms(self) -> LatencyTerms | Failure:
         """The roofline's terms for the target: a prior where latency is measured, else latency is computed from it."""
         ...
 
-    def listen(self, callback: Callable[[Progress], None]) -> None:
-        """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
+
+class Toolchain(Protocol):
+    """Builds, runs and times engines for one target. Lives in the parent process.
+
+    Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
+    back as a ``Failure``. Methods may be called in any order. ``TimesLayers``, ``Reopens``, ``NamesKernels`` and
+    ``ReportsProgress`` are what it may have besides.
+    """
+
+    name: str
+    device: str
+    latency_source: LatencySource
+    error_source: ErrorSource
+
+    @property
+    def reference_model(self) -> ReferenceRuns:
+        """The untouched model."""
+        ...
+
+    @property
+    def predictor(self) -> Predictor:
+        """What is told about plans that are not built."""
+        ...
+
+    def environment(self) -> Environment:
+        """Versions, driver, clocks and warnings."""
+        ...
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        """Build, run and time one plan.
+
+        With ``profile`` the layer groups are timed, too, where it ``TimesLayers``. A profile that fails is a warning of
+        the measurement, not a failure.
+        """
         ...
 
     def restart(self) -> None:
@@ -254,4 +274,52 @@ class Toolchain(Protocol):
 
     def close(self) -> None:
         """End the worker. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class TimesLayers(Protocol):
+    """What a toolchain, or a backend's builder, may have: the time of each layer."""
+
+    @property
+    def profiling(self) -> Profiling:
+        """Which session is profiled.
+
+        ``none``: there is no usable profiler, or it has failed. ``apart``: another session, built to be profiled; worth
+        it for the first plans. ``along``: the engine that was timed, so that every plan can be profiled.
+        """
+        ...
+
+
+@runtime_checkable
+class Reopens(Protocol):
+    """What a toolchain may have: sessions of one plan differ, which no single one shows."""
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        """Open the engine of a plan that was evaluated anew, this many times, and time each session.
+
+        Empty where latency is predicted.
+        """
+        ...
+
+
+@runtime_checkable
+class NamesKernels(Protocol):
+    """What a toolchain, or a backend's builder, may have: what its engines run in another way than a plan says."""
+
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        """The nodes that another execution provider runs in a reduced precision than in FP32, or none in BF16."""
+        ...
+
+    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        """The nodes that the engine computes as one, with FP32 inside, wherever they are FP16, such as norms."""
+        ...
+
+
+@runtime_checkable
+class ReportsProgress(Protocol):
+    """What a toolchain may have: the progress of long builds."""
+
+    def listen(self, callback: Callable[[Progress], None]) -> None:
+        """Call this with the progress: while ``evaluate`` waits for the build, and in its thread."""
         ...

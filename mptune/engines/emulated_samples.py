@@ -11,7 +11,6 @@ from mptune.targets.costs import Shape, group_costs
 
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
-
 _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
 """Of one core: a U-Net (183 groups, 8 samples each) is estimated at 194 s and took 184, a flow network (110 groups) at
 364 s and took about 250."""
@@ -49,9 +48,6 @@ def one_group_errors_s(grouped: GroupedModel, shapes: Mapping[str, Shape], sampl
 
     An estimate from the model alone, so that a search does the same on every machine, under any load, and when it is
     resumed. Emulating one group computes about half of the model, as it begins at a waist before the group.
-
-    Args:
-        shapes: concrete shapes by tensor name.
     """
     flops = sum(cost.flops for cost in group_costs(grouped, shapes).values())
     seconds = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE

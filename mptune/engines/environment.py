@@ -17,18 +17,10 @@ from typing import Any
 
 from mptune.targets.jetson import JetsonState, ask_nvidia_smi, read_jetson
 
-_PACKAGES = (
-    "mptune",
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "optuna",
-    "tensorrt",
-    "tensorrt-lean",
-    "tensorrt-rtx",
-    "cuda-bindings",
-)
+BACKEND_GROUP = "mptune.backends"
+"""The group of entry points in which other packages bring backends."""
+_PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
+_ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
 _GPU_FIELDS = (
     "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
     "temperature.gpu"
@@ -45,13 +37,7 @@ _THROTTLE_BITS = {
 
 @dataclass(frozen=True)
 class GpuState:
-    """The state of one GPU by nvidia-smi at one moment; None where nvidia-smi reports none.
-
-    Attributes:
-        memory_mb: total memory in MiB.
-        memory_used_mb: memory in use in MiB, by all processes.
-        throttle: reasons why the clocks are throttled; empty where they are not.
-    """
+    """The state of one GPU by nvidia-smi at one moment; None where nvidia-smi reports none."""
 
     index: int
     name: str
@@ -69,13 +55,7 @@ class GpuState:
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine at one moment.
-
-    Attributes:
-        versions: package (or ``python``, ``cuda driver``) -> version, of what is installed.
-        gpus: GPUs by nvidia-smi; empty where there is none.
-        jetson: module, JetPack, power mode and clocks of a Jetson; None elsewhere.
-    """
+    """The machine at one moment."""
 
     versions: Mapping[str, str]
     os: str
@@ -91,29 +71,20 @@ class Environment:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
-        return {
-            "versions": dict(self.versions),
-            "os": self.os,
-            "cpu": self.cpu,
-            "cpu_count": self.cpu_count,
-            "gpus": [{**asdict(gpu), "throttle": list(gpu.throttle)} for gpu in self.gpus],
-            "warnings": list(self.warnings),
-            "jetson": None if self.jetson is None else self.jetson.to_json(),
-        }
+        gpus = [{**asdict(gpu), "throttle": list(gpu.throttle)} for gpu in self.gpus]
+        jetson = None if self.jetson is None else self.jetson.to_json()
+        return {**asdict(self), "gpus": gpus, "warnings": list(self.warnings), "jetson": jetson}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Environment:
         """Inverse of ``to_json``."""
         jetson = document["jetson"]
-        return cls(
-            versions=dict(document["versions"]),
-            os=document["os"],
-            cpu=document["cpu"],
-            cpu_count=document["cpu_count"],
-            gpus=tuple(GpuState(**{**gpu, "throttle": tuple(gpu["throttle"])}) for gpu in document["gpus"]),
-            warnings=tuple(document["warnings"]),
-            jetson=None if jetson is None else JetsonState.from_json(jetson),
-        )
+        read = {
+            "gpus": tuple(GpuState(**{**gpu, "throttle": tuple(gpu["throttle"])}) for gpu in document["gpus"]),
+            "warnings": tuple(document["warnings"]),
+            "jetson": None if jetson is None else JetsonState.from_json(jetson),
+        }
+        return cls(**{**document, **read})
 
 
 def describe_environment(root: Path = Path("/")) -> Environment:
@@ -121,13 +92,13 @@ def describe_environment(root: Path = Path("/")) -> Environment:
     with ThreadPoolExecutor(2) as pool:  # each waits for nvidia-smi
         driver, foreign = pool.submit(_cuda_of_driver), pool.submit(foreign_gpu_processes)
         gpus = read_gpus()
-    found = {"python": platform.python_version(), **installed_versions()}
+    versions = {"python": platform.python_version(), **installed_versions()}
     if gpus and driver.result():
-        found["cuda driver"] = str(driver.result())
+        versions["cuda driver"] = str(driver.result())
     warnings = [warning for gpu in gpus for warning in state_warnings(gpu)]
     warnings += process_warnings(foreign.result()) if gpus else []
     return Environment(
-        versions=found,
+        versions=versions,
         os=platform.platform(),
         cpu=cpu_model(),
         cpu_count=usable_cores(),
@@ -139,13 +110,19 @@ def describe_environment(root: Path = Path("/")) -> Environment:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that can change a result, by package metadata."""
-    found = {}
-    for package in _PACKAGES:
+    versions = {}
+    for package in (*_PACKAGES, *engine_packages()):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
+
+
+def engine_packages() -> tuple[str, ...]:
+    """The packages that backends are in, installed or not."""
+    brought = {entry.dist.name for entry in metadata.entry_points(group=BACKEND_GROUP) if entry.dist is not None}
+    return (*_ENGINE_PACKAGES, *sorted(brought - {*_ENGINE_PACKAGES, "mptune"}))
 
 
 def read_gpus() -> tuple[GpuState, ...]:
@@ -225,12 +202,12 @@ def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
 
 def parse_processes(text: str) -> tuple[tuple[int, str], ...]:
     """Read nvidia-smi's CSV of compute processes."""
-    found = []
+    processes = []
     for line in text.splitlines():
         pid, _, name = line.partition(",")
         if pid.strip().isdigit():
-            found.append((int(pid), Path(name.strip()).name))
-    return tuple(found)
+            processes.append((int(pid), Path(name.strip()).name))
+    return tuple(processes)
 
 
 def process_warnings(processes: Sequence[tuple[int, str]]) -> list[str]:

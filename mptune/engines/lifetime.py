@@ -12,21 +12,17 @@ Reference = weakref.ReferenceType[Any]
 
 def references(*objects: Any) -> tuple[Reference, ...]:
     """Weak references to the objects that can have one; None is left out."""
-    found = []
-    for one in objects:
+    watched = []
+    for each in objects:
         try:
-            found.append(weakref.ref(one))
+            watched.append(weakref.ref(each))
         except TypeError:
             continue  # None, or a type without weak references.
-    return tuple(found)
+    return tuple(watched)
 
 
 def are_gone(watched: tuple[Reference, ...], what: str) -> bool:
-    """Whether all of them have been freed; where not, a ``RuntimeWarning`` says so (in a worker it goes to the log).
-
-    Args:
-        watched: of ``references``, taken before the last reference was dropped.
-    """
+    """Whether all of them have been freed; where not, a ``RuntimeWarning`` says so (in a worker it goes to the log)."""
     if any(reference() is not None for reference in watched):
         gc.collect()  # Only a cycle may still hold it.
     if all(reference() is None for reference in watched):

@@ -42,11 +42,6 @@ def _ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
 def check_loads(path: Path, name: str, call: Callable[[OpenJob], Failure | None] | None = None) -> tuple[str, ...]:
     """Open a model once as a user would.
 
-    Args:
-        path: of the model.
-        name: what messages call it.
-        call: runs a job in a worker; None takes one of its own.
-
     Returns:
         A warning where it loads without ONNX Runtime's graph optimisations only.
 

@@ -43,22 +43,14 @@ class Workload:
 
     @cached_property
     def bank(self) -> WeightBank:
-        """Its weights in each of its precisions, written to the workspace when first asked for, unless they are there.
-
-        Raises:
-            RunError: they cannot be written, or the disk is full.
-        """
+        """Its weights in each of its precisions, written to the workspace when first asked for."""
         from mptune.graph.writing.weights import WeightBank
 
         return WeightBank.write(self.model, self.workspace.weights_dir, precisions=self.precisions)
 
     @cached_property
     def rewriter(self) -> Rewriter:
-        """Writes the typed models of plans beside the weight bank; made when first asked for.
-
-        Raises:
-            RunError: the weight bank cannot be written, or the disk is full.
-        """
+        """Writes the typed models of plans beside the weight bank; made when first asked for."""
         from mptune.graph.writing.rewrite import Rewriter
 
         return Rewriter(self.grouped, self.bank)

@@ -21,15 +21,13 @@ from onnx import numpy_helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.model import Model, once
-from mptune.graph.loading.value_dependent import RANDOM
-from mptune.graph.plan import LARGEST, REDUCED, Precision
+from mptune.graph.loading.value_dependent import SHAPE_OF, computed_beforehand
+from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.model_file import frame_of
 from mptune.graph.writing.weights import chunks, inline_tensor, largest_magnitude
 
 WORTHWHILE = 100
 """So many nodes, Constants not counted, are worth a session of their own that folds them."""
-
-_SHAPE_OF = frozenset({"Shape", "Size"})
 
 _WEIGHT_FROM_BYTES = 1 << 14
 """Constants from this size on are weights: an input takes their place where ONNX Runtime folds a model."""
@@ -57,7 +55,7 @@ class FoldedValues:
     """Results of shape arithmetic that ONNX Runtime has folded, by name."""
 
     values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    _known: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
+    _left_out_by: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, path: Path, model: Model) -> FoldedValues:
@@ -74,10 +72,12 @@ class FoldedValues:
         reduced = frozenset(i for i in shape_computing(types.model) if resolution.node_precisions[i] in REDUCED)
         integers = frozenset(types.integers[value] for value in resolution.casts.keys() & types.integers.keys())
         key = reduced, integers  # nearly always the same
-        if key not in self._known:
+        if key not in self._left_out_by:
             own_casts = {cast.index for cast in types.own_casts}
-            self._known[key] = self._left_out(types.model, shape_computing(types.model) - reduced - own_casts, integers)
-        return self._known[key]
+            self._left_out_by[key] = self._left_out(
+                types.model, shape_computing(types.model) - reduced - own_casts, integers
+            )
+        return self._left_out_by[key]
 
     def unread(self, model: Model, wanted: Collection[str]) -> LeftOut:
         """What the untouched model needs no more where these values are read, and not its outputs.
@@ -122,15 +122,7 @@ class FoldedValues:
 @once
 def shape_computing(model: Model) -> frozenset[int]:
     """Indices of the nodes that compute from shapes and constants alone, Constants among them."""
-    computable = {name for name, constant in model.initializers.items() if not constant.overridable}
-    indices = set[int]()
-    for node in model.nodes:
-        if not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
-            continue
-        if node.op_type in _SHAPE_OF or all(name in computable for name in node.inputs if name):
-            indices.add(node.index)
-            computable.update(name for name in node.outputs if name)
-    return frozenset(indices)
+    return computed_beforehand(model, SHAPE_OF)
 
 
 def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
@@ -141,15 +133,15 @@ def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
     index = model.producer.get(value)
     if index is None or index not in shape_computing(model) or not model.info(value).is_float32:
         return False
-    return LARGEST[precision] < _largest(model, index) < math.inf
+    return precision.largest < _largest(model, index) < math.inf
 
 
 def _largest(model: Model, index: int) -> float:
     """The largest magnitude of the FP32 constants that a node computes from; infinite where one is."""
-    largest, stack = _known_largest(model), [index]
+    largest, stack = _largest_by_node(model), [index]
     while index not in largest:
         node = model.nodes[stack[-1]]
-        inputs = [] if node.op_type in _SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
+        inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
         before = {model.producer[name] for name in inputs if name in model.producer and name not in model.initializers}
         missing = [i for i in before if i not in largest]
         if missing:
@@ -165,7 +157,7 @@ def _largest(model: Model, index: int) -> float:
 
 
 @once
-def _known_largest(_: Model) -> dict[int, float]:
+def _largest_by_node(_: Model) -> dict[int, float]:
     """Index of a node -> what ``_largest`` found for it."""
     return {}
 
@@ -186,7 +178,7 @@ def _still_computing(model: Model, allowed: frozenset[int]) -> frozenset[int]:
     while stack:
         for name in model.nodes[stack.pop()].outputs:
             for index in model.consumers.get(name, ()):
-                if index in allowed and index not in lost and model.nodes[index].op_type not in _SHAPE_OF:
+                if index in allowed and index not in lost and model.nodes[index].op_type not in SHAPE_OF:
                     lost.add(index)
                     stack.append(index)
     return allowed - lost

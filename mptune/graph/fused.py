@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mptune.graph.casting.value_types import Resolution, ValueTypes
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import Precision
@@ -28,7 +28,7 @@ class FusedNodes(JsonForm):
 
     Attributes:
         nodes: names of the nodes, all of one group, in topological order; the last one computes the result.
-        source: the value that a norm normalises, which its kernel may read in FP32 (``FusedReads``); else "".
+        source: the value that a norm normalises, which its kernel may read in FP32 (``fused_reads``); else "".
         epsilon: what the engine adds to the variance in FP16; None where it is the model's.
     """
 
@@ -72,39 +72,27 @@ def epsilon_step(look: Lookup, members: Iterable[Node]) -> tuple[Node, int] | No
     return None
 
 
-class FusedReads:
+def fused_reads(types: ValueTypes, fused: Sequence[FusedNodes]) -> Mapping[int, tuple[str, frozenset[int]]]:
     """Where a norm takes the FP32 value that it normalises as it is, though its group is FP16.
 
     ONNX Runtime takes a Cast in front of a norm into the norm's kernel, which reads FP32 beside FP16 weights, where
     nothing else reads what the Cast computes (``layer_norm_fusion.cc``: has_leading_cast). So the value is not rounded
     if no node but the norm's own reads it in FP16 (``benchmarks.roundings``).
+
+    Returns:
+        Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced.
     """
-
-    def __init__(self, types: ValueTypes, fused: Sequence[FusedNodes]) -> None:
-        own_casts = frozenset(cast.source for cast in types.own_casts)
-        index = {node.name: node.index for node in types.model.nodes}
-        others_by_reader: dict[int, tuple[str, frozenset[int]]] = {}
-        for operator in fused:
-            if not operator.source or operator.source in own_casts or operator.source in types.constants:
-                continue
-            members = {index[name] for name in operator.nodes}
-            readers = set(_reduced_readers(types, operator.source))
-            others_by_reader.update(dict.fromkeys(readers & members, (operator.source, frozenset(readers - members))))
-        self.readers: Mapping[int, tuple[str, frozenset[int]]] = others_by_reader
-        """Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced."""
-
-    def under(self, resolution: Resolution) -> frozenset[tuple[int, str]]:
-        """Node and value of each read that a plan does not round."""
-        precisions = resolution.node_precisions
-        return frozenset(
-            (index, source)
-            for index, (source, others) in self.readers.items()
-            if precisions[index] is FUSED_IN and not any(precisions[other] is FUSED_IN for other in others)
-        )
-
-
-def _reduced_readers(types: ValueTypes, value: str) -> Iterable[int]:
-    model = types.model
-    for index in model.consumers.get(value, ()):
-        if any(model.nodes[index].inputs[slot] == value for slot in types.rules[index].inputs):
-            yield index
+    model, own_casts = types.model, {cast.source for cast in types.own_casts}
+    index = {node.name: node.index for node in model.nodes}
+    others: dict[int, tuple[str, frozenset[int]]] = {}
+    for operator in fused:
+        source, members = operator.source, {index[name] for name in operator.nodes}
+        if not source or source in own_casts or source in types.constants:
+            continue
+        readers = {
+            reader
+            for reader in model.consumers.get(source, ())
+            if any(model.nodes[reader].inputs[slot] == source for slot in types.rules[reader].inputs)
+        }
+        others.update(dict.fromkeys(readers & members, (source, frozenset(readers - members))))
+    return others

@@ -16,12 +16,10 @@ from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.loading.value_dependent import REASON, shape_arithmetic
-from mptune.graph.plan import LARGEST, Precision
+from mptune.graph.plan import Precision
 from mptune.graph.schemas import OperatorSchema, onnx_schema
 
 _FIRST_OPSET = 19
-
-_FP16_NORMAL = 2.0**-14
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
@@ -45,7 +43,9 @@ def dequantises_weights(model: Model, node: Node) -> bool:
     if not all(_multiplies(model, reader, out) for reader in readers):
         return False
     values = np.abs(scale.numpy())
-    return bool(values.size and values.min() >= _FP16_NORMAL and values.max() <= LARGEST[Precision.FP16])
+    return bool(
+        values.size and values.min() >= Precision.FP16.smallest_normal and values.max() <= Precision.FP16.largest
+    )
 
 
 def _multiplies(model: Model, node: Node, weight: str) -> bool:
@@ -130,7 +130,7 @@ _WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
 
 """Operators that are named so and compute with activations that are not quantised."""
 
-FLOAT_TYPES: Mapping[str, Precision] = {"float": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
+FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in Precision}
 
 """Names of the element types of tensors -> the precision that each is."""
 

@@ -5,48 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from mptune.errors import PlanError
 from mptune.files import parse_json
+from mptune.graph.precision import DEFAULT_PRECISIONS, REDUCED, Precision
+
+__all__ = ["DEFAULT_PRECISIONS", "PLAN_FORMAT", "REDUCED", "Precision", "PrecisionPlan"]
 
 PLAN_FORMAT = 1
-
-
-class Precision(str, Enum):
-    """The floating-point type that a layer group computes in."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-REDUCED: tuple[Precision, ...] = tuple(precision for precision in Precision if precision is not Precision.FP32)
-"""The precisions that a plan may lower a group to."""
-
-DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)
-"""Those that are used where nobody asks for others."""
-
-LARGEST: Mapping[Precision, float] = {
-    Precision.FP32: (2 - 2**-23) * 2.0**127,
-    Precision.FP16: (2 - 2**-10) * 2.0**15,
-    Precision.BF16: (2 - 2**-7) * 2.0**127,
-}
-"""The largest finite value of each precision: 3.4028e38, 65504 and 3.3895e38 (IEEE 754-2008, table 3.5)."""
-
-# A study of a thousand plans names a precision a hundred thousand times: a look-up takes a tenth of the enumeration's.
-_BY_NAME: Mapping[str, Precision] = {precision.value: precision for precision in Precision}
-_NAMES: Mapping[Precision, str] = {precision: precision.value for precision in Precision}
-
-
-def _named(name: Any) -> Precision:
-    """The precision of a name; ValueError where there is none."""
-    precision = _BY_NAME.get(name) if isinstance(name, str) else None
-    return Precision(name) if precision is None else precision
 
 
 @dataclass(frozen=True)
@@ -64,9 +31,9 @@ class PrecisionPlan:
 
     def __post_init__(self) -> None:
         """Freeze the mapping and take the fingerprint once."""
-        frozen = {group: _named(p) for group, p in self.precision.items()}
+        frozen = {group: Precision(p) for group, p in self.precision.items()}
         object.__setattr__(self, "precision", frozen)
-        text = self.model_sha256 + "".join([f"\n{g} {_NAMES[p]}" for g, p in sorted(frozen.items())])
+        text = self.model_sha256 + "".join([f"\n{g} {p}" for g, p in sorted(frozen.items())])
         object.__setattr__(self, "_fingerprint", hashlib.sha256(text.encode()).hexdigest()[:12])
 
     def __hash__(self) -> int:
@@ -87,6 +54,12 @@ class PrecisionPlan:
         return tuple(g for g, p in self.precision.items() if p is precision)
 
     @property
+    def reduced_counts(self) -> dict[Precision, int]:
+        """How many groups have each reduced precision, of those that some have, the preferred one first."""
+        counts = {precision: len(self.groups_in(precision)) for precision in REDUCED}
+        return {precision: count for precision, count in counts.items() if count}
+
+    @property
     def fp16_groups(self) -> tuple[str, ...]:
         """The ids of the groups in FP16, in the order of the groups."""
         return self.groups_in(Precision.FP16)
@@ -105,6 +78,12 @@ class PrecisionPlan:
     def fp32_groups(self) -> tuple[str, ...]:
         """The ids of the groups in FP32, in the order of the groups."""
         return self.groups_in(Precision.FP32)
+
+    @property
+    def stored(self) -> PrecisionPlan:
+        """The plan as an ONNX model holds it: each group in the precision whose ONNX type stores its values."""
+        others = {p for p in {*self.precision.values()} if p.stored is not p}
+        return self.replace({g: p.stored for g, p in self.precision.items() if p in others}) if others else self
 
     def replace(self, changes: Mapping[str, Precision]) -> PrecisionPlan:
         """Return the plan with some groups changed.
@@ -154,7 +133,7 @@ class PrecisionPlan:
         if document.get("format") != PLAN_FORMAT:
             raise PlanError(f"{source} has format {document.get('format')!r}, this mptune reads {PLAN_FORMAT}", hint)
         try:
-            precision = {str(g): _named(p) for g, p in document["precision"].items()}
+            precision = {str(g): Precision(p) for g, p in document["precision"].items()}
         except ValueError as error:
             raise PlanError(f"{source}: {error}", f"a precision is one of: {', '.join(Precision)}") from None
         return cls(str(document.get("model_sha256", "")), precision)

@@ -11,12 +11,6 @@ import onnx
 
 from mptune.graph.plan import REDUCED, Precision
 
-_TYPE_OF: Mapping[Precision, str] = {
-    Precision.FP32: "tensor(float)",
-    Precision.FP16: "tensor(float16)",
-    Precision.BF16: "tensor(bfloat16)",
-}
-
 
 @dataclass(frozen=True)
 class OperatorSchema:
@@ -56,9 +50,9 @@ class OperatorSchema:
     def admitted(self, type_parameter: str) -> frozenset[Precision]:
         """The reduced precisions that a type parameter admits besides FP32."""
         types = self.types.get(type_parameter, frozenset())
-        if _TYPE_OF[Precision.FP32] not in types:
+        if f"tensor({Precision.FP32.dtype})" not in types:
             return frozenset()
-        return frozenset(p for p in REDUCED if _TYPE_OF[p] in types)
+        return frozenset(p for p in REDUCED if f"tensor({p.dtype})" in types)
 
 
 def _at(formal: tuple[str, ...], position: int, *, variadic: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from onnx import TensorProto
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.toolchain import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.finding import Finding, by_severity
-from mptune.graph.casting.value_types import ValueTypes, unsupported
+from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.constants import masked_row_findings
@@ -35,10 +35,7 @@ from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, ShapeTable, group_costs, is_folded, node_flops, ungrouped_cost
 from mptune.targets.memory import memory_need
 from mptune.targets.target import load_target
-from mptune.targets.unsearched.already_mixed import already_mixed_findings
-from mptune.targets.unsearched.nothing import nothing_to_tune
-from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
-from mptune.targets.unsearched.quantised import quantised_findings
+from mptune.targets.unsearched import already_mixed_findings, nothing_to_tune, out_of_reach_findings, quantised_findings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, SearchSpace, make_space
@@ -49,18 +46,18 @@ def summarise_operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[Oper
     """The operators of a model, by FLOPs, the most first; a ``Constant`` computes nothing and is none of them."""
     model = grouped.model
     folded = shape_facts(model).folded
-    found: dict[str, OperatorSummary] = {}
+    summaries: dict[str, OperatorSummary] = {}
     for node in model.nodes:
         if node.op_type == "Constant" and node.is_standard:
             continue
         name = node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"
-        before = found.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
+        before = summaries.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
         fixed = before.fixed or ("" if node.name in grouped.owners else node_rule(model, node).fixed or "")
         is_free = node.has_subgraph or node.op_type in VIEWS or is_folded(node, folded)
         flops = 0.0 if is_free else node_flops(node, shapes)[0]
         here = node.name in grouped.owners
-        found[name] = OperatorSummary(name, before.count + 1, before.grouped + here, before.flops + flops, fixed)
-    return tuple(sorted(found.values(), key=lambda o: (-o.flops, -o.count, o.name)))
+        summaries[name] = OperatorSummary(name, before.count + 1, before.grouped + here, before.flops + flops, fixed)
+    return tuple(sorted(summaries.values(), key=lambda o: (-o.flops, -o.count, o.name)))
 
 
 @dataclass(frozen=True)
@@ -111,123 +108,62 @@ def observe_values(
         samples.save(workspace.samples("search"))
         workload = Workload(grouped, workspace, tuple(precisions))
         with PredictedToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
-            reference = toolchain.reference("search")
-            ranges = toolchain.observe()
+            reference = toolchain.reference_model.reference("search")
+            ranges = toolchain.reference_model.observe()
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)
         raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)
     if isinstance(reference, Failure):
         return dict(ranges), ()
     about = check_reference(reference, "inspect", skip=True)
-    known = (*about, *training_findings(grouped.model, "inspect", is_run=True))
-    optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", earlier=known)
+    before = (*about, *training_findings(grouped.model, "inspect", is_run=True))
+    optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", earlier=before)
     return dict(ranges), (*about, *optimised)
 
 
-@dataclass(frozen=True)
-class ModelFindings:
-    """Findings about the whole model, by what they are about.
+_OF_MODEL = ("quantised", "types", "mixed", "mask")
+"""Kinds of hazards that are about the model as a whole, whichever nodes they name."""
 
-    Attributes:
-        mixed: layers that are FP16 or BF16 already.
-        quantised: layers that are INT8 or FP8 already.
-        unreached: layers that no plan can change, as their types are not known.
-        interface: outputs whose shape depends on values, and outputs that are fed back as state.
-    """
-
-    training: Sequence[Finding]
-    data: Sequence[Finding]
-    reference: Sequence[Finding]
-    masked_rows: Sequence[Finding]
-    mixed: Sequence[Finding]
-    quantised: Sequence[Finding]
-    unreached: Sequence[Finding]
-    interface: Sequence[Finding]
-
-    def with_hazards(self, hazards: Sequence[Hazard]) -> tuple[Finding, ...]:
-        """All of them and the hazards that are findings, the most severe first."""
-        every = (
-            *self.training,
-            *self.data,
-            *self.reference,
-            *self.masked_rows,
-            *self.mixed,
-            *self.quantised,
-            *self.unreached,
-            *self.interface,
-            *hazard_findings(hazards, "inspect"),
-        )
-        return by_severity(without_repetition(every))
-
-    def as_hazards(self) -> Iterator[Hazard]:
-        """As the table of hazards shows them."""
-        yield from map(_input_hazard, self.data)
-        for finding in self.quantised:
-            # Quantised parts are pinned.
-            yield replace(_as_hazard("quantised", finding, "flops_share"), severity="info")
-        yield from (_as_hazard("types", finding, "flops_share") for finding in self.unreached)
-        yield from (_as_hazard("mixed", finding, "flops_share") for finding in self.mixed)
-        yield from map(_interface_hazard, self.interface)
-        yield from (_as_hazard("mask", finding, "masked_rows") for finding in self.masked_rows)
-        yield from map(_reference_hazard, without_repetition((*self.training, *self.reference)))
+_SHOWN_FIRST = ("flops_share", "masked_rows", "outputs")
+"""The evidence that is a hazard's value; else it is the first number."""
 
 
-def model_findings(grouped: GroupedModel, values: KnownValues) -> ModelFindings:
-    """What is found about the model, of what is known of its values."""
-    samples, shapes = values.samples, values.shapes
+def model_findings(grouped: GroupedModel, values: KnownValues) -> list[tuple[str, Finding]]:
+    """What is found about the model as a whole, of what is known of its values, each with its kind of hazard."""
+    samples, shapes, model = values.samples, values.shapes, grouped.model
     masked = {name: seen.masked for name, seen in values.ranges.items() if seen.masked is not None}
-    return ModelFindings(
-        training=training_findings(grouped.model, "inspect", is_run=samples is not None),
-        data=[] if samples is None else [replace(finding, origin="inspect") for finding in samples.findings],
-        reference=values.findings,
-        masked_rows=masked_row_findings(grouped, masked, "inspect", reference_findings=values.findings),
-        mixed=already_mixed_findings(grouped, shapes, "inspect"),
-        quantised=quantised_findings(grouped, shapes, "inspect"),
-        unreached=out_of_reach_findings(grouped, shapes, "inspect"),
-        interface=interface_findings(grouped.model, "inspect"),
+    by_kind: tuple[tuple[str, Sequence[Finding]], ...] = (
+        ("reference", training_findings(model, "inspect", is_run=samples is not None)),
+        ("input", () if samples is None else [replace(finding, origin="inspect") for finding in samples.findings]),
+        ("reference", values.findings),
+        ("mask", masked_row_findings(grouped, masked, "inspect", reference_findings=values.findings)),
+        ("mixed", already_mixed_findings(grouped, shapes, "inspect")),
+        ("quantised", quantised_findings(grouped, shapes, "inspect")),
+        ("types", out_of_reach_findings(grouped, shapes, "inspect")),
+        ("output", interface_findings(model, "inspect")),
     )
+    every = [(kind, finding) for kind, findings in by_kind for finding in findings]
+    kept = without_repetition(finding for _, finding in every)
+    return [(kind, finding) for kind, finding in every if finding in kept]
 
 
-def _input_hazard(finding: Finding) -> Hazard:
-    """A finding about the data as the table of hazards shows it: at the first input, or at all samples."""
-    tensor = finding.where.inputs[0] if finding.where.inputs else "samples"
-    value = next((float(x) for x in finding.evidence.values() if isinstance(x, float)), 0.0)
-    return Hazard(finding.severity, "input", None, None, tensor, value, finding.text, finding.cure, finding.code)
-
-
-def _as_hazard(kind: str, finding: Finding, number: str) -> Hazard:
-    """A finding about the model as the table of hazards shows it; ``number`` names the evidence that is its value."""
+def _as_hazard(kind: str, finding: Finding) -> Hazard:
+    """A finding about the model as the table of hazards shows it; it pins no group."""
+    where, evidence = finding.where, finding.evidence
+    numbers = [evidence[name] for name in _SHOWN_FIRST if name in evidence]
+    numbers += [x for x in evidence.values() if isinstance(x, (int, float))]
+    places = () if kind in _OF_MODEL else (*where.tensors, *(output.name for output in where.outputs), *where.inputs)
     return Hazard(
-        finding.severity,
+        "info" if kind == "quantised" else finding.severity,  # quantised parts are pinned
         kind,
         None,
-        None,
-        "the model",
-        float(finding.evidence[number]),
-        finding.text,
-        finding.cure,
+        where.nodes[0] if where.nodes and kind not in _OF_MODEL else None,
+        next(iter(places), "samples" if kind == "input" else "the model"),
+        float(next(iter(numbers), 0.0)),
         finding.code,
-        finding.evidence,
+        evidence=evidence,
+        shown=finding,
     )
-
-
-def _reference_hazard(finding: Finding) -> Hazard:
-    """A finding about the model in FP32 as the table of hazards shows it; it pins no group."""
-    where = finding.where
-    node = where.nodes[0] if where.nodes else None
-    outputs = [output.name for output in where.outputs]
-    tensor = next(iter((*where.tensors, *outputs)), "the model")
-    value = next((float(x) for x in finding.evidence.values() if isinstance(x, (int, float))), 0.0)
-    place = ("reference", None, node, tensor, value)
-    return Hazard(finding.severity, *place, finding.text, finding.cure, finding.code, finding.evidence)
-
-
-def _interface_hazard(finding: Finding) -> Hazard:
-    where = finding.where
-    tensor = ", ".join([output.name for output in where.outputs[:1]] or ["the model"])
-    node = where.nodes[0] if where.nodes else None
-    value = float(len(where.outputs))
-    return Hazard(finding.severity, "output", None, node, tensor, value, finding.text, finding.cure, finding.code)
 
 
 _WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16})
@@ -247,11 +183,11 @@ def inspect_model(
     every = find_hazards(grouped, values.absmax, seen=seen_of(values.ranges))
     of_fp16 = [hazard for hazard in every if hazard.precision is Precision.FP16]
     about = model_findings(grouped, values)
-    hazards = worst_first([*of_fp16, *about.as_hazards()])
+    hazards = worst_first([*of_fp16, *(_as_hazard(kind, finding) for kind, finding in about)])
     space = make_space(grouped, named, hazards, values.absmax)
     no_bf16 = _without_bf16(grouped, every)
     precisions = tuple(map(str, Precision))
-    of_three = make_space(grouped, named, hazards, values.absmax, precisions=precisions, without_bf16=no_bf16)
+    of_three = make_space(grouped, named, hazards, values.absmax, {Precision.BF16: no_bf16}, precisions)
     floats = [t for t in all_tensors(model.proto.graph) if t.data_type in _WEIGHTS]
     samples = values.samples
     return Inspection(
@@ -270,12 +206,17 @@ def inspect_model(
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
         warnings=(
-            *nothing_to_tune(grouped),
             *(samples.warnings if samples else ()),
             *check_ranges(values.ranges),
             *space.warnings,
         ),
-        findings=about.with_hazards(of_fp16),
+        findings=by_severity(
+            (
+                *nothing_to_tune(grouped, "inspect"),
+                *(finding for _, finding in about),
+                *hazard_findings(of_fp16, "inspect"),
+            )
+        ),
     )
 
 
@@ -305,10 +246,9 @@ def _inspected_groups(
 
 def _without_bf16(grouped: GroupedModel, hazards: Sequence[Hazard]) -> dict[str, str]:
     """Why groups cannot be BF16 whatever the engine: themselves, their operators at this opset, their values."""
-    lacking = unsupported(ValueTypes(grouped), Precision.BF16)
     return {
         **pinned_by_hazards(hazards, Precision.BF16, is_measured=True),
-        **{group: lacking.reason(ops) for group, ops in lacking.groups.items()},
+        **unsupported(value_types(grouped), Precision.BF16).reasons,
         **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
     }
 

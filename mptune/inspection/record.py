@@ -11,7 +11,6 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.json_form import encode_float
 from mptune.settings import Granularity
 from mptune.targets.costs import GroupCost
 from mptune.targets.memory import MemoryNeed
@@ -124,7 +123,7 @@ class Inspection:
                 for o in self.operators
             ],
             "rest": _cost(self.rest),
-            "hazards": [{**h.to_json(), "value": encode_float(h.value)} for h in self.hazards],
+            "hazards": [hazard.to_json() for hazard in self.hazards],
             "findings": [finding.to_json() for finding in self.findings],
             "warnings": list(self.warnings),
         }

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.finding import RANGE_CODES, Finding, plain_outcome
+from mptune.finding import RANGE_CODES, Finding, Where, plain_outcome
+from mptune.findings.wording import AT, fill
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.text import error_text, front_rows, reduced_names
 from mptune.tuning.front import Front
@@ -36,9 +37,7 @@ class Break:
     """
 
     code: str
-    groups: tuple[str, ...]
-    nodes: tuple[str, ...]
-    tensors: tuple[str, ...]
+    place: Where
     seen: str
     plain: str
     kept: bool | None
@@ -49,10 +48,8 @@ class Break:
     @property
     def where(self) -> str:
         """Group, node and value, one line."""
-        parts = [", ".join(self.groups)]
-        parts += [f"node {', '.join(self.nodes)}"] if self.nodes else []
-        parts += [f"value {', '.join(self.tensors)}"] if self.tensors else []
-        return ", ".join(part for part in parts if part) or "no single group"
+        parts = (("", self.place.groups), ("node ", self.place.nodes), ("value ", self.place.tensors))
+        return ", ".join(what + ", ".join(names) for what, names in parts if names) or "no single group"
 
     @property
     def outcome(self) -> str:
@@ -65,8 +62,8 @@ class Break:
 
 def heading(front: Front) -> str:
     """Above what breaks: FP16, or BF16 where that alone breaks something, or no plan has FP16 and nothing breaks."""
-    found = {one.precision for one in breaks_in_fp16(front)}
-    name = (Precision.FP16 if Precision.FP16 in found else Precision.BF16).name if found else _first_name(front)
+    broken = {place.precision for place in breaks_in_fp16(front)}
+    name = (Precision.FP16 if Precision.FP16 in broken else Precision.BF16).name if broken else _first_name(front)
     return f"What breaks in {name}, and why"
 
 
@@ -88,30 +85,20 @@ def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
         if breaks(finding) and finding.is_about_model and is_shown:
             key = finding.code, finding.is_of_bf16_alone, tuple(sorted(finding.where.groups))
             merged.setdefault(key, []).append(finding)
-    found = [_of_findings(findings, plan) for findings in merged.values()]
-    found.sort(key=lambda one: one.kept is True)
-    explained = {group for one in found for group in one.groups}
-    return (*found, *_unexplained(front, explained))
+    places = [_of_findings(findings, plan) for findings in merged.values()]
+    places.sort(key=lambda place: place.kept is True)
+    explained = {group for place in places for group in place.place.groups}
+    return (*places, *_unexplained(front, explained))
 
 
 def _of_findings(findings: list[Finding], plan: PrecisionPlan | None) -> Break:
     worst = max(findings, key=lambda finding: ("lost" in finding.evidence, _size(finding)))  # not finite, before all
     if worst.code == "overflow":  # what overflows first is why the rest does; a constant is held, and does not
         worst = min(findings, key=lambda finding: "held_as" in finding.evidence)
-    groups = worst.where.groups
     kept, held = _held(worst, plan)
-    return Break(
-        code=worst.code,
-        groups=groups,
-        nodes=worst.where.nodes,
-        tensors=worst.where.tensors,
-        seen=_seen(worst),
-        plain=plain_fp16(worst),
-        kept=kept,
-        others=len(findings) - 1,
-        held=held,
-        precision=Precision.BF16 if worst.is_of_bf16_alone else Precision.FP16,
-    )
+    precision = Precision.BF16 if worst.is_of_bf16_alone else Precision.FP16
+    others = len(findings) - 1
+    return Break(worst.code, worst.where, _seen(worst), plain_fp16(worst), kept, others, held, precision)
 
 
 def _held(finding: Finding, plan: PrecisionPlan | None) -> tuple[bool | None, str]:
@@ -138,36 +125,34 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
     # What all-FP32 has too, as with an engine that is wrong, is not FP16's doing.
     threshold = max(LARGE_FROM, 2.0 * front.fp32.judged_error) if front.metric in ADD_IN_SQUARES else math.inf
     worst = sorted(
-        (one for one in front.explanation.groups if (one.one_group_error or 0.0) >= threshold),
-        key=lambda one: -(one.one_group_error or 0.0),
+        (worth for worth in front.explanation.groups if (worth.one_group_error or 0.0) >= threshold),
+        key=lambda worth: -(worth.one_group_error or 0.0),
     )
-    found, name = [], _first_name(front)
-    for worth in (one for one in worst if one.group not in explained):
-        error = worth.one_group_error or 0.0
-        found.append(
-            Break(
-                NOT_FINITE if math.isinf(error) else LARGE_ERROR,
-                (worth.group,),
-                (worth.name,),
-                (),
-                "no finding says why",
-                f"{error_outcome(error)} in the outputs, with this group alone in {name}",
-                None if front.chosen is None else worth.group in kept,
-                precision=Precision[name],
-            )
+    name = _first_name(front)
+    places = [
+        Break(
+            NOT_FINITE if worth.one_group_error == math.inf else LARGE_ERROR,
+            Where((worth.name,), (worth.group,)),
+            "no finding says why",
+            f"{error_outcome(worth.one_group_error or 0.0)} in the outputs, with this group alone in {name}",
+            None if front.chosen is None else worth.group in kept,
+            precision=Precision(name.lower()),
         )
+        for worth in worst
+        if worth.group not in explained
+    ]
     fp16 = front.fp16
     if worst or fp16 is None or explained.intersection(fp16.plan.reduced_groups):
-        return found
+        return places
     if not fp16.is_finite or max(fp16.judged_error, fp16.error_value) >= threshold:
         what = f"an error of {error_text(fp16)}" if fp16.is_finite else "NaN or Inf"
         kind = LARGE_ERROR if fp16.is_finite else NOT_FINITE
         why = f"no finding says why; `mptune inspect {front.model_path} --data PATH` shows what its values are"
         plain = f"{what} in the outputs of {front.fp16_name}"
         groups = fp16.plan.reduced_groups
-        named = groups if len(groups) <= _NAMED else ()
-        found.append(Break(kind, named, (), (), why, plain, None, precision=Precision[name]))
-    return found
+        where = Where(groups=groups if len(groups) <= _NAMED else ())
+        places.append(Break(kind, where, why, plain, None, precision=Precision(name.lower())))
+    return places
 
 
 def plain_fp16(finding: Finding) -> str:
@@ -187,7 +172,8 @@ def _size(finding: Finding) -> float:
 def _seen(finding: Finding) -> str:
     """The finding's text without the place that it begins with."""
     for tensor in finding.where.tensors:
-        for at in (*(f" at node {node!r}" for node in finding.where.nodes), ""):
-            if finding.text.startswith(f"value {tensor!r}{at}: "):
-                return finding.text.removeprefix(f"value {tensor!r}{at}: ")
+        for node in (*finding.where.nodes, None):
+            text = finding.text.removeprefix(fill(AT, {"tensor": tensor, "node": node}))
+            if text != finding.text:
+                return text
     return finding.text

@@ -18,7 +18,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.weights import WeightBank, stored_in
+from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.provenance import provenance
 from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
@@ -74,7 +74,8 @@ def write_chosen(
             _recover(directory, fresh, old)
             fresh.mkdir()
             rewriter = Rewriter(grouped, bank)
-            written = rewriter.export(evaluation.plan, fresh / "model.onnx", provenance(front, evaluation))
+            model_file, metadata = fresh / "model.onnx", provenance(front, evaluation)
+            written = rewriter.export(evaluation.plan, model_file, metadata)
             check_written(written, f"the model of plan {evaluation.plan.fingerprint}", grouped.model.path)
             plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan), opset)
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
@@ -88,7 +89,7 @@ def write_chosen(
             if check is not None:
                 check.save(fresh / CHECK_FILE)
                 if evaluation.error_source == "emulated":
-                    store = stored_in(fresh / "model.onnx")
+                    store = rewriter.beside(evaluation.plan, model_file, metadata)
                     Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, store)
             engine = _engine(evaluation, directory)
             readme = readme_text(front, evaluation, environment, engine, recipe, has_check=check is not None)

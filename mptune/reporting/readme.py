@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from string import Template
 
 from mptune._version import __version__
 from mptune.engines.environment import Environment
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import printable, shortened
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
     environment_facts,
     error_text,
     explain_kept,
+    finding_lines,
     format_error,
     format_ms,
     format_value,
@@ -34,9 +34,6 @@ from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 _LONGEST = 700
 """Characters of a line of README.txt, as of a sentence on the page."""
 
-MOST_OF_A_CODE = 3
-"""So many findings of one code are in README.txt."""
-
 _EMULATION = """
 check.onnx   the same plan in FP32 with roundings to {reduced}, which that error is of, and the weights of model.onnx"""
 
@@ -54,6 +51,7 @@ def readme_text(
     has_check: bool,
 ) -> str:
     """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
+    findings = finding_lines(front.findings, lambda f: f"{f.severity}: {f.code}: {f.message}")
     facts = {
         "version": __version__,
         "engine_file": _engine_line(engine),
@@ -62,7 +60,7 @@ def readme_text(
         else "",
         **_plan_facts(front, evaluation),
         **_figures(front, evaluation),
-        "findings": _block(_findings(front)) or "  nothing",
+        "findings": _block(f"  - {line}" for line in findings) or "  nothing",
         **_machine_facts(front, environment),
         "warnings": _block(f"  - {text}" for text in unique((*front.warnings, *evaluation.warnings))) or "  none",
         **_trtexec_facts(evaluation, recipe),
@@ -91,10 +89,10 @@ def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
 
 
 def _counts(plan: PrecisionPlan) -> str:
-    """How many groups are FP16, and how many BF16."""
-    half, brain = len(plan.fp16_groups), len(plan.bf16_groups)
-    first = f"{brain if brain and not half else half} of {len(plan.precision)} layer groups in "
-    return first + ("BF16" if brain and not half else f"FP16, {brain} in BF16" if brain else "FP16")
+    """How many groups have each reduced precision."""
+    (first, count), *others = plan.reduced_counts.items() or [(Precision.FP16, 0)]
+    text = f"{count} of {len(plan.precision)} layer groups in {first.name}"
+    return ", ".join([text, *(f"{number} in {precision.name}" for precision, number in others)])
 
 
 def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
@@ -141,12 +139,12 @@ def _metrics(front: Front, evaluation: Evaluation) -> Iterator[str]:
 
 
 def _machine_facts(front: Front, environment: Environment | None) -> dict[str, str]:
-    known = [] if environment is None else environment_facts(environment)
+    machine = [] if environment is None else environment_facts(environment)
     return {
         "target": _line(front.target),
         "engine": _line(front.engine),
         "device": _line(front.device),
-        "environment": _block(f"{name:<16} {value}" for name, value in known),
+        "environment": _block(f"{name:<16} {value}" for name, value in machine),
     }
 
 
@@ -167,18 +165,6 @@ def _origin(front: Front, evaluation: Evaluation) -> str:
     if evaluation.origin == ORIGIN_FP16:
         return front.fp16_name
     return "all-FP32" if evaluation.origin == ORIGIN_FP32 else str(evaluation.origin)
-
-
-def _findings(front: Front) -> Iterator[str]:
-    """One line a finding, the most severe first; of each code the first few, then how many more there are."""
-    counts = Counter(finding.code for finding in front.findings)
-    shown: Counter[str] = Counter()
-    for finding in front.findings:
-        shown[finding.code] += 1
-        if shown[finding.code] <= MOST_OF_A_CODE:
-            yield f"  - {finding.severity}: {finding.code}: {finding.message}"
-        elif shown[finding.code] == counts[finding.code]:
-            yield f"  - {counts[finding.code] - MOST_OF_A_CODE} more {finding.code} are in front.json"
 
 
 def _engine_line(engine: Path | None) -> str:

@@ -58,7 +58,7 @@ class BuildRecipe:
             inputs: of the model.
         """
         fixed = file.fixed_settings
-        given = {one.name: one for one in fixed.shapes}
+        given = {shape.name: shape for shape in fixed.shapes}
         dynamic = [i.name for i in inputs if i.shape is None or any(not isinstance(size, int) for size in i.shape)]
         missing = [name for name in dynamic if name not in given]
         given |= _observed(data_dir, missing) if missing else {}
@@ -79,9 +79,9 @@ class BuildRecipe:
         if not self.uses_tf32(plan):
             options.append("--noTF32")
         if self.shapes:
-            options.append(f"--minShapes={self._spec(lambda one: one.smallest)}")
-            options.append(f"--optShapes={self._spec(lambda one: one.usual)}")
-            options.append(f"--maxShapes={self._spec(lambda one: one.largest)}")
+            options.append(f"--minShapes={self._spec(lambda shape: shape.smallest)}")
+            options.append(f"--optShapes={self._spec(lambda shape: shape.usual)}")
+            options.append(f"--maxShapes={self._spec(lambda shape: shape.largest)}")
         if self.settings.workspace_mb is not None:
             options.append(f"--memPoolSize=workspace:{self.settings.workspace_mb}")  # MiB
         if self.settings.optimization_level != TensorRtSettings().optimization_level:
@@ -114,14 +114,15 @@ class BuildRecipe:
         return "\n".join(lines) + "\n"
 
     def _spec(self, size: Callable[[ShapeRange], tuple[int, ...]]) -> str:
-        return ",".join(f"{_name(one.name)}:{'x'.join(map(str, size(one)))}" for one in self.shapes)
+        return ",".join(f"{_name(shape.name)}:{'x'.join(map(str, size(shape)))}" for shape in self.shapes)
 
 
 def _built_with(file: RunFile) -> TensorRtSettings:
-    """The builder's settings; where TensorRT measured on a Jetson, with the limit that it had by default."""
+    """The builder's settings; where a Jetson was measured, with the limit that TensorRT has there by default."""
     settings = file.fixed_settings.tensorrt
     jetson = None if file.environment is None else file.environment.jetson
-    if settings.workspace_mb is not None or jetson is None or file.target is None or file.target.engine != "tensorrt":
+    measured = file.target is not None and file.target.latency_source == "measured"
+    if settings.workspace_mb is not None or jetson is None or not measured:
         return settings
     return replace(settings, workspace_mb=default_workspace_mb(jetson.memory_gb))
 
@@ -142,11 +143,11 @@ def _observed(data_dir: Path, names: Sequence[str]) -> dict[str, ShapeRange]:
         samples = [*read_sample_shapes(data_dir / "search.npz"), *read_sample_shapes(data_dir / "held_out.npz")]
     except DataError:
         return {}
-    found = {}
+    ranges = {}
     for name in names:
         shapes = [sample[name] for sample in samples if name in sample]
         if shapes and len({len(shape) for shape in shapes}) == 1:
             every = np.array(shapes, dtype=np.int64).reshape(len(shapes), -1)
             smallest, largest = every.min(axis=0).tolist(), every.max(axis=0).tolist()
-            found[name] = ShapeRange(name, tuple(smallest), shapes[0], tuple(largest))
-    return found
+            ranges[name] = ShapeRange(name, tuple(smallest), shapes[0], tuple(largest))
+    return ranges

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import REDUCED, PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
@@ -151,10 +151,9 @@ def latency_source(front: Front) -> str:
 
 
 def reduced_names(plans: Iterable[PrecisionPlan]) -> str:
-    """The precisions beside FP32 that plans have: FP16, BF16, or FP16 and BF16; FP16 where they have none."""
-    known = list(plans)
-    has_fp16, has_bf16 = any(p.fp16_groups for p in known), any(p.bf16_groups for p in known)
-    return " and ".join(["FP16"] * (has_fp16 or not has_bf16) + ["BF16"] * has_bf16)
+    """The precisions beside FP32 that plans have, such as FP16 and BF16; FP16 where they have none."""
+    used = {precision for plan in plans for precision in plan.reduced_counts}
+    return " and ".join(precision.name for precision in REDUCED if precision in used) or "FP16"
 
 
 def error_source(front: Front) -> str:
@@ -183,20 +182,23 @@ def front_warnings(front: Front, elsewhere: Collection[str] = ()) -> tuple[str, 
         front: the front.
         elsewhere: codes of findings about the model that are shown in another place.
     """
-    others = (one for one in front.findings if not (one.code in elsewhere and one.is_about_model))
-    return unique((*_messages(others), *front.warnings))
+    shown = [
+        finding
+        for finding in front.findings
+        if not (finding.is_about_model and (finding.code in elsewhere or finding.severity == "info"))
+    ]
+    return unique((*finding_lines(shown, lambda finding: finding.message), *front.warnings))
 
 
-def _messages(findings: Iterable[Finding]) -> Iterator[str]:
+def finding_lines(findings: Iterable[Finding], line: Callable[[Finding], str]) -> Iterator[str]:
     """One line a finding; of each code the first few, then how many more there are."""
     by_code: dict[str, list[str]] = {}
     for finding in findings:
-        if finding.severity != "info" or not finding.is_about_model:
-            by_code.setdefault(finding.code, []).append(finding.message)
-    for code, messages in by_code.items():
-        yield from messages[:_MOST_OF_A_CODE]
-        if len(messages) > _MOST_OF_A_CODE:
-            yield f"{len(messages) - _MOST_OF_A_CODE} more findings {code!r} are in front.json"
+        by_code.setdefault(finding.code, []).append(line(finding))
+    for code, lines in by_code.items():
+        yield from lines[:_MOST_OF_A_CODE]
+        if len(lines) > _MOST_OF_A_CODE:
+            yield f"{len(lines) - _MOST_OF_A_CODE} more findings {code!r} are in front.json"
 
 
 def environment_facts(environment: Environment) -> list[tuple[str, str]]:

@@ -23,13 +23,9 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import with_rounding_steps
 
 SEED = 7
-
 SAMPLES = 2
-
 _OPSET = 19
-
 _IR_VERSION = 9
-
 Shape = tuple[int, ...]
 
 
@@ -56,9 +52,9 @@ class _Graph:
         self.nodes.append(helper.make_node(op, list(inputs), [out], name=f"{op.lower()}_{out}", **attributes))
         return out
 
-    def conv(self, source: str, out: str, channels: int, taken: int) -> str:
+    def conv(self, source: str, out: str, channels: int, inputs: int) -> str:
         """Add a 3 x 3 convolution."""
-        weights = self.weights(f"{out}.weight", (channels, taken, 3, 3), taken * 9)
+        weights = self.weights(f"{out}.weight", (channels, inputs, 3, 3), inputs * 9)
         return self.add("Conv", source, weights, out=out, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
 
     def model(self, name: str, shape: Shape, result: Shape) -> onnx.ModelProto:
@@ -75,8 +71,8 @@ def convolutions() -> onnx.ModelProto:
     """Four convolutions with ReLU between."""
     graph = _Graph()
     value = "x"
-    for index, (channels, taken) in enumerate(((32, 16), (32, 32), (32, 32))):
-        value = graph.add("Relu", graph.conv(value, f"conv{index}", channels, taken), out=f"relu{index}")
+    for index, (channels, inputs) in enumerate(((32, 16), (32, 32), (32, 32))):
+        value = graph.add("Relu", graph.conv(value, f"conv{index}", channels, inputs), out=f"relu{index}")
     graph.conv(value, "y", 16, 32)
     return graph.model("convolutions", (1, 16, 24, 24), (1, 16, 24, 24))
 
@@ -90,8 +86,8 @@ def attention() -> onnx.ModelProto:
         bias = graph.constant(f"{out}.bias", np.zeros(width, np.float32))
         return graph.add("LayerNormalization", source, scale, bias, out=out, axis=-1)
 
-    def dense(source: str, out: str, taken: int, given: int) -> str:
-        return graph.add("MatMul", source, graph.weights(f"{out}.weight", (taken, given), taken), out=out)
+    def dense(source: str, out: str, inputs: int, outputs: int) -> str:
+        return graph.add("MatMul", source, graph.weights(f"{out}.weight", (inputs, outputs), inputs), out=out)
 
     normed = norm("x", "norm0")
     query, key, value = (dense(normed, name, width, width) for name in ("query", "key", "value"))
@@ -103,8 +99,8 @@ def attention() -> onnx.ModelProto:
     wide = dense(norm(middle, "norm1"), "wide", width, 2 * width)
     root = graph.constant("root2", np.array(np.sqrt(2), np.float32))
     erf = graph.add("Erf", graph.add("Div", wide, root, out="over_root"), out="erf")
-    one, half = (graph.constant(f"c{v}", np.array(v, np.float32)) for v in (1.0, 0.5))
-    gate = graph.add("Mul", wide, graph.add("Add", erf, one, out="erf1"), out="gate")
+    unit, half = (graph.constant(f"c{v}", np.array(v, np.float32)) for v in (1.0, 0.5))
+    gate = graph.add("Mul", wide, graph.add("Add", erf, unit, out="erf1"), out="gate")
     dense(graph.add("Mul", gate, half, out="gelu"), "narrow", 2 * width, width)
     graph.add("Add", middle, "narrow", out="y")
     return graph.model("attention", (1, rows, width), (1, rows, width))
@@ -152,20 +148,13 @@ def samples_of(model: onnx.ModelProto) -> Sequence[Mapping[str, np.ndarray]]:
 
 
 QUANTISED = "quantised"
-
 FP32, FP16, FIRST, SECOND = "all-fp32", "all-fp16", "one half", "other half"
-
 """The plans: in the last two, every other group that may be FP16 is, and none of them is in both."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One tiny model.
-
-    Attributes:
-        workload: it, its groups and its files; the samples are written.
-        reference: FP32 outputs of each sample.
-    """
+    """One tiny model."""
 
     name: str
     workload: Workload

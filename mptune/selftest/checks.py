@@ -19,7 +19,6 @@ from mptune.selftest.cases import FIRST, FP16, FP32, SECOND
 from mptune.selftest.job import EngineRun
 
 Status = Literal["holds", "does not hold", "cannot be checked here"]
-
 MOST_ERROR = 3.0
 """An engine's error over the emulated one. Real FP16 engines: 0.82 to 1.08 (an H200, one group at a time)."""
 QUANTISED_ERROR = 0.02
@@ -38,19 +37,12 @@ SPAN_RATIOS = (0.9, 1.05)
 """A span by the engine's clock over the same by the host's."""
 VALUE_RATIOS = (0.02, 1.05)
 """What latencies add up to over the host's time of the whole, which contains launches and delays, too."""
-
 _NO_TYPES = "ONNX Runtime does not report the types that its kernels compute in"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the self-test.
-
-    Attributes:
-        figure: what was found; None where nothing was.
-        limit: what it must be.
-        text: one line: what the figure is, or why there is none.
-    """
+    """One line of the self-test."""
 
     engine: str
     name: str
@@ -72,10 +64,7 @@ class Seen:
     Attributes:
         reference: FP32 outputs of both samples.
         emulated: outputs of the first sample by plan.
-        quantised: whether part of the model is INT8.
-        nodes: precision of each node that the plan decides.
         outputs: of the first sample, of the second, of the first again; empty where it failed.
-        nbytes: size of the engine's file; None where there is none.
     """
 
     model: str
@@ -113,23 +102,16 @@ def relative(values: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(values - wanted) / np.linalg.norm(wanted))
 
 
-def judge(engine: str, seen: Sequence[Seen], tf32: Mapping[str, float], why_no_tf32: str) -> tuple[Check, ...]:
-    """The checks of one engine.
-
-    Args:
-        engine: its name.
-        seen: what was built and run.
-        tf32: relative error of all-FP32 with TF32 allowed, by model; empty where it was not taken.
-        why_no_tf32: why it was not.
-    """
-    ran = [one for one in seen if not isinstance(one.run, Failure)]
-    by_plan = {(one.model, one.plan): one for one in ran}
+def judge(engine: str, seen: Sequence[Seen]) -> tuple[Check, ...]:
+    """The checks of one engine, by what was built and run."""
+    ran = [each for each in seen if not isinstance(each.run, Failure)]
+    by_plan = {(each.model, each.plan): each for each in ran}
     builds = _builds(engine, seen)
     if not ran:
         return (builds,)
     outputs = _outputs(engine, ran)
     is_off = outputs.status == "does not hold"
-    without_tf32 = _tf32(engine, ran, tf32, why_no_tf32, is_off)
+    without_tf32 = _tf32(engine, ran, is_off)
     uses_tf32 = without_tf32.status == "does not hold"
     why_not = "its outputs are off" if is_off else "FP32 is not FP32" if uses_tf32 else ""
     return (
@@ -145,7 +127,7 @@ def judge(engine: str, seen: Sequence[Seen], tf32: Mapping[str, float], why_no_t
 
 
 def _builds(engine: str, seen: Sequence[Seen]) -> Check:
-    failed = [(one.title, one.run) for one in seen if isinstance(one.run, Failure)]
+    failed = [(each.title, each.run) for each in seen if isinstance(each.run, Failure)]
     text = f"{len(seen) - len(failed)} of {len(seen)} engines built and run"
     if failed:
         title, failure = failed[0]
@@ -154,80 +136,80 @@ def _builds(engine: str, seen: Sequence[Seen]) -> Check:
 
 
 def _outputs(engine: str, ran: Sequence[Seen]) -> Check:
-    found = [(_error_ratio(one), one) for one in ran]
-    worst, one = max(found, key=lambda pair: pair[0])
-    text = f"largest error is {worst:.2g} times the emulated one ({one.title}: {one.error:.2g})"
-    if one.plan == FP32 and worst > MOST_ERROR:
-        text = f"error of {one.title} is {one.error:.2g}, and not as of TF32"
+    ratios = [(_error_ratio(each), each) for each in ran]
+    worst, each = max(ratios, key=lambda pair: pair[0])
+    text = f"largest error is {worst:.2g} times the emulated one ({each.title}: {each.error:.2g})"
+    if each.plan == FP32 and worst > MOST_ERROR:
+        text = f"error of {each.title} is {each.error:.2g}, and not as of TF32"
     return _check(engine, "outputs", worst <= MOST_ERROR, worst, f"<= {MOST_ERROR:g}", text)
 
 
-def _error_ratio(one: Seen) -> float:
+def _error_ratio(each: Seen) -> float:
     """The error over what it may come to by rounding; for all-FP32 where it is not what TF32 explains."""
-    emulated = relative(one.emulated[FP16 if one.plan == FP32 else one.plan], one.reference[0])
-    if one.quantised:
+    emulated = relative(each.emulated[FP16 if each.plan == FP32 else each.plan], each.reference[0])
+    if each.quantised:
         emulated = max(emulated, QUANTISED_ERROR / MOST_ERROR)
-    ratio = one.error / emulated
-    explained = one.quantised or one.error <= MOST_FP32_ERROR or one.likeness(FP16) >= LIKE_TF32
-    return ratio if one.plan != FP32 or explained else max(ratio, one.error / MOST_FP32_ERROR * MOST_ERROR)
+    ratio = each.error / emulated
+    explained = each.quantised or each.error <= MOST_FP32_ERROR or each.likeness(FP16) >= LIKE_TF32
+    return ratio if each.plan != FP32 or explained else max(ratio, each.error / MOST_FP32_ERROR * MOST_ERROR)
 
 
 def _precisions(engine: str, ran: Mapping[tuple[str, str], Seen], why_not: str) -> Check:
     limit = f">= {LEAST_LIKENESS:g}"
     if why_not:
         return unchecked(engine, "precisions", limit, why_not)
-    halves = [(one, SECOND if one.plan == FIRST else FIRST) for one in ran.values() if one.plan in (FIRST, SECOND)]
-    found = [(one.likeness(one.plan) - one.likeness(other), one) for one, other in halves]
-    if not found:
+    halves = [(each, SECOND if each.plan == FIRST else FIRST) for each in ran.values() if each.plan in (FIRST, SECOND)]
+    margins = [(each.likeness(each.plan) - each.likeness(other), each) for each, other in halves]
+    if not margins:
         return unchecked(engine, "precisions", limit, "no mixed plan could be run")
-    least, one = min(found, key=lambda pair: pair[0])
-    text = (
-        f"error is as the plan's emulated one, and not as its complement's: cosine greater by {least:.2f} ({one.title})"
-    )
+    least, each = min(margins, key=lambda pair: pair[0])
+    text = f"error is as the plan's emulated one, not as its complement's: cosine greater by {least:.2f} ({each.title})"
     if least < LEAST_LIKENESS:
         text = (
-            f"error of {one.title} ({one.error:.2g}) is not as its plan rounds: cosine greater by {least:.2f} than to"
+            f"error of {each.title} ({each.error:.2g}) is not as its plan rounds: cosine greater by {least:.2f} than to"
             " its complement"
         )
     return _check(engine, "precisions", least >= LEAST_LIKENESS, least, limit, text)
 
 
-def _tf32(engine: str, ran: Sequence[Seen], tf32: Mapping[str, float], why_no_tf32: str, is_off: bool) -> Check:
+def _tf32(engine: str, ran: Sequence[Seen], is_off: bool) -> Check:
     limit = f"<= {MOST_FP32_ERROR:g}"
-    plain = [one for one in ran if one.plan == FP32 and not one.quantised]
+    plain = [each for each in ran if each.plan == FP32 and not each.quantised]
     if is_off or not plain:
         return unchecked(engine, "tf32", limit, "its outputs are off" if is_off else "all-FP32 could not be run")
-    worst = max(plain, key=lambda one: one.error)
+    worst = max(plain, key=lambda each: each.error)
     text = f"FP32 error is {worst.error:.2g} with TF32 off ({worst.model})"
-    text += f", {tf32[worst.model]:.2g} with TF32 on" if worst.model in tf32 else f"; {why_no_tf32}"
+    text += "; TF32 would give about 3e-4"
     return _check(engine, "tf32", worst.error <= MOST_FP32_ERROR, worst.error, limit, text)
 
 
 def _repeated(engine: str, ran: Sequence[Seen], is_off: bool) -> Check:
     limit = f"<= {MOST_CHANGE:g}"
-    change, one = max(((relative(one.outputs[2], one.outputs[0]), one) for one in ran), key=lambda pair: pair[0])
-    foreign = [one for one in ran if relative(one.outputs[1], one.reference[1]) > FOREIGN]
-    text = f"two runs on one sample differ by {change:.2g}, another sample between them ({one.title})"
+    change, each = max(((relative(each.outputs[2], each.outputs[0]), each) for each in ran), key=lambda pair: pair[0])
+    foreign = [each for each in ran if relative(each.outputs[1], each.reference[1]) > FOREIGN]
+    text = f"two runs on one sample differ by {change:.2g}, another sample between them ({each.title})"
     if foreign and not is_off:
-        one = foreign[0]
-        change = max(change, relative(one.outputs[1], one.reference[1]))
-        same = relative(one.outputs[1], one.outputs[0])
+        each = foreign[0]
+        change = max(change, relative(each.outputs[1], each.reference[1]))
+        same = relative(each.outputs[1], each.outputs[0])
         text = f"outputs of the second run are {change:.2g} away from their reference, {same:.2g} from the first run's"
-        return _check(engine, "repeat", False, change, limit, f"{text} ({one.title})")
+        return _check(engine, "repeat", False, change, limit, f"{text} ({each.title})")
     return _check(engine, "repeat", change <= MOST_CHANGE, change, limit, text)
 
 
 def _clock(engine: str, ran: Sequence[Seen]) -> Check:
     (low, high), (least, most) = SPAN_RATIOS, VALUE_RATIOS
     limit = f"{low:g} to {high:g}; latencies {least:g} to {most:g}"
-    readings = [(one, one.run.clock) for one in ran if isinstance(one.run, EngineRun) and one.run.clock is not None]
+    readings = [
+        (each, each.run.clock) for each in ran if isinstance(each.run, EngineRun) and each.run.clock is not None
+    ]
     if not readings:
         return unchecked(engine, "clock", limit, "no engine could be timed")
-    one, clock = max(readings, key=lambda pair: _beyond(pair[1].span_ratio, SPAN_RATIOS))
+    each, clock = max(readings, key=lambda pair: _beyond(pair[1].span_ratio, SPAN_RATIOS))
     other, value = max(readings, key=lambda pair: _beyond(pair[1].value_ratio, VALUE_RATIOS))
     holds = low <= clock.span_ratio <= high and least <= value.value_ratio <= most
     text = (
-        f"{clock.executions} executions take {clock.span_ratio:.3f} of the host clock's time ({one.title}); latencies"
+        f"{clock.executions} executions take {clock.span_ratio:.3f} of the host clock's time ({each.title}); latencies"
         f" of {value.latency_ms:.3g} ms add up to {value.value_ratio:.2f} of it ({other.title})"
     )
     return _check(engine, "clock", holds, clock.span_ratio, limit, text)
@@ -241,14 +223,14 @@ def _beyond(ratio: float, limits: tuple[float, float]) -> float:
 
 def _types(engine: str, ran: Sequence[Seen]) -> Check:
     limit = "0 layers"
-    described = [(one, one.run) for one in ran if isinstance(one.run, EngineRun) and one.run.information]
+    described = [(each, each.run) for each in ran if isinstance(each.run, EngineRun) and each.run.information]
     if not described:
         return unchecked(engine, "layer types", limit, _NO_TYPES)
     wrong, layers = [], 0
-    for one, run in described:
-        names, judged = misplaced_layers(one.nodes, read_layers(run.information))
+    for each, run in described:
+        names, judged = misplaced_layers(each.nodes, read_layers(run.information))
         layers += judged
-        wrong += [f"{name} ({one.title})" for name in names]
+        wrong += [f"{name} ({each.title})" for name in names]
     if not layers:
         return unchecked(engine, "layer types", limit, "TensorRT gives no types of the layers")
     text = f"{len(wrong)} of {layers} layers in another type than the plan says" + (f": {wrong[0]}" if wrong else "")
@@ -257,10 +239,10 @@ def _types(engine: str, ran: Sequence[Seen]) -> Check:
 
 def _int8(engine: str, ran: Sequence[Seen]) -> Check:
     limit = ">= 1 layer"
-    found = [one.run for one in ran if one.quantised and isinstance(one.run, EngineRun) and one.run.information]
-    if not found:
+    runs = [each.run for each in ran if each.quantised and isinstance(each.run, EngineRun) and each.run.information]
+    if not runs:
         return unchecked(engine, "int8", limit, _NO_TYPES)
-    counts = [len(int8_layers(run.information)) for run in found]
+    counts = [len(int8_layers(run.information)) for run in runs]
     least = min(counts)
     return _check(engine, "int8", least >= 1, float(least), limit, f"{least} layers of the quantised engine use INT8")
 

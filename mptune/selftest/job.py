@@ -13,16 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import save_outputs
-from mptune.engines.base import EngineSession, Stage
-from mptune.engines.jobs.measure import MeasureJob
+from mptune.engines.base import DescribesLayers, Engine, EngineSession, Stage
 from mptune.engines.jobs.samples import cached_samples
-from mptune.engines.tensorrt.session import TensorRtSession
 from mptune.engines.timing.latency import Stopwatch
 from mptune.engines.worker.child import WorkerState
 
 SPAN_S = 0.06
 """How long the executions are together that both clocks time: long beside what a call costs."""
-
 _SPANS = 3
 _MOST_VALUES = 200
 
@@ -45,12 +42,7 @@ class ClockReading:
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What ``RunEngineJob`` saw; the outputs are in its file.
-
-    Attributes:
-        clock: None where it was not timed.
-        information: TensorRT's description of the layers; empty for ONNX Runtime.
-    """
+    """What ``RunEngineJob`` saw; the outputs are in its file."""
 
     open_s: float
     clock: ClockReading | None
@@ -63,21 +55,21 @@ class RunEngineJob:
     """Open an engine and run it: on the first sample, on the second, and on the first again.
 
     Attributes:
-        measure: whose candidate is opened, on whose samples.
         timed: compare the clocks, too, between the second run and the third.
     """
 
-    measure: MeasureJob
+    engine: Engine
+    samples: Path
     outputs: Path
     timed: bool
 
     def run(self, state: WorkerState) -> EngineRun:
-        """Run the candidate three times on two samples; compare the clocks if ``timed``."""
+        """Run it three times on two samples; compare the clocks if ``timed``."""
         started = time.monotonic()
-        session: EngineSession = state.transient(self.measure.open_candidate)
+        session: EngineSession = state.transient(self.engine.open)
         open_s = time.monotonic() - started
         state.enter(Stage.RUN)
-        first, second = cached_samples(state, self.measure.samples)[:2]
+        first, second = cached_samples(state, self.samples)[:2]
         outputs = [session.run(first), session.run(second)]
         clock = None
         if self.timed:
@@ -86,7 +78,7 @@ class RunEngineJob:
             state.enter(Stage.RUN)
         outputs.append(session.run(first))
         save_outputs(self.outputs, outputs)
-        information = session.information() if isinstance(session, TensorRtSession) else ""
+        information = session.information() if isinstance(session, DescribesLayers) else ""
         return EngineRun(open_s, clock, information, session.warnings)
 
 
@@ -96,11 +88,11 @@ def read_clocks(watch: Stopwatch) -> ClockReading:
         watch.run_once()
     once_s = min(_seconds(watch.run_once) for _ in range(3))
     executions = max(3, round(SPAN_S / max(once_s, 1e-6)))
-    taken = [_both(watch.span_ms, executions) for _ in range(_SPANS)]
+    spans = [_both(watch.span_ms, executions) for _ in range(_SPANS)]
     few = min(executions, _MOST_VALUES)
     values = [_both(watch.value_ms, few) for _ in range(_SPANS)]
     return ClockReading(
-        float(np.median([device / host for device, host in taken])),
+        float(np.median([device / host for device, host in spans])),
         float(np.median([device * few / host for device, host in values])),
         float(np.median([device for device, _ in values])),
         executions,
@@ -109,9 +101,9 @@ def read_clocks(watch: Stopwatch) -> ClockReading:
 
 def _both(time_ms: Callable[[int], float], executions: int) -> tuple[float, float]:
     """What a method of a stopwatch gives, and how many milliseconds its call takes on the host."""
-    taken: list[float] = []
-    host_s = _seconds(lambda: taken.append(time_ms(executions)))
-    return taken[0], host_s * 1e3
+    times_ms: list[float] = []
+    host_s = _seconds(lambda: times_ms.append(time_ms(executions)))
+    return times_ms[0], host_s * 1e3
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -456,7 +456,7 @@ class _Counter:
         """The kernels beside a convolution: its bias, and below FP32 the conversions of its operands and its result."""
         operands = sum(self._shapes.elements(name) for name in node.inputs[:2])
         result = self._shapes.elements(node.outputs[0])
-        converted = () if precision is Precision.FP32 else (operands, result)
+        converted = () if precision.stored is Precision.FP32 else (operands, result)
         bias = [_elementwise(float(result), result)] if len(node.inputs) > 2 and node.inputs[2] else []
         return (*bias, *(_elementwise(0.0, elements) for elements in converted))
 

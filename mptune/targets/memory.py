@@ -57,7 +57,7 @@ class MemoryNeed:
 
     def total(self, precision: Precision) -> int:
         """Weights and activations of all-FP32, or of all-FP16 or all-BF16, in bytes."""
-        if precision is Precision.FP32:
+        if precision.stored is Precision.FP32:
             return self.fp32_weights + self.fp32_activations
         return self.fp16_weights + self.fp16_activations
 
@@ -68,13 +68,13 @@ def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Sha
     table = ShapeTable(model, shapes)
 
     def float_bytes(tensor: str) -> int:
-        return 4 if resolution.computed_in(tensor) is Precision.FP32 else 2
+        return resolution.computed_in(tensor).nbytes
 
     def stored(name: str) -> int:
         if name not in model.initializers:
             return _weight_bytes(model, table, name, float_bytes(name))
         needed = resolution.constants.get(name) or {Precision.FP32}
-        return sum(_weight_bytes(model, table, name, 4 if p is Precision.FP32 else 2) for p in needed)
+        return sum(_weight_bytes(model, table, name, p.nbytes) for p in needed)
 
     weights = sum(stored(name) for name in _weights(model))
     activations, _ = _peak(model, table, float_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mptune.finding import CODES, Finding, Where
+from mptune.finding import Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.targets.costs import Shape
 from mptune.targets.jetson import JetsonState
@@ -23,15 +23,7 @@ _CLOCK_TOLERANCE = 0.05
 
 def not_measured(device: str) -> Finding:
     """The finding of a search whose latencies are predicted."""
-    return Finding(
-        code=TARGET_CODE,
-        severity=CODES[TARGET_CODE].severity,
-        origin="search",
-        where=Where(),
-        evidence={"target": device},
-        text=f"{device} is not measured here: latency is predicted and errors are emulated",
-        cure="`mptune confirm` measures both on the device",
-    )
+    return Finding.of(TARGET_CODE, "search", Where(), {"target": device})
 
 
 def beside_tf32(
@@ -50,16 +42,9 @@ def beside_tf32(
     fp32_ms, tf32_ms = terms.base_ms, terms.base_ms - terms.tf32_gain_ms
     if tf32_ms >= (1 - _TF32_COUNTS) * fp32_ms:
         return not_here
-    plain = not_measured(str(not_here[0].evidence["target"]))
-    text = (
-        f"{plain.text}; all-FP32 is true FP32, {fp32_ms:.3g} ms: in TF32, TensorRT's own default, the model would take"
-        f" {tf32_ms:.3g} ms, so against that speedups are {fp32_ms / tf32_ms:.2f} times smaller"
-    )
-    if tf32:
-        text += (
-            "; mixed plans are predicted with TF32 in their FP32 groups, and emulated errors leave out what it rounds"
-        )
-    return (replace(plain, text=text, evidence={**plain.evidence, "fp32_ms": fp32_ms, "tf32_ms": tf32_ms}),)
+    evidence = {"target": not_here[0].evidence["target"], "fp32_ms": fp32_ms, "tf32_ms": tf32_ms}
+    ratio = fp32_ms / tf32_ms
+    return (Finding.of(TARGET_CODE, "search", Where(), evidence, kind="beside TF32", ratio=ratio, tf32=tf32),)
 
 
 def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
@@ -27,7 +27,7 @@ from mptune.graph.grouping.op_kinds import CASTS_INTEGERS
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import NodeRule, node_rules
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Recurrence, Shape, ShapeTable, group_costs, kernel_costs, ungrouped_cost
 from mptune.targets.target import Target
 
@@ -125,7 +125,7 @@ class BoundaryCost:
     fp32_consumer: bool = False
 
     def casts(self, plan: PrecisionPlan) -> int:
-        """How many Casts the plan needs: one for each precision that it is read in and not computed in."""
+        """How many Casts the plan needs: one for each type that it is read in and not computed in."""
         wanted = {_precision(plan, group) for group in self.consumer_groups}
         if self.fp32_consumer:
             wanted.add(Precision.FP32)
@@ -133,7 +133,7 @@ class BoundaryCost:
 
 
 def _precision(plan: PrecisionPlan, group: str | None) -> Precision:
-    return Precision.FP32 if group is None else plan.precision.get(group, Precision.FP32)
+    return Precision.FP32 if group is None else plan.precision.get(group, Precision.FP32).stored
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,21 @@ class LatencyTerms:
 
     Attributes:
         base_ms: all-FP32, without TF32.
-        gains_ms: group id -> what FP16 saves, and BF16, which has its rate; negative where FP16 is slower, 0 for pinned
+        gains_ms: group id -> what FP16 saves, and others of its rate; negative where FP16 is slower, 0 for pinned
             groups.
         tf32_gain_ms: what TF32 saves in all groups together, where the search allows it: in every plan but all-FP32.
+        own_gains_ms: precision of another rate, or size, than FP16's -> the same of it.
     """
 
     base_ms: float
     gains_ms: Mapping[str, float]
     boundaries: tuple[BoundaryCost, ...]
     tf32_gain_ms: float = 0.0
+    own_gains_ms: Mapping[Precision, Mapping[str, float]] = field(default_factory=dict)
+
+    def gain_ms(self, group: str, precision: Precision) -> float:
+        """What a group saves in a reduced precision."""
+        return self.own_gains_ms.get(precision, self.gains_ms).get(group, 0.0)
 
     def predict(self, plan: PrecisionPlan) -> float:
         """Latency of a plan in milliseconds: ``base - gains of the reduced groups + costs of the boundaries``."""
@@ -158,7 +164,7 @@ class LatencyTerms:
 
     def saved_ms(self, plan: PrecisionPlan) -> float:
         """What a plan saves against all-FP32; one without a reduced group as if it were a mixed plan, with its TF32."""
-        gained = sum(self.gains_ms.get(group, 0.0) for group in plan.reduced_groups)
+        gained = sum(self.gain_ms(group, plan.precision[group]) for group in plan.reduced_groups)
         return self.tf32_gain_ms + gained - sum(b.cost_ms * b.casts(plan) for b in self.boundaries)
 
 
@@ -176,20 +182,31 @@ def roofline(
     def ms(groups: GroupedModel, precision: Precision, execution: Execution = execution) -> dict[str, float]:
         return _groups_ms(groups, target, shapes, execution, precision)
 
-    def gains(groups: GroupedModel) -> dict[str, float]:
-        fp16 = ms(groups, Precision.FP16)
-        return {group: slow - fp16[group] for group, slow in ms(groups, Precision.FP32).items()}
+    def gains(precision: Precision) -> dict[str, float]:
+        def saved(groups: GroupedModel) -> dict[str, float]:
+            fast = ms(groups, precision)
+            return {group: slow - fast[group] for group, slow in ms(groups, Precision.FP32).items()}
+
+        return _shared_gains(grouped, units, saved)
+
+    def rate(precision: Precision) -> tuple[float, int]:
+        return _peak(target, precision, execution)[0], precision.nbytes
 
     base_ms = sum(ms(units, Precision.FP32, replace(execution, tf32=False)).values())
     return LatencyTerms(
         base_ms=base_ms + rest.fp32_bytes / _bytes_per_ms(target, execution),
-        gains_ms=_shared_gains(grouped, units, gains),
+        gains_ms=gains(Precision.FP16),
         boundaries=_boundaries(
             grouped,
             units if execution.is_fused else grouped,
             lambda tensor: cast_ms(table.elements(tensor), target, execution),
         ),
         tf32_gain_ms=base_ms - sum(ms(units, Precision.FP32).values()),
+        own_gains_ms={
+            p: gains(p)
+            for p in REDUCED
+            if getattr(target, p.throughput) is not None and rate(p) != rate(Precision.FP16)
+        },
     )
 
 
@@ -241,7 +258,9 @@ def kernel_ms(cost: GroupCost, target: Target, precision: Precision, execution: 
     peak, share = _peak(target, precision, execution)
     computing = cost.matrix_flops / (peak * 1e9 * share * execution.occupancy(cost.matrix_elements, target))
     computing += cost.vector_flops / (target.fp32_tflops * 1e9 * VECTOR_EFFICIENCY)
-    moving = (cost.fp32_bytes if precision is Precision.FP32 else cost.fp16_bytes) / _bytes_per_ms(target, execution)
+    moving = (cost.fp32_bytes if precision.stored is Precision.FP32 else cost.fp16_bytes) / _bytes_per_ms(
+        target, execution
+    )
     steps = sum(_steps_ms(recurrence, target, precision, execution) for recurrence in cost.recurrences)
     return max(computing, moving) + cost.kernels * target.launch_us * 1e-3 + steps
 
@@ -249,8 +268,8 @@ def kernel_ms(cost: GroupCost, target: Target, precision: Precision, execution: 
 def _peak(target: Target, precision: Precision, execution: Execution) -> tuple[float, float]:
     """Peak of matrix products, TFLOP/s, and the share that an engine reaches; FP32's where a device lacks the other."""
     tf32 = target.tf32_tflops if execution.tf32 else None
-    peaks = {Precision.FP32: tf32, Precision.FP16: target.fp16_tflops, Precision.BF16: target.bf16_tflops}
-    peak, exact = peaks[precision], (target.fp32_tflops, execution.fp32_matrix)
+    peak: float | None = tf32 if precision is Precision.FP32 else getattr(target, precision.throughput)
+    exact = target.fp32_tflops, execution.fp32_matrix
     if peak is None:
         return exact
     tensor_cores = peak, execution.fp16_matrix
@@ -265,7 +284,7 @@ def _steps_ms(recurrence: Recurrence, target: Target, precision: Precision, exec
     peak, share = _peak(target, precision, execution)
     occupancy = execution.occupancy(recurrence.matrix_elements, target)
     computing = recurrence.matrix_flops / (peak * 1e9 * share * occupancy)
-    weight_bytes = recurrence.weights * (4 if precision is Precision.FP32 else 2)
+    weight_bytes = recurrence.weights * precision.nbytes
     is_cached = weight_bytes <= (target.l2_mb or 0.0) * 1e6
     moving = 0.0 if is_cached else weight_bytes / _bytes_per_ms(target, execution)
     return recurrence.steps * (max(computing, moving) + target.launch_us * 1e-3)

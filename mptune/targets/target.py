@@ -15,6 +15,7 @@ import pydantic
 
 from mptune import resources
 from mptune.errors import TargetError
+from mptune.graph.precision import Precision
 from mptune.targets.detect import Gpu, detect_gpus, parse_capability
 from mptune.targets.jetson import same_memory
 
@@ -40,7 +41,7 @@ FIGURES = (
 
 _EXAMPLE = "start from one of the files in search_spaces/targets/"
 
-BF16_SINCE = (8, 0)
+BF16_SINCE = Precision.BF16.since
 """The first compute capability whose tensor cores have BF16 and TF32: by the support matrices of TensorRT and
 TensorRT-RTX, Turing (7.5) has neither, nor has Xavier (7.2)."""
 
@@ -142,13 +143,16 @@ def load_target(name_or_path: str) -> Target:
     return _read(resources.locate("targets", name_or_path, TargetError))
 
 
-def check_bf16(target: Target, precisions: Collection[str]) -> None:
-    """Refuse BF16 on a device that has none."""
-    if "bf16" in precisions and target.bf16_tflops is None:
-        raise TargetError(
-            f"{target.title} has no BF16, which --precisions asks for",
-            "leave bf16 out of --precisions; GPUs of compute capability 8.0 and newer have it (`mptune targets`)",
-        )
+def check_precisions(target: Target, precisions: Collection[str]) -> None:
+    """Refuse precisions that a device lacks."""
+    for precision in map(Precision, precisions):
+        if getattr(target, precision.throughput) is None:
+            since = ".".join(map(str, precision.since))
+            raise TargetError(
+                f"{target.title} has no {precision.name}, which --precisions asks for",
+                f"leave {precision} out of --precisions; GPUs of compute capability {since} and newer have it"
+                " (`mptune targets`)",
+            )
 
 
 def list_targets() -> tuple[Target, ...]:

@@ -14,8 +14,9 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.whole_set import own_value
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency
-from mptune.finding import EMULATION_CAUSE, OutputColumns
-from mptune.graph.plan import PrecisionPlan
+from mptune.finding import OutputColumns
+from mptune.findings.engine import EMULATION_CAUSE
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm, encode
 from mptune.targets.engine_memory import EngineMemory
 
@@ -166,11 +167,12 @@ class Evaluation(JsonForm):
 
     def __repr__(self) -> str:
         held_out = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
-        brain = f", {len(self.plan.bf16_groups)} BF16" if self.plan.bf16_groups else ""
+        counts = self.plan.reduced_counts
+        others = "".join(f", {count} {p.name}" for p, count in counts.items() if p is not Precision.FP16)
         return (
             f"Evaluation({self.plan.fingerprint}: {self.latency.median_ms:.4g} ms {self.latency.source},"
             f" error {self.judged_error:.2g}{held_out} ({self.metric}),"
-            f" {len(self.plan.fp16_groups)} FP16{brain} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
+            f" {len(self.plan.fp16_groups)} FP16{others} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
         )
 
     @cached_property

@@ -75,15 +75,7 @@ class Kept:
 
     def to_json(self) -> dict[str, Any]:
         """The entry of a point's ``fp32`` list in front.json: every key always there, null where unknown."""
-        return {
-            "group": self.group,
-            "name": self.name,
-            "finding": self.finding,
-            "reason": self.reason.value,
-            "why": self.why,
-            "one_group_error": _encoded(self.one_group_error),
-            "saves_ms": _encoded(self.saves_ms),
-        }
+        return _encoded({**vars(self), "reason": self.reason.value})
 
 
 @dataclass(frozen=True)
@@ -120,19 +112,7 @@ class GroupWorth:
 
     def to_json(self) -> dict[str, Any]:
         """Every key always there, null where unknown."""
-        return {
-            "group": self.group,
-            "name": self.name,
-            "kind": self.kind,
-            "one_group_error": _encoded(self.one_group_error),
-            "gain_ms": _encoded(self.gain_ms),
-            "casts_ms": _encoded(self.casts_ms),
-            "error_per_ms": _encoded(self.error_per_ms),
-            "fp16_points": self.fp16_points,
-            "points": self.points,
-            "finding": self.finding,
-            "verdict": self.verdict,
-        }
+        return _encoded({name: value for name, value in vars(self).items() if name != "is_pinned"})
 
 
 @dataclass(frozen=True)
@@ -182,5 +162,5 @@ def reason_counts(kept: Iterable[Kept], most: int | None = None) -> str:
     return ", ".join([*parts[:most], f"{rest} more"] if rest else parts)
 
 
-def _encoded(value: float | None) -> Any:
-    return None if value is None else encode_float(value)
+def _encoded(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: encode_float(value) if isinstance(value, float) else value for name, value in fields.items()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from mptune.engines.base import Failure, FailureKind
 from mptune.errors import BaselineError, RunError
 from mptune.files import DISK_FULL_HINT, RESUME_HINT
+from mptune.findings.engine import GIVE_FP32
 from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import Model
-from mptune.targets.unsearched.already_mixed import GIVE_FP32, holds_bf16
+from mptune.targets.unsearched import holds_bf16
 
 
 def describe(failure: Failure) -> str:

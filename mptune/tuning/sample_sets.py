@@ -22,7 +22,7 @@ from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
-from mptune.targets.unsearched.nothing import nothing_to_tune
+from mptune.targets.unsearched import nothing_to_tune
 from mptune.tuning.runs.seals import damaged, seal
 from mptune.tuning.steps.baseline import check_reference
 from mptune.tuning.steps.kernels import KERNELS_JSON, keep_kernels
@@ -80,7 +80,7 @@ class SampleSets:
         for which in get_args(SampleSet):
             if workspace.reference(which).name in lost:
                 workspace.reference(which).unlink(missing_ok=True)
-                check_reference(open_toolchain().reference(which), skip=skip)
+                check_reference(open_toolchain().reference_model.reference(which), skip=skip)
         if KERNELS_JSON in lost:
             keep_kernels(open_toolchain(), precisions, workspace.data_dir)
         seal(workspace.data_dir)
@@ -93,14 +93,15 @@ def load_data(
     """The samples that are searched on, and a few of each further size.
 
     Of several data sets, one for each size, that of the usual size of ``--shapes`` is searched on, else the first. A
-    warning comes first where the model has nothing to tune.
+    finding comes first where the model has nothing to tune.
     """
     sources = [settings.data, *settings.more_data]
     model, inputs = grouped.model, grouped.model.inputs
     fed = {info.name for info in inputs if any(pair.endswith(f":{info.name}") for pair in settings.feedback)}
     states = state_inputs(model) | fed
     every = [load_calibration(source, inputs, settings.data_settings, settings.seed, states) for source in sources]
-    every = [replace(part, warnings=(*nothing_to_tune(grouped), *part.warnings)) for part in every]
+    untunable = nothing_to_tune(grouped, "search")
+    every = [replace(samples, findings=(*untunable, *samples.findings)) for samples in every]
     if len(every) == 1:
         return every[0], ()
     sizes = [sizes_of(part.samples[0], inputs) for part in every]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 
@@ -35,14 +36,6 @@ class _Strict(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
-class PinPatterns(_Strict):
-    """The ``[pin]`` table: patterns of groups whose precision is not searched."""
-
-    fp32: tuple[str, ...] = ()
-    fp16: tuple[str, ...] = ()
-    bf16: tuple[str, ...] = ()
-
-
 class SeedPatterns(_Strict):
     """A ``[[seed]]`` table: a plan to try first, everything in FP16 but these patterns."""
 
@@ -54,13 +47,14 @@ class SpaceFile(_Strict):
     """The content of a search-space file.
 
     A pattern is ``op:Softmax`` (groups that hold such a node), ``kind:norm`` (groups of that kind), or else a glob on
-    the names of groups and of their nodes, such as ``*/attn/*``.
+    the names of groups and of their nodes, such as ``*/attn/*``. The ``[pin]`` table has for each precision the
+    patterns of groups that have it, and are not searched.
     """
 
     format: Literal[1]
     description: str = ""
     granularity: Granularity = "fusion"
-    pin: PinPatterns = PinPatterns()
+    pin: dict[Annotated[str, pydantic.AfterValidator(Precision)], tuple[str, ...]] = {}
     seed: tuple[SeedPatterns, ...] = ()
 
 
@@ -90,6 +84,27 @@ class Seed:
     plan: PrecisionPlan
 
 
+_FP16_ALONE = (Precision.FP16,)
+
+
+def choices_in_question(options: Mapping[str, Sequence[str]], *, has_failed: bool) -> dict[str, tuple[str, ...]]:
+    """Group -> the precisions that it may have in a plan that may be worth a build, of all that it may have.
+
+    Those that only back up what it prefers (``Precision.backs_up``) are among them where something overflows: where a
+    plan failed, or a group may not have what others prefer.
+    """
+    preferred = {choices[1] for choices in options.values()}
+    needs_all = has_failed or len(preferred) > 1
+    return {
+        group: tuple(
+            name
+            for number, name in enumerate(choices)
+            if needs_all or number < 2 or not Precision(name).backs_up(Precision(choices[1]))
+        )
+        for group, choices in options.items()
+    }
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     """What the search may vary.
@@ -101,9 +116,8 @@ class SearchSpace:
         pinned: id -> precision and reason, for all others.
         seeds: deduplicated; the first is always all-FP32.
         warnings: one line each.
-        reduced: free group -> what it is where it is not FP32; FP16 where it is missing. BF16 costs what FP16 does and
-            is less exact, so a group is BF16 only where its values leave FP16's range, or FP16 is not wanted.
-        alternatives: free group -> what it may be beside that: BF16, where both have been asked for and are possible.
+        reduced: free group -> what it may be where it is not FP32, the preferred precision first; FP16 alone where it
+            is missing. BF16 costs what FP16 does and is less exact: it is preferred only where FP16 is not possible.
     """
 
     model_sha256: str
@@ -112,17 +126,19 @@ class SearchSpace:
     pinned: Mapping[str, Pin]
     seeds: tuple[Seed, ...]
     warnings: tuple[str, ...] = ()
-    reduced: Mapping[str, Precision] = field(default_factory=dict)
-    alternatives: Mapping[str, Precision] = field(default_factory=dict)
+    reduced: Mapping[str, tuple[Precision, ...]] = field(default_factory=dict)
+
+    def reduced_precisions(self, group: str) -> tuple[Precision, ...]:
+        """What a free group may be where it is not FP32, what it prefers first."""
+        return self.reduced.get(group, _FP16_ALONE)
 
     def reduced_of(self, group: str) -> Precision:
-        """What a free group is where it is not FP32."""
-        return self.reduced.get(group, Precision.FP16)
+        """What a free group prefers to be where it is not FP32."""
+        return self.reduced_precisions(group)[0]
 
     def choices_of(self, group: str) -> tuple[str, ...]:
         """What a free group may be, as text: FP32, what it prefers where it is not, and what it may be beside that."""
-        beside = (str(self.alternatives[group]),) if group in self.alternatives else ()
-        return str(Precision.FP32), str(self.reduced_of(group)), *beside
+        return tuple(map(str, (Precision.FP32, *self.reduced_precisions(group))))
 
     @property
     def options(self) -> dict[str, tuple[str, ...]]:
@@ -135,9 +151,9 @@ class SearchSpace:
         return math.prod(map(len, self.options.values()))
 
     def in_question(self, *, has_failed: bool) -> SearchSpace:
-        """The plans that may be worth a build: BF16 beside FP16 is where something overflows, or may have."""
-        needs_bf16 = has_failed or Precision.BF16 in self.reduced.values()
-        return self if needs_bf16 or not self.alternatives else replace(self, alternatives={})
+        """The plans that may be worth a build: what only backs up FP16 is where something overflows, or may have."""
+        choices = choices_in_question(self.options, has_failed=has_failed)
+        return replace(self, reduced={group: tuple(map(Precision, own[1:])) for group, own in choices.items()})
 
     def as_begun(self, choices: Mapping[str, int]) -> SearchSpace:
         """As a search was begun that gave groups fewer choices, as mptune did before: Optuna cannot add any later.
@@ -145,8 +161,8 @@ class SearchSpace:
         Args:
             choices: group -> how many its trials have had.
         """
-        kept = {g: p for g, p in self.alternatives.items() if choices.get(g, len(self.choices_of(g))) > 2}
-        return self if len(kept) == len(self.alternatives) else replace(self, alternatives=kept)
+        kept = {group: own[: max(choices.get(group, len(own) + 1) - 1, 1)] for group, own in self.reduced.items()}
+        return self if kept == self.reduced else replace(self, reduced=kept)
 
     def plan(self, choices: Mapping[str, Precision | str]) -> PrecisionPlan:
         """The whole plan for a choice of every free group; pinned groups as they are pinned."""
@@ -159,10 +175,11 @@ class SearchSpace:
         )
 
     def mixed(self, fp32: Iterable[str]) -> PrecisionPlan:
-        """The plan with these free groups in FP32 and the others reduced; what BF16 alone can hold stays in FP32."""
-        beyond = {group for group in self.free if self.reduced_of(group) is Precision.BF16}
-        kept = {*fp32, *(beyond if len(beyond) < len(self.free) else ())}  # all: BF16 is the only reduced precision
-        return self.plan({g: Precision.FP32 if g in kept else self.reduced_of(g) for g in self.free})
+        """The plan with these free groups in FP32, the others in the precision that most prefer, or in FP32, too."""
+        preferred = {self.reduced_of(group) for group in self.free}
+        best = next((precision for precision in REDUCED if precision in preferred), Precision.FP32)
+        kept = {*fp32, *(group for group in self.free if self.reduced_of(group) is not best)}
+        return self.plan({g: Precision.FP32 if g in kept else best for g in self.free})
 
     @property
     def all_fp16(self) -> PrecisionPlan:
@@ -212,15 +229,17 @@ def close_patterns(pattern: str, groups: Sequence[LayerGroup]) -> str:
     """A hint for a pattern that means no group: what it may have meant, or what there is of its kind."""
     prefix, _, rest = pattern.partition(":")
     kinds, ops = {group.kind for group in groups}, {op for group in groups for op in group.ops}
-    known = {"kind": kinds, "op": ops}.get(prefix)
-    if known is None:
+    names_of_kind = {"kind": kinds, "op": ops}.get(prefix)
+    if names_of_kind is None:
         names = {node for group in groups for node in group.nodes} | {group.name for group in groups}
         close = difflib.get_close_matches(pattern, sorted(names), 3)
         meant = f"did you mean {' or '.join(close)}? " if close else ""
         return f"{meant}`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
-    close = [one for one in sorted(known) if one.lower() == rest.lower()] or difflib.get_close_matches(rest, known, 2)
-    meant = f"did you mean {' or '.join(f'{prefix}:{one}' for one in close)}? " if close else ""
-    return f"{meant}the model has {', '.join(f'{prefix}:{one}' for one in sorted(known))}"
+    close = [name for name in sorted(names_of_kind) if name.lower() == rest.lower()] or difflib.get_close_matches(
+        rest, names_of_kind, 2
+    )
+    meant = f"did you mean {' or '.join(f'{prefix}:{name}' for name in close)}? " if close else ""
+    return f"{meant}the model has {', '.join(f'{prefix}:{name}' for name in sorted(names_of_kind))}"
 
 
 def make_space(
@@ -228,9 +247,8 @@ def make_space(
     named: NamedSpace,
     hazards: Sequence[Hazard] = (),
     absmax: Mapping[str, float] | None = None,
-    missing_kernels: Mapping[str, str] | None = None,
+    lacking: Mapping[Precision, Mapping[str, str]] = MappingProxyType({}),
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
-    without_bf16: Mapping[str, str] | None = None,
 ) -> SearchSpace:
     """Put together what the groups, their hazards, the engine and the search-space file say.
 
@@ -242,35 +260,24 @@ def make_space(
         named: the search-space file.
         hazards: of the model; only those of severity ``error`` pin.
         absmax: tensor name -> largest magnitude observed on the search samples.
-        missing_kernels: id of each group for which the engine has no FP16 kernel -> why it stays in FP32.
-        precisions: that groups may have. With both reduced ones, a group that cannot be right in FP16 may be BF16.
-        without_bf16: id of each group for which the engine or its operators have no BF16 -> why not.
+        lacking: precision -> id of each group for which the engine or its operators do not have it -> why not.
+        precisions: that groups may have. With several reduced ones, a group that cannot be right in FP16 may be BF16.
     """
     from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
 
     model, groups = grouped.model, grouped.groups
     matcher = _Matcher(named.name, groups)
     pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
-    ruled_out = {
-        Precision.FP16: {**(missing_kernels or {}), **pinned_by_hazards(hazards, is_measured=True)},
-        Precision.BF16: {**(without_bf16 or {}), **pinned_by_hazards(hazards, Precision.BF16, is_measured=True)},
-    }
+    ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
     allowed = [precision for precision in REDUCED if precision in precisions]
-    reduced: dict[str, Precision] = {}
-    beside: dict[str, Precision] = {}
+    reduced: dict[str, tuple[Precision, ...]] = {}
     for group in (g.id for g in groups if g.id not in pinned):
-        possible = [precision for precision in allowed if group not in ruled_out[precision]]
+        possible = tuple(precision for precision in allowed if group not in ruled_out[precision])
         if possible:
-            reduced[group] = possible[0]
-            if len(possible) > 1:
-                beside[group] = possible[1]
+            reduced[group] = possible
         else:
             pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
-    wanted = {
-        Precision.FP32: matcher.all_of(named.file.pin.fp32),
-        Precision.FP16: matcher.all_of(named.file.pin.fp16),
-        Precision.BF16: matcher.all_of(named.file.pin.bf16),
-    }
+    wanted = {precision: matcher.all_of(named.file.pin.get(precision, ())) for precision in Precision}
     for precision in REDUCED:
         if wanted[precision] and precision not in allowed:
             pattern = next(iter(wanted.pop(precision).values()))
@@ -288,9 +295,8 @@ def make_space(
                 asked = f"{pattern!r} pins it to {precision.name}"
                 matcher.warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
     free = tuple(g.id for g in groups if g.id not in pinned)
-    searched = {group: precision for group, precision in reduced.items() if group not in pinned}
-    alternatives = {group: precision for group, precision in beside.items() if group not in pinned}
-    space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched, alternatives=alternatives)
+    searched = {group: possible for group, possible in reduced.items() if group not in pinned}
+    space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched)
     seeds = _seeds(space, grouped, named, matcher, absmax or {})
     return replace(space, seeds=seeds, warnings=tuple(matcher.warnings))
 
@@ -309,7 +315,7 @@ class _Matcher:
         With ``classes_may_lack``, ``op:`` and ``kind:`` patterns that mean nothing are no warning: a seed lists the
         usual suspects, and a model without softmax lacks nothing.
         """
-        found: dict[str, str] = {}
+        matched: dict[str, str] = {}
         for pattern in patterns:
             ids = match(pattern, self._groups)
             if not ids and not (classes_may_lack and pattern.startswith(("op:", "kind:"))):
@@ -318,8 +324,8 @@ class _Matcher:
                     "`mptune inspect MODEL` lists the groups"
                 )
             for group in ids:
-                found.setdefault(group, pattern)
-        return found
+                matched.setdefault(group, pattern)
+        return matched
 
 
 def _seeds(

@@ -32,6 +32,7 @@ from mptune.engines.base import MissingKernel
 from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.precision import Precision
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
@@ -44,7 +45,7 @@ GROUPS = 9
 def plans() -> tuple[Prior, np.ndarray, np.ndarray, np.ndarray]:
     """A prior with wrong terms, plans, and their latencies and errors by a true law."""
     rng = np.random.default_rng(0)
-    boundaries = tuple(Boundary((k, k + 1)) for k in range(GROUPS - 1))
+    boundaries = tuple(Boundary.among((k, k + 1)) for k in range(GROUPS - 1))
     gains, costs, errors = (rng.uniform(0.1, 0.5, GROUPS), rng.uniform(0.0, 0.1, GROUPS - 1), rng.uniform(1, 9, GROUPS))
     prior = Prior(
         tuple(f"g{k}" for k in range(GROUPS)),
@@ -55,7 +56,7 @@ def plans() -> tuple[Prior, np.ndarray, np.ndarray, np.ndarray]:
     )
     rows = rng.random((160, GROUPS)) < 0.5
     rows[0] = True
-    crossed = np.column_stack([boundary.crossed(rows) for boundary in boundaries])
+    crossed = rows[:, 1:] ^ rows[:, :-1]
     latency = 10.0 - rows @ gains + crossed @ costs
     return prior, rows, latency, 1e-3 * np.sqrt(rows @ errors**2)
 
@@ -564,5 +565,5 @@ def _without_kernel(work: Path, operator: str) -> list[str]:
     lacking = [MissingKernel(node, operator, "CUDAExecutionProvider", "CPUExecutionProvider") for node in nodes]
     data = work / "digits_vit.bench" / "data"
     data.mkdir(parents=True)
-    MissingKernels(tuple(lacking)).save(data / KERNELS_JSON)
+    MissingKernels({Precision.FP16: tuple(lacking)}).save(data / KERNELS_JSON)
     return [group.id for group in find_groups(model) if operator in group.ops]

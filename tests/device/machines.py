@@ -23,8 +23,10 @@ import pytest
 
 from mptune.diagnosis import engines as diagnosed_engines
 from mptune.engines import environment
+from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.cuda import runtime
-from mptune.engines.toolchains import choose, reference, shared
+from mptune.engines.ort import cuda_session
+from mptune.engines.toolchains import toolchain
 from mptune.engines.worker import child, parent
 from mptune.engines.worker.child import WorkerState
 from mptune.selftest import run as selftest
@@ -148,7 +150,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
             patch.setattr(runtime, "runtime", cuda_runtime)
-            for module in (parent, shared, selftest, diagnosed_engines):
+            for module in (parent, toolchain, selftest, diagnosed_engines):
                 patch.setattr(module, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()
@@ -245,5 +247,5 @@ def _with_root(function: Callable[..., Any]) -> tuple[Any, ...]:
 def _forget() -> None:
     """Empty the caches of what was found on this machine."""
     importlib.invalidate_caches()
-    for found in (choose.find_library, reference.probe, runtime.runtime, cuda_runtime):
+    for found in (tensorrt_backend.find_library, cuda_session.probe, runtime.runtime, cuda_runtime):
         found.cache_clear()

@@ -7,10 +7,14 @@ from typing import TypeVar
 
 import numpy as np
 import onnx
+import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from mptune.data.calibration import CalibrationSet
+from mptune.engines.backends import onnxruntime, tensorrt
 from mptune.engines.base import Workspace
+from mptune.engines.tensorrt.jobs import LibraryReport
+from mptune.engines.toolchains import choose
 from mptune.engines.worker.child import Job, WorkerState
 
 T = TypeVar("T")
@@ -57,3 +61,12 @@ def save_graph(
     graph = helper.make_graph(nodes, "g", [value("x", shape)], [value("y", output)], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
+
+
+def install(monkeypatch: pytest.MonkeyPatch, no_cuda: str | None = None, **reports: LibraryReport | str) -> None:
+    """Stand for the packages of this machine: what ``find_library`` says of each, and why there is no CUDA provider."""
+    known = {kind.replace("_", "-"): report for kind, report in reports.items()}
+    monkeypatch.setattr(tensorrt, "find_library", lambda kind: known.get(kind, f"{kind} is not installed"))
+    monkeypatch.setattr(tensorrt, "is_installed", lambda kind: kind in known)
+    for module in (onnxruntime, choose):
+        monkeypatch.setattr(module, "probe", lambda provider: no_cuda)

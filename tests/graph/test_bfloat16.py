@@ -1,4 +1,4 @@
-"""BFLOAT16 by integer arithmetic, held against ONNX Runtime's Cast and against the definition."""
+"""Roundings to BFLOAT16 and to split mantissas, held against ONNX Runtime's Cast and against the definition."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from mptune.graph.hazards.hazard import BF16_MAX
-from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16
+from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16, to_stored
+from mptune.graph.precision import Precision
+from mptune.graph.writing.model_file import rounding_nodes
 from tests.graph.helpers import run
+from tests.graph.models import model, value
 
 RNG = np.random.default_rng(0)
 EDGES = np.array([0.0, -0.0, np.inf, -np.inf, BF16_MAX, 3.4028235e38, -3.4028235e38, 1e-45, 9.2e-41, 1.0], np.float32)
@@ -57,3 +61,19 @@ def test_keeps_shapes() -> None:
     assert to_bfloat16(np.zeros((2, 0, 3), np.float32)).shape == (2, 0, 3)
     assert from_bfloat16(to_bfloat16(np.full((2, 3), 1e5, np.float32))).tolist() == [[99840.0] * 3] * 2
     assert to_bfloat16(np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]).shape == (3, 2)
+
+
+def test_a_mantissa_is_split_as_constants_are_rounded() -> None:
+    """Of TF32, for which ONNX has no type."""
+    tf32 = Precision.add("tf32", "float", 10, (-126, 127), 4, "tf32_tflops")
+    try:
+        x = np.random.default_rng(0).standard_normal(10_000).astype(np.float32) * np.float32(1e9)
+        x[:4] = np.inf, np.nan, 0.0, 3e38
+        split = model(rounding_nodes("x", "low", "y", tf32), [value("x", [10_000])], [value("y", [10_000])])
+        with np.errstate(all="ignore"):
+            (y,) = ReferenceEvaluator(split).run(None, {"x": x})
+        np.testing.assert_array_equal(y[:4], x[:4])
+        np.testing.assert_array_equal(y[4:], to_stored(x, tf32)[4:])
+        assert np.abs(y[4:] / x[4:] - 1).max() <= 2.0**-11
+    finally:
+        Precision.remove(tf32)

@@ -15,7 +15,6 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import with_rounding_steps
-from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.weights import WeightBank
 from tests.graph.helpers import run
 from tests.graph.norms_written_out import GAIN, LARGE, ROWS, WIDTH, X, rms_norm
@@ -60,8 +59,8 @@ class Case:
         path = Emulator(self.grouped, self.bank, self.norms).write(plan, self.folder / "emulated.onnx")
         values = run(path, {"x": self.x})
         for branches in (False, True):
-            emulator = SwitchedEmulator(self.grouped, self.bank, branches=branches, fused=self.norms)
-            path = emulator.write(self.folder / "switched.onnx", [group.id for group in self.grouped.groups])
+            emulator = Emulator(self.grouped, self.bank, branches=branches, fused=self.norms)
+            path = emulator.write_switched(self.folder / "switched.onnx", [group.id for group in self.grouped.groups])
             on = emulator.on(plan)
             switches = {name: np.array(name in on) for name in emulator.switches[Precision.FP16].values()}
             for name, other in run(path, {"x": self.x, **switches}, ["SimplifiedLayerNormFusion"]).items():

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from mptune.errors import PlanError
 from mptune.graph.plan import Precision, PrecisionPlan
 
-precisions = st.dictionaries(st.text(min_size=1, max_size=8), st.sampled_from(Precision), min_size=1, max_size=12)
+precisions = st.dictionaries(
+    st.text(min_size=1, max_size=8), st.sampled_from(tuple(Precision)), min_size=1, max_size=12
+)
 
 
 @given(precisions)

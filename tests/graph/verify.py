@@ -9,7 +9,6 @@ import onnx
 from onnx import TensorProto
 
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.op_rules import FLOAT_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.schemas import onnx_schema
@@ -88,7 +87,7 @@ def _plan_is_realised(rewriter: Rewriter, plan: PrecisionPlan, graph: onnx.Graph
     assert len(nodes) == len(graph.node), "node names are unique"
     index = {n.name: n.index for n in rewriter.types.model.nodes}
     for name, precision in rewriter.node_precisions(plan).items():
-        wanted = ONNX_TYPES[precision]
+        wanted = precision.onnx_type
         rule = rewriter.types.rules[index[name]]
         realised = {types.get(nodes[name].output[i], wanted) for i in rule.outputs}
         realised |= {types.get(nodes[name].input[i], wanted) for i in rule.inputs}
@@ -112,7 +111,7 @@ def _casts_are_needed(model: Model, graph: onnx.GraphProto) -> None:
     named = {o.name for o in graph.output} | {c for n in model.nodes for c in n.captures}
     read = Counter(i for n in graph.node for i in n.input)
     own = {n.outputs[0]: n.inputs[0] for n in model.nodes if n.op_type == "Cast"}
-    rounded_to = {ONNX_TYPES[FLOAT_TYPES[of]] for r in own if (of := model.info(r).dtype) in FLOAT_TYPES}
+    rounded_to = {FLOAT_TYPES[of].onnx_type for r in own if (of := model.info(r).dtype) in FLOAT_TYPES}
     idle = {result for result in own if not model.consumers.get(result)}
     casts = [n for n in graph.node if n.op_type == "Cast" and {types.get(n.input[0]), types[n.output[0]]} <= FLOATS]
     source = {n.output[0]: n.input[0] for n in casts}

@@ -176,7 +176,7 @@ def test_readme_has_the_findings_by_code_and_names_the_baseline_as_the_tables_do
     assert "  - error: rows-mix: text 0 \\x1b[2J\\n<b>; cure 0\n" in text
     assert "  - info: overflow: text 3 " in text
     assert "text 4" not in text
-    assert "  - 2 more overflow are in front.json\n" in text
+    assert "  - 2 more findings 'overflow' are in front.json\n" in text
     assert "(all-FP16 but 1 pinned)" in text
     assert "the calibration data are random" in text
 

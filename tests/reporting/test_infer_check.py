@@ -25,7 +25,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.weights import WeightBank, stored_data, stored_in
+from mptune.graph.writing.weights import WeightBank
 from tests.reporting.infer_support import infer_module
 
 Sample = dict[str, np.ndarray]
@@ -202,11 +202,12 @@ def test_an_emulation_reads_the_weights_of_the_model_beside_it(
     free = [group.id for group in grouped.groups if group.pinned is None]
     plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(free[::2], Precision.FP16))
     bank = WeightBank.write(model, tmp_path / "weights")
-    mixed = Rewriter(grouped, bank).export(plan, tmp_path / "model.onnx", {"plan": plan.fingerprint})
-    assert {data.location for data in stored_data(mixed).values() if data.place.length >= 1024} == {
-        "model.onnx.data" if beside else "model.onnx"
-    }
-    Emulator(grouped, bank).write(plan, tmp_path / "check.onnx", stored_in(mixed))
+    rewriter, arguments = Rewriter(grouped, bank), (plan, tmp_path / "model.onnx", {"plan": plan.fingerprint})
+    mixed = rewriter.export(*arguments)
+    check = Emulator(grouped, bank).write(plan, tmp_path / "check.onnx", rewriter.beside(*arguments))
+    stored = onnx.load(check, load_external_data=False).graph.initializer
+    locations = {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}
+    assert locations == {"model.onnx.data" if beside else "model.onnx"}
     assert (tmp_path / "check.onnx").stat().st_size < 12_000 < mixed.stat().st_size + beside * 100_000
     onnx.checker.check_model(str(tmp_path / "check.onnx"), full_check=True)
     alone = Emulator(grouped, bank).write(plan, tmp_path / "weights" / "alone.onnx")

@@ -113,7 +113,7 @@ def test_the_search_s_limits_of_the_builder(bench: Bench) -> None:
 
 def test_the_limit_that_a_jetson_had_by_default(environment: Environment) -> None:
     jetson = replace(environment, jetson=JetsonState("NVIDIA Jetson Orin Nano", memory_gb=7.8))
-    for engine, wanted in (("tensorrt", 1859), ("tensorrt-rtx", None)):
-        target = TargetSection(name="n", engine=engine, device="d", latency_source="measured", error_source="measured")
+    for source, wanted in (("measured", 1859), ("predicted", None)):
+        target = TargetSection(name="n", engine="tensorrt", device="d", latency_source=source, error_source="measured")
         file = run_file().model_copy(update={"target": target, "environment": jetson})
         assert BuildRecipe.of(file, Path("none"), []).settings.workspace_mb == wanted

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from mptune.engines.base import EngineSession
-from mptune.engines.jobs.measure import MeasureJob
+from mptune.engines.base import Engine, EngineSession
 from mptune.engines.ort import session as ort_session
+from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.timing.latency import HostStopwatch, monotonic_ms
 from mptune.graph.plan import PrecisionPlan
 from mptune.selftest.cases import FP16, FP32, Case
@@ -22,18 +22,17 @@ FAULTS = ("slow clock", "fast clock", "all-fp32", "all-fp16", "tf32", "stale", "
 
 
 @dataclass(frozen=True)
-class FaultyJob(MeasureJob):
-    """Opens the candidate with a fault in the code that serves it."""
+class FaultyEngine(OrtEngine):
+    """Opens with a fault in the code that serves it."""
 
     fault: str = ""
 
-    def _open(self, model: Path, *, tf32: bool) -> EngineSession:
+    def open(self) -> EngineSession:
         factor = {"slow clock": 0.5, "fast clock": 2.0}.get(self.fault)
         if factor is not None:
             ort_session.HostStopwatch = lambda run: HostStopwatch(run, lambda: factor * monotonic_ms())
-        if self.fault == "tf32":
-            model = _with_tf32(model)
-        session = super()._open(model, tf32=tf32)
+        path = _with_tf32(self.path) if self.fault == "tf32" else self.path
+        session = OrtEngine(path, self.options).open()
         if self.fault in ("stale", "frozen", "off", "slightly off"):
             session.run = _Wrong(self.fault, session.run)
         return session
@@ -80,14 +79,14 @@ class FaultyTest(EngineTest):
 
     fault = ""
 
-    def measure_job(self, case: Case, model: Path, plan: str, tf32: bool) -> MeasureJob:
+    def engine(self, case: Case, engine: Engine, plan: str) -> Engine:
+        assert isinstance(engine, OrtEngine)
         other: PrecisionPlan | None = None
         if self.fault == "all-fp32":
             other = case.plans[FP32]
         elif self.fault == "all-fp16" and plan != FP32:
             other = case.plans[FP16]
+        path = engine.path
         if other is not None:  # The engine is built from another plan than the one that it is for.
-            model = case.workload.rewriter.write(other, case.workload.workspace.scratch("other"))
-        job = super().measure_job(case, model, plan, tf32)
-        fields = {name: getattr(job, name) for name in job.__dataclass_fields__}
-        return FaultyJob(**fields, fault=self.fault)
+            path = case.workload.rewriter.write(other, case.workload.workspace.scratch("other"))
+        return FaultyEngine(path, engine.options, self.fault)

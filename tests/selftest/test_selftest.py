@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptune.engines.backends.backend import Availability
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.graph.plan import Precision
 from mptune.selftest.cases import FP16, FP32, Case, make_cases
 from mptune.selftest.checks import Seen, judge
 from mptune.selftest.job import EngineRun
-from mptune.selftest.run import Engine, EngineTest, SelfTest, run_selftest
+from mptune.selftest.run import Engines, EngineTest, SelfTest, engines_here, run_selftest
 from tests.selftest.faulty import FaultyTest
 
-CPU = Engine("onnxruntime-cpu", "cpu")
+(CPU,) = (engines for engines in engines_here() if engines.name == "onnxruntime-cpu")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_each_fault_fails_its_own_line(cases: Sequence[Case], tmp_path: Path, fa
 
 def test_an_engine_that_cannot_be_built_is_a_line(cases: Sequence[Case]) -> None:
     failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no kernel for conv0")
-    checks = judge("tensorrt", [_seen(cases[0], FP16, failure)], {}, "")
+    checks = judge("tensorrt", [_seen(cases[0], FP16, failure)])
     assert [(check.name, check.status) for check in checks] == [("builds", "does not hold")]
     assert "convolutions, all-fp16: build: no tactic: no kernel for conv0" in checks[0].text
     assert not SelfTest(checks, (), 1.0).holds
@@ -100,9 +101,7 @@ def test_layer_types_are_held_against_the_plan(cases: Sequence[Case]) -> None:
 
     def check(kinds: dict[str, str]) -> tuple[str, float | None]:
         run = EngineRun(0.1, None, _information(kinds), ())
-        (found,) = (
-            one for one in judge("tensorrt", [_seen(case, FP16, run, outputs)], {}, "") if one.name == "layer types"
-        )
+        (found,) = (one for one in judge("tensorrt", [_seen(case, FP16, run, outputs)]) if one.name == "layer types")
         return found.status, found.figure
 
     right = {node: "FP16" if precision is Precision.FP16 else "FP32" for node, precision in nodes.items()}
@@ -118,12 +117,13 @@ def test_int8_layers_are_counted(cases: Sequence[Case], kind: str, status: str) 
     case = cases[2]
     outputs = (case.fused[FP16], case.reference[1], case.fused[FP16])
     run = EngineRun(0.1, None, _information({"conv_q1.conv": kind}), ())
-    (found,) = (one for one in judge("tensorrt", [_seen(case, FP16, run, outputs)], {}, "") if one.name == "int8")
+    (found,) = (one for one in judge("tensorrt", [_seen(case, FP16, run, outputs)]) if one.name == "int8")
     assert found.status == status
 
 
 def test_an_engine_that_cannot_run_here_is_named_with_the_reason() -> None:
-    result = run_selftest([Engine("onnxruntime-cuda", "cuda", obstacle="the driver is too old")])
+    can = Availability("", "onnxruntime-cuda", "the driver is too old")
+    result = run_selftest([Engines(CPU.backend, CPU.place, can)])
     (check,) = result.checks
     assert (check.status, check.text) == ("cannot be checked here", "the driver is too old")
     assert not result.holds  # nothing was checked

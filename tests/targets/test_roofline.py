@@ -245,7 +245,7 @@ class TestLaw:
             grouped = GroupedModel(model, find_groups(model, granularity))
             types = ValueTypes(grouped)
             lacking = {grouped.groups[position].id for position in types.lacking(Precision.BF16)}
-            drawn = {g.id: data.draw(st.sampled_from(Precision)) for g in grouped.groups}
+            drawn = {g.id: data.draw(st.sampled_from(tuple(Precision))) for g in grouped.groups}
             chosen = {g: Precision.FP32 if p is Precision.BF16 and g in lacking else p for g, p in drawn.items()}
             plan = PrecisionPlan(grouped.model.sha256, chosen)
             casts = {b.tensor: count for b in roofline(grouped, DEVICE, {}).boundaries if (count := b.casts(plan))}

@@ -9,7 +9,7 @@ from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 GROUPS = 10
 IDS = tuple(f"g{i}" for i in range(GROUPS))
-BOUNDARIES = tuple(Boundary((i, i + 1)) for i in range(GROUPS - 1))
+BOUNDARIES = tuple(Boundary.among((i, i + 1)) for i in range(GROUPS - 1))
 RNG = np.random.default_rng(0)
 GAINS = RNG.uniform(0.1, 1.0, GROUPS)
 COSTS = RNG.uniform(0.0, 0.1, len(BOUNDARIES))
@@ -18,7 +18,7 @@ BASE = 12.0
 
 
 def law(plans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    crossed = np.array([boundary.crossed(plans) for boundary in BOUNDARIES])
+    crossed = (plans[:, 1:] ^ plans[:, :-1]).T
     return BASE - plans @ GAINS + COSTS @ crossed, np.sqrt(plans @ np.exp(SQUARES) + 1e-14)
 
 

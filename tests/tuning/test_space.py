@@ -31,7 +31,8 @@ def write_space(folder: Path, text: str) -> NamedSpace:
 
 
 def make_hazard(group: str, severity: str) -> Hazard:
-    return Hazard(severity, "overflow", group, None, "t", 1e6, "it is infinite", "keep it")  # type: ignore[arg-type]
+    evidence = {"absmax": 1e6, "fp16_max": 65504.0}
+    return Hazard(severity, "overflow", group, None, "t", 1e6, "overflow", "seen", evidence)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("named", list_spaces(), ids=lambda named: named.name)
@@ -108,8 +109,8 @@ def test_a_hazard_of_severity_error_wins_over_an_fp16_pin(
         GroupedModel(model, groups), named, [make_hazard(head, "error"), make_hazard(groups[0].id, "warning")]
     )
     assert space.pinned[head].precision is Precision.FP32
-    assert "it is infinite" in space.pinned[head].reason
-    assert "it is infinite" in space.warnings[0]
+    assert "reached 1e+06" in space.pinned[head].reason
+    assert "reached 1e+06" in space.warnings[0]
     assert groups[0].id in space.free
 
 
@@ -163,22 +164,19 @@ def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(mlp: tuple[Mo
     named = load_space("default")
     both = make_space(GroupedModel(model, groups), named, hazards)
     assert {over, lost, lacking} <= both.pinned.keys()
-    assert set(both.reduced.values()) == {Precision.FP16}
-    all_three = make_space(
-        GroupedModel(model, groups), named, hazards, None, None, ("fp32", "fp16", "bf16"), {lacking: "no kernel"}
-    )
+    assert set(both.reduced.values()) == {(Precision.FP16,)}
+    no_kernel = {Precision.BF16: {lacking: "no kernel"}}
+    all_three = make_space(GroupedModel(model, groups), named, hazards, None, no_kernel, ("fp32", "fp16", "bf16"))
     assert all_three.reduced_of(over) is Precision.BF16
     assert all_three.choices_of(over) == ("fp32", "bf16")
     assert all_three.pinned.keys() == both.pinned.keys() - {over}
-    assert "it is infinite" in all_three.pinned[lacking].reason
+    assert "reached 1e+06" in all_three.pinned[lacking].reason
     assert all(all_three.reduced_of(g) is Precision.FP16 for g in all_three.free if g != over)
     assert [(seed.origin, seed.plan) for seed in all_three.seeds] == [(seed.origin, seed.plan) for seed in both.seeds]
-    alone = make_space(
-        GroupedModel(model, groups), named, hazards, None, None, ("fp32", "bf16"), {lacking: "no kernel"}
-    )
-    assert set(alone.reduced.values()) == {Precision.BF16}
+    alone = make_space(GroupedModel(model, groups), named, hazards, None, no_kernel, ("fp32", "bf16"))
+    assert set(alone.reduced.values()) == {(Precision.BF16,)}
     assert alone.seeds[1].plan.bf16_groups == alone.free
-    assert alone.pinned[lacking].reason == "no kernel" or "it is infinite" in alone.pinned[lacking].reason
+    assert alone.pinned[lacking].reason == "no kernel" or "reached 1e+06" in alone.pinned[lacking].reason
 
 
 def test_pins_to_bf16(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:

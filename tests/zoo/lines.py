@@ -164,6 +164,13 @@ LINES = [
     ),
     Line("emulation-differs", "", "device", ""),
     Line("already-mixed", "a layer in FP16; no FP16 weights alone", "graphs", "already-mixed"),
+    Line(
+        "nothing-to-tune",
+        "all layers in an If; not flat",
+        "tests",
+        "test_inspection.py::test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first",
+        "test_inspection.py::test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first",
+    ),
     Line("agrees", "equal", "recordings", "equal"),
     Line("agrees", "FP16 rounding", "recordings", "fp16"),
     Line("stale-rows", "rows of the run before", "recordings", "stale"),

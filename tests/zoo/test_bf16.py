@@ -17,7 +17,7 @@ from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards
-from mptune.graph.hazards.hazard import EXACT_INTEGERS, Hazard, hazard_findings, spacing
+from mptune.graph.hazards.hazard import Hazard, hazard_findings, spacing
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.observe import write_observing_model
@@ -110,7 +110,7 @@ def test_a_plan_without_bf16_there_is_not_warned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [FP16, BF16])
 def test_spacing_is_that_of_the_type(precision: Precision) -> None:
-    exact = EXACT_INTEGERS[precision]
+    exact = precision.exact_integers
     assert spacing(exact, precision) == 2.0
     assert spacing(exact - 1, precision) == 1.0
     assert spacing(-0.75 * exact, precision) == 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mptune.diagnosis.causes.half import is_doubtful, is_no_rounding
 from mptune.diagnosis.comparison import finding
@@ -21,18 +20,13 @@ def tf32(outputs: Sequence[Side]) -> list[Finding]:
 
 
 def _tf32_finding(side: Side, cause: Explanation) -> Finding:
-    which = cause.cause.removeprefix("tf32-")
-    name = side.sides.reference_name if which == "reference" else side.sides.candidate_name
-    cure = "compute the reference with TF32 off" if which == "reference" else "switch TF32 off where this matters"
-    cure += ": use_tf32=0 for ONNX Runtime's CUDA provider, clear_flag(BuilderFlag.TF32) for TensorRT"
-    cure += ", or NVIDIA_TF32_OVERRIDE=0 in the environment"
+    sides = side.sides
     return finding(
         cause.cause,
+        "",
         (OutputColumns(side.name),),
         side.evidence | {"left_share": cause.left, "size_ratio": cause.size},
-        f"output {side.name!r}: TF32 in the {which} ({name}) makes the difference of {side.error:.3g}: emulated, it has"
-        f" {cause.size:.2f} times its size, and {100 * cause.left:.2g} % of the difference is left without it",
-        cure,
+        name=sides.reference_name if cause.cause == "tf32-reference" else sides.candidate_name,
     )
 
 
@@ -45,27 +39,27 @@ def agreement(outputs: Sequence[Side]) -> list[Finding]:
         if side.sides.is_other_model and side.error > FP32_ROUNDING:
             continue  # what the models differ in makes it, not a rounding
         is_suspect = is_alone and is_doubtful(side) and is_no_rounding(side)
-        findings.append(_doubtful(side) if is_suspect else _agreeing(side))
+        findings.append(_agreeing(side, "doubtful" if is_suspect else _size_of(side)))
     return findings
 
 
-def _agreeing(side: Side) -> Finding:
-    size_text = "equals the reference" if side.error == 0 else f"has {side.limit.sentence(side.judged)}"
-    exact = side.error <= FP32_ROUNDING
-    what = "what FP32 rounding gives" if exact else "the size of FP16 rounding"
-    if not exact and side.error > HEADROOM * side.emulated:
-        what = "within the tolerance given, and more than FP16 rounding gives"
-    beside = f"FP16 throughout, emulated, gives {side.judged_fp16:.3g}"
-    text = f"output {str(side.where)!r} {size_text}" + (f": {what}" if side.error else "") + f" ({beside})"
-    return finding("agrees", (side.where,), side.evidence, text, "")
+def _size_of(side: Side) -> str:
+    """What a difference within its limit is as large as."""
+    if side.error == 0:
+        return "equal"
+    if side.error <= FP32_ROUNDING:
+        return "fp32"
+    return "within tolerance" if side.error > HEADROOM * side.emulated else "fp16"
 
 
-def _doubtful(side: Side) -> Finding:
-    """``agrees`` as a warning: the difference has the size of FP16's, and no rounding gives it."""
-    what = what_is_there(side.got, side.wanted)
-    text = (
-        f"output {str(side.where)!r} has {side.limit.sentence(side.judged)}: as large as FP16 rounding, but not FP16"
-        f" rounding (FP16 throughout, emulated, gives {side.judged_fp16:.3g}, in other values){what and f'; {what}'}"
+def _agreeing(side: Side, kind: str) -> Finding:
+    return finding(
+        "agrees",
+        kind,
+        (side.where,),
+        side.evidence,
+        place=str(side.where),
+        error_shown=side.limit.sentence(side.judged),
+        judged_fp16=side.judged_fp16,
+        seen=what_is_there(side.got, side.wanted) if kind == "doubtful" else "",
     )
-    cure = "compare how the samples are prepared on both sides, and whether the engine was built of this model"
-    return replace(_agreeing(side), severity="warning", text=text, cure=cure)

@@ -15,13 +15,18 @@ from mptune.diagnosis.patterns.places import what_is_there
 from mptune.diagnosis.patterns.roundings import FP32_ROUNDING, Cause, Explanation
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Side, Sides
-from mptune.finding import BREAKING_CODES, Finding
+from mptune.finding import BREAKING_CODES, Finding, Where
+from mptune.findings.wording import listed
 from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.plan import LARGEST, REDUCED, Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 
 _NAMED = 5
 """Groups that a text names."""
+
+_MOST_KEPT = 40
+
+"""Groups that a command names."""
 
 _MARGIN = 0.8
 """Share of the limit that the plan is made for: one-group errors add in squares only nearly."""
@@ -140,39 +145,39 @@ def _precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) 
     kept = [group for group in ranked if plan is not None and plan.precision[group] is Precision.FP32]
     worst = max(side, key=lambda each: each.judged / each.limit.value)
     named = kept if plan is not None else ranked
-    names = ", ".join(f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named[:_NAMED])
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    text = (
-        f"output {str(worst.where)!r} has {worst.limit.sentence(worst.judged)}, the limit is {worst.limit.value:.3g}: "
-        f"{_shown(causes[worst.name], called, worst.judged_fp16)}; most of it comes from {names}{more}"
-        f"{_seen(sides, blamed, named)}"
-    )
-    if blamed.bf16_groups:
-        text += "; BF16 keeps 8 bits where FP16 keeps 11"
+    cause = causes[worst.name]
     evidence = worst.evidence | {
-        "left_share": causes[worst.name].left,
+        "left_share": cause.left,
         "fp16_groups": len((blamed if blamed.bf16_groups else sides.plan).fp16_groups),
         **({"bf16_groups": len(blamed.bf16_groups)} if blamed.bf16_groups else {}),
     }
-    if plan is None or left is None:
-        cure = f"no plan with {called} groups keeps the limit: allow more with --tolerance, or stay in FP32"
-    else:
+    names: dict[str, object] = {}
+    if plan is not None and left is not None:
         evidence |= {"kept_groups": len(kept), "error_with_kept": left.judged}
-        patterns = " ".join(f"--keep-fp32 {glob.escape(groups[g].id)}" for g in kept[:40])
-        base = "--bf16-all" if not blamed.fp16_groups else "--fp16-all"
+        options = ["--fp16-all" if blamed.fp16_groups else "--bf16-all"]
         if blamed.fp16_groups:
-            patterns = " ".join([*(f"--keep-bf16 {glob.escape(g)}" for g in plan.bf16_groups[:40]), patterns])
-        count = f"{len(kept)} group{'s' * (len(kept) != 1)}"
-        command = f"mptune apply {runner.model.path} {base} {patterns} -o OUT.onnx"
-        cure = f"keep {count} in FP32 ({left.limit.sentence(left.judged).partition(' ')[2]}): {command}"
+            options += [f"--keep-bf16 {glob.escape(group)}" for group in plan.bf16_groups[:_MOST_KEPT]]
+        options += [f"--keep-fp32 {glob.escape(groups[group].id)}" for group in kept[:_MOST_KEPT]]
+        remaining = left.limit.sentence(left.judged).partition(" ")[2]
+        names = {"left": remaining, "model": runner.model.path, "options": " ".join(options)}
     return finding(
         "precision",
+        ("reproduced" if cause.left < 1 else "of its size") + (", no plan" if plan is None or left is None else ""),
         tuple(each.where for each in side),
         evidence,
-        text,
-        cure,
-        groups=tuple(named[:40]),
-        nodes=tuple(node for group in named[:_NAMED] for node in groups[group].nodes[:1]),
+        Where(
+            nodes=tuple(node for group in named[:_NAMED] for node in groups[group].nodes[:1]),
+            groups=tuple(named[:_MOST_KEPT]),
+        ),
+        place=str(worst.where),
+        error_shown=worst.limit.sentence(worst.judged),
+        limit_value=worst.limit.value,
+        precisions=called,
+        judged_fp16=worst.judged_fp16,
+        named=listed([f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named], _NAMED, " and {others} more"),
+        seen=_seen(sides, blamed, named),
+        is_bf16=bool(blamed.bf16_groups),
+        **names,
     )
 
 
@@ -225,12 +230,6 @@ def _resembles_rounding(side: Side, *, of_groups: bool = False) -> bool:
     return False
 
 
-def _shown(cause: Explanation, called: str, emulated: float) -> str:
-    if cause.left < 1:
-        return f"emulating {called} reproduces it ({100 * cause.left:.2g} % of the difference is left)"
-    return f"{called} throughout, emulated, gives an error of that size ({emulated:.3g}), in other values"
-
-
 def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
     """What was seen in the groups that a text names: a value beyond FP16's range, a decision that changes."""
     if blamed.bf16_groups:
@@ -250,7 +249,7 @@ def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
     worst = breaking[0]
     same = [h for h in hazards if (h.code, h.tensor, h.reason) == (worst.code, worst.tensor, worst.reason)]
     first = next((h for h in same if h.node), worst)  # of a group that computes its operand it names no node
-    return f"; {first.code} at {first.node} ({first.group}): {first.reason}"
+    return f"{first.code} at {first.node} ({first.group}): {first.reason}"
 
 
 def _blamed(sides: Sides, causes: set[Cause]) -> PrecisionPlan:
@@ -346,20 +345,10 @@ def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
 def _infinite_finding(sides: Sequence[Side], precision: Precision, hazards: tuple[Hazard, ...]) -> Finding:
     first = sides[0]
     is_mask = all(hazard.severity == "info" for hazard in hazards)
-    largest = LARGEST[precision]
+    largest = precision.largest
     lost = first.lost(first.sides.candidate)
     count = 0 if lost is None else int(lost.sum())
     places = list(dict.fromkeys(f"{h.tensor} ({h.value:.4g}) at {h.node} ({h.group})" for h in hazards))
-    more = f" and {len(places) - _NAMED_CONSTANTS} more" if len(places) > _NAMED_CONSTANTS else ""
-    text = (
-        f"output {str(first.where)!r} holds {count} NaN or Inf: emulated, {precision.name} gives them where "
-        f"constants beyond its {largest:.6g} become infinite, and none where they are held as {largest:.6g}: "
-        f"{', '.join(places[:_NAMED_CONSTANTS])}{more}"
-    )
-    cure = (
-        f"let mptune write the model, which limits them: mptune apply {first.sides.runner.model.path}"
-        f" --{precision}-all -o OUT.onnx; or export with {'-1e4 as the mask' if is_mask else 'smaller constants'}"
-    )
     evidence = first.evidence | {
         "not_finite": count,
         "absmax": max(hazard.value for hazard in hazards),
@@ -367,13 +356,20 @@ def _infinite_finding(sides: Sequence[Side], precision: Precision, hazards: tupl
     }
     return finding(
         "mask" if is_mask else "overflow",
+        "infinite",
         tuple(side.where for side in sides),
         evidence,
-        text,
-        cure,
-        groups=tuple(dict.fromkeys(h.group for h in hazards if h.group)),
-        nodes=tuple(dict.fromkeys(h.node for h in hazards if h.node)),
-        tensors=tuple(dict.fromkeys(h.tensor for h in hazards)),
+        Where(
+            nodes=tuple(dict.fromkeys(h.node for h in hazards if h.node)),
+            groups=tuple(dict.fromkeys(h.group for h in hazards if h.group)),
+            tensors=tuple(dict.fromkeys(h.tensor for h in hazards)),
+        ),
+        place=str(first.where),
+        precision=precision.name,
+        largest=largest,
+        constants=listed(places, _NAMED_CONSTANTS, " and {others} more"),
+        model=first.sides.runner.model.path,
+        option=f"--{precision}-all",
     )
 
 
@@ -385,5 +381,5 @@ def _beyond(runner: Runner, plan: PrecisionPlan) -> tuple[Hazard, ...]:
         for hazard in runner.constant_hazards
         if "held_as" in hazard.evidence
         and hazard.group in reduced
-        and hazard.value > LARGEST[plan.precision[hazard.group]]
+        and hazard.value > plan.precision[hazard.group].largest
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,11 @@ from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.patterns.orders import Order, Stale, find_order, find_row_order, find_stale, shift_of
 from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.sides import Side, arrays_of
-from mptune.finding import Finding, OutputColumns
+from mptune.finding import Finding, OutputColumns, Where
+from mptune.findings.wording import listed
+
+_LISTED = 8
+"""Columns or rows that are listed."""
 
 _EXCHANGED = 0.1
 """Share of its difference that an output has at most from the reference of another to be that."""
@@ -48,12 +53,12 @@ def _ahead(side: Side, stale: Stale) -> Finding:
     rows, example = stale.rows, stale.example
     return finding(
         "outputs-permuted",
+        "ahead",
         (OutputColumns(side.name),),
         {"kind": "rows", "rows": len(rows), "lag": stale.lag, "row": example, "source_row": stale.source[example]},
-        f"output {side.name!r}: from row {rows[0]} on, {len(rows)} of {side.row_count} rows are those of later samples"
-        f" (row {example} equals the reference's row {stale.source[example]}): as where a sample was left out",
-        "give the rows in the order of the data, one for each sample: see which sample the recording lacks",
-        samples=side.samples_of(rows),
+        Where(samples=side.samples_of(rows)),
+        begin=rows[0],
+        of_rows=side.row_count,
     )
 
 
@@ -78,69 +83,41 @@ def _exchanged(side: Side) -> Finding | None:
         if not is_other:
             continue
         is_right = there.error <= FP32_ROUNDING
-        text = f"outputs are exchanged: {side.name!r} of one side is {other!r} of the other"
-        if is_right:
-            text = f"output {side.name!r} holds what is {other!r} of the reference, as {other!r} does, too"
         return finding(
             "outputs-permuted",
+            "copied" if is_right else "exchanged",
             (OutputColumns(side.name), *(() if is_right else (OutputColumns(other),))),
             {"kind": "outputs", "error": side.error, "output": other},
-            text,
-            "read outputs by name, not by position, or exchange the two",
+            name=side.name,
+            other=other,
         )
     return None
 
 
 def _moved(side: Side, axes: tuple[int, ...]) -> Finding:
-    order = ", ".join(map(str, axes))
-    return finding(
-        "outputs-permuted",
-        (OutputColumns(side.name),),
-        {"kind": "axes", "axes": order, "error": side.error},
-        f"output {side.name!r} has its axes in another order: axes ({order}) of the recording are the reference's",
-        f"transpose the recorded output: numpy.transpose(y, ({order}))",
-    )
+    evidence: dict[str, int | float | str] = {"kind": "axes", "axes": ", ".join(map(str, axes)), "error": side.error}
+    return finding("outputs-permuted", "axes", (OutputColumns(side.name),), evidence)
 
 
 def _ordered(side: Side, order: Order) -> Finding:
     evidence: dict[str, int | float | str] = {"kind": order.kind, "error": side.error, "left_share": order.left}
-    columns: tuple[int, ...] | None = None
-    samples: tuple[int, ...] = ()
     if order.kind in ("sign", "complement"):
         columns = order.entries
-        which = "" if columns is None else f" in column{'s' * (len(columns) > 1)} {_few(columns)}"
-        is_sign = order.kind == "sign"
-        what = "has the opposite sign" if is_sign else "is the complement of the reference (1 - x)"
-        text, cure = f"output {side.name!r}{which} {what}", "negate it" if is_sign else "take 1 - x"
-    else:
-        assert order.entries is not None
-        moved = tuple(k for k, entry in enumerate(order.entries) if k != entry)
-        what = "rows" if order.kind == "rows" else f"entries along axis {order.axis}"
-        shown = ", ".join(f"{k} is the reference's {order.entries[k]}" for k in moved[:3])
-        count = f"{len(moved)} of {len(order.entries)} moved ({shown}{', ...' * (len(moved) > 3)})"
-        text = f"output {side.name!r} has its {what} in another order: {count}"
-        evidence |= {"moved": len(moved), "axis": order.axis or 0, "order": _few(order.entries)}
-        if order.kind == "rows":
-            samples, cure = side.samples_of(moved), "give the rows in the order of the data"
-        else:
-            columns, cure = moved, "bring the entries into the reference's order, or compare them by what they mean"
-    text += f"; undone, {100 * order.left:.2g} % of the difference is left"
-    return finding("outputs-permuted", (OutputColumns(side.name, columns),), evidence, text, cure, samples=samples)
-
-
-def _few(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values[:8])) + (", ..." if len(values) > 8 else "")
-
-
-_SYNCHRONISE = (
-    "no plan repairs this: synchronise the stream before the outputs are read (cudaStreamSynchronize, or"
-    " stream.synchronize()), and give each run in flight buffers of its own"
-)
-
-_ONE_ROW = (
-    "no plan repairs this: see whether the batch was fixed at 1 where the model was exported or the engine built"
-    " (dynamic axes, optimisation profile), and whether the input is copied for each run"
-)
+        names: dict[str, Any] = {} if columns is None else {"columns": len(columns), "which": listed(columns, _LISTED)}
+        return finding("outputs-permuted", order.kind, (OutputColumns(side.name, columns),), evidence, **names)
+    assert order.entries is not None
+    moved = tuple(k for k, entry in enumerate(order.entries) if k != entry)
+    is_of_rows = order.kind == "rows"
+    return finding(
+        "outputs-permuted",
+        "rows" if is_of_rows else "entries",
+        (OutputColumns(side.name, None if is_of_rows else moved),),
+        evidence | {"moved": len(moved), "axis": order.axis or 0, "order": listed(order.entries, _LISTED)},
+        Where(samples=side.samples_of(moved) if is_of_rows else ()),
+        along=order.axis,
+        entries=len(order.entries),
+        shown=listed([f"{k} is the reference's {order.entries[k]}" for k in moved], 3),
+    )
 
 
 def stale_rows(outputs: Sequence[Side]) -> list[Finding]:
@@ -157,31 +134,23 @@ def stale_rows(outputs: Sequence[Side]) -> list[Finding]:
 
 def stale_finding(side: Side, stale: Stale) -> Finding:
     """The finding for one output."""
-    code = "torn-rows" if stale.torn else "stale-rows"
-    rows, example = stale.torn or stale.whole, stale.example
-    source = stale.source[example]
-    which = f"row {example} equals the reference's row {source}"
-    if stale.torn:
-        which = f"row {example} is part its own result and part that of row {source}"
-    whole = f", {len(stale.whole)} are wholly another row's" if stale.torn and stale.whole else ""
-    lag = f"the source is most often {stale.lag} row{'s' * (stale.lag != 1)} before" if stale.lag > 0 else ""
-    if stale.is_one_row:
-        lag = f"so do all {len(rows)} that differ"
-    text = f"output {side.name!r}: {len(rows)} of {side.row_count} rows are {code.split('-')[0]}{whole}: {which}"
     evidence: dict[str, int | float | str] = {
         "share": stale.share,
         "rows": len(stale.rows),
         "torn": len(stale.torn),
         "lag": stale.lag,
-        "row": example,
-        "source_row": source,
+        "row": stale.example,
+        "source_row": stale.source[stale.example],
         "error": side.error,
     }
     return finding(
-        code,
+        "torn-rows" if stale.torn else "stale-rows",
+        "one row" if stale.is_one_row else "",
         (OutputColumns(side.name),),
         evidence,
-        f"{text}; {lag}" if lag else text,
-        _ONE_ROW if stale.is_one_row else _SYNCHRONISE,
-        samples=side.samples_of(stale.rows),
+        Where(samples=side.samples_of(stale.rows)),
+        count=len(stale.torn or stale.whole),
+        of_rows=side.row_count,
+        whole=len(stale.whole) or None,
+        before=max(stale.lag, 0),
     )

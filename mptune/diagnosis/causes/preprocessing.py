@@ -11,6 +11,7 @@ import numpy as np
 
 from mptune.data.forms.samples import Feed
 from mptune.diagnosis.causes.half import fp16_explanation, is_doubtful
+from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.patterns.places import which_samples
 from mptune.diagnosis.patterns.roundings import CLEAR, column_scale, rms
 from mptune.diagnosis.sides import Side
@@ -41,18 +42,6 @@ _REVERSED = "with its channels in reverse order (RGB, BGR)"
 _MOST_INPUTS = 6
 """With more inputs than this, no two are exchanged."""
 
-_PREPARED = (
-    "the samples are prepared in another way there",
-    "prepare the samples as in training on both sides: channels, range, layout",
-)
-
-_MIXED_UP = ("the inputs are mixed up there", "give each input by its name, and a buffer of its own")
-
-_NOT_WRITTEN = (
-    "as if that input were not written before each run there",
-    "write it before each run, on the stream of the run, into a buffer that no other run uses",
-)
-
 
 @dataclass(frozen=True)
 class Way:
@@ -63,28 +52,28 @@ class Way:
     inputs: tuple[str, ...]
     feed: Callable[[int], Feed | None]
     """Index of a sample -> what is fed in its place; None where the way does not apply to it."""
-    meaning: str
-    cure: str
+    kind: str
+    """Of the finding's wording: what it means, and what to do."""
 
 
 def ways(feeds: Sequence[Feed]) -> Iterator[Way]:
     """All ways that the inputs allow."""
     for name in feeds[0]:
         for words, change in _changes([feed[name] for feed in feeds]):
-            yield Way(f"for input {name!r} {words}", (name,), _changed(feeds, name, change), *_PREPARED)
+            yield Way(f"for input {name!r} {words}", (name,), _changed(feeds, name, change), "prepared")
     for first, second in itertools.combinations(feeds[0], 2) if len(feeds[0]) <= _MOST_INPUTS else ():
         if all(feed[first].shape == feed[second].shape and feed[first].dtype == feed[second].dtype for feed in feeds):
             yield Way(
                 f"with the inputs {first!r} and {second!r} exchanged",
                 (first, second),
                 _exchanged(feeds, first, second),
-                *_MIXED_UP,
+                "mixed up",
             )
     for name in feeds[0]:
-        yield Way(f"with zeros in the input {name!r}", (name,), _changed(feeds, name, np.zeros_like), *_NOT_WRITTEN)
+        yield Way(f"with zeros in the input {name!r}", (name,), _changed(feeds, name, np.zeros_like), "not written")
         if len(feeds[0]) > 1:  # with one input, the outputs are those of another sample: stale rows
             words = f"with the sample before's values in the input {name!r}"
-            yield Way(words, (name,), _of_sample_before(feeds, name), *_NOT_WRITTEN)
+            yield Way(words, (name,), _of_sample_before(feeds, name), "not written")
 
 
 def _changed(feeds: Sequence[Feed], name: str, change: Change) -> Callable[[int], Feed]:
@@ -228,24 +217,24 @@ def _tried(unexplained: Sequence[Side]) -> list[Finding]:
 def _finding(
     unexplained: Sequence[Side], way: Way, left: _Left, explained: Sequence[int], tried: int, differing: Sequence[int]
 ) -> Finding:
-    count = len(unexplained[0].wanted)
     samples: tuple[int, ...] = ()
-    on = f"{100 * left.share:.2g} % of the difference is left, on {which_samples(explained)}"
+    names: dict[str, object] = {}
     if len(explained) < tried:
         samples = tuple(explained)
-        on += f"; not on the other {tried - len(explained)} of {tried} that were tried"
-    elif len(differing) < count:
+        names = {"others": tried - len(explained), "tried": tried}
+    elif len(differing) < (count := len(unexplained[0].wanted)):
         samples = tuple(differing)
-        on += f"; {which_samples(samples)} of {count} differ{'s' * (len(samples) == 1)}"
-    text = f"the model gives what was recorded {way.words} ({on}): {way.meaning}; precision is not the problem"
-    if not left.is_exact:
-        text = (
-            f"the model comes near to what was recorded {way.words} ({on}; rounding would leave"
-            f" {100 * left.rounding:.2g} %): perhaps {way.meaning}, in this way or a similar one"
-        )
-    where = Where(inputs=way.inputs, outputs=tuple(side.where for side in unexplained), samples=samples)
-    evidence = {"left_share": left.share, "rounding_share": left.rounding, "samples": len(explained)}
-    return Finding("data-do-not-fit", "warning", "compare", where, evidence, text, way.cure)
+        names = {"differing": which_samples(samples), "count": count, "number": len(samples)}
+    return finding(
+        "data-do-not-fit",
+        way.kind if left.is_exact else f"{way.kind} nearly",
+        tuple(side.where for side in unexplained),
+        {"left_share": left.share, "rounding_share": left.rounding, "samples": len(explained)},
+        Where(inputs=way.inputs, samples=samples),
+        words=way.words,
+        explained=which_samples(explained),
+        **names,
+    )
 
 
 def _first_changed(way: Way, feeds: Sequence[Feed], samples: Sequence[int]) -> int | None:

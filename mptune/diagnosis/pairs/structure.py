@@ -19,10 +19,10 @@ from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Side, Sides
 from mptune.errors import BaselineError
-from mptune.finding import Finding, OutputColumns
+from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16
-from mptune.graph.plan import LARGEST, REDUCED, Precision
+from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
 _FEWEST = 8
@@ -140,7 +140,7 @@ def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | No
 
 def is_same_number(a: float, b: float) -> bool:
     """Whether two attributes are the same; one that is the largest of a reduced precision may hold what is beyond."""
-    if any(LARGEST[precision] in (abs(a), abs(b)) for precision in REDUCED):
+    if any(precision.largest in (abs(a), abs(b)) for precision in REDUCED):
         return constant_difference(np.float32(a), np.float32(b)) is None
     return a == b
 
@@ -158,7 +158,7 @@ _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name 
 _SHOWN = 60
 """Characters of a value in a text."""
 
-_REDUCED = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
+_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.is_rounded_by_casts}
 """Types of values -> the precisions that compute them."""
 
 
@@ -369,7 +369,7 @@ def _limits_to_range(model: Model, node: Node) -> bool:
         return False
     limits = [model.initializers[name].numpy() for name in node.inputs[1:] if name in model.initializers]
     limits += [np.float32(attribute.f) for attribute in node.proto.attribute]
-    largest = {float(np.float32(LARGEST[precision])) for precision in REDUCED}
+    largest = {float(np.float32(precision.largest)) for precision in REDUCED}
     return len(limits) == 2 and {float(abs(limit)) for limit in limits if limit.size == 1} <= largest
 
 
@@ -452,8 +452,6 @@ _MOST_NAMED = 4
 _MOST_BYTES = 1 << 30
 """Of constants that are changed together: protobuf ends at 2 GiB."""
 
-_IN_FP32 = "keep this node in FP32 there (node_block_list)"
-
 
 def alignment_of(left: Runner, right: Runner) -> Alignment:
     """Align two models; inputs by name, else by position."""
@@ -503,15 +501,16 @@ def changes_of(differences: Sequence[Difference]) -> tuple[dict[str, np.ndarray]
 
 def _named(causes: Sequence[tuple[Difference, _Effect | None]], parts: Sequence[Side], worst: Side) -> Finding:
     first, effect = causes[0]
-    limit = None if first.constant is None else first.constant.limit
-    alone = "" if effect is None else f" (alone, in FP32, it makes an error of {effect.error:.3g})"
-    others = ", ".join(
-        f"{difference.node} ({difference.what if e is None else f'{e.error:.3g}'})" for difference, e in causes[1:]
-    )
+    constant = first.constant
+    limit = None if constant is None else constant.limit
+    kind = "" if limit is None else "limited"
+    if constant is not None and limit is not None and constant.largest > Precision.FP16.largest:
+        kind = "beyond FP16"
     owners = worst.sides.runner.grouped.owners
     nodes = tuple(dict.fromkeys(difference.node for difference, _ in causes))
     return finding(
         "attribute-differs",
+        kind,
         tuple(OutputColumns(name) for name in dict.fromkeys(part.name for part in parts)),
         {
             "kind": first.kind,
@@ -523,40 +522,30 @@ def _named(causes: Sequence[tuple[Difference, _Effect | None]], parts: Sequence[
             **({} if effect is None else {"alone": effect.error}),
             **worst.evidence,
         },
-        f"node {first.node}: {first.text}{alone}{others and f'; next {others}'}; output {str(worst.where)!r} then has"
-        f" {worst.limit.sentence(worst.judged)} (FP16 throughout gives {worst.judged_fp16:.3g})",
-        _cure(first),
-        nodes=nodes,
-        groups=tuple(dict.fromkeys(owners[node] for node in nodes if node in owners)),
+        Where(nodes, tuple(dict.fromkeys(owners[node] for node in nodes if node in owners))),
+        node=first.node,
+        difference=first.text,
+        next=", ".join(
+            f"{difference.node} ({difference.what if e is None else f'{e.error:.3g}'})" for difference, e in causes[1:]
+        ),
+        place=str(worst.where),
+        error_shown=worst.limit.sentence(worst.judged),
+        judged_fp16=worst.judged_fp16,
+        fp16_max=Precision.FP16.largest,
+        largest=0.0 if constant is None else constant.largest,
+        converters_limit=CONVERTERS_LIMIT,
     )
 
 
 def _none_alone(count: int, together: _Effect, worst: Side) -> Finding:
     """Of constants and attributes of which none alone makes a tenth of the difference."""
-    nodes = f"{count} constant{'s' * (count != 1)} or attribute{'s' * (count != 1)} differ{'s' * (count == 1)}"
-    few = together.share < _LEAST_SHARE
-    none_alone = finding(
+    return finding(
         "attribute-differs",
+        "together little" if together.share < _LEAST_SHARE else "together",
         (worst.where,),
         {"differences": count, "together": together.error, **worst.evidence},
-        f"{nodes}, and none that was tried alone makes a tenth of the difference: together, in FP32, they make an error"
-        f" of {together.error:.3g}; output {str(worst.where)!r} has {worst.limit.sentence(worst.judged)}",
-        "" if few else "export both from the same source",
-    )
-    return replace(none_alone, severity="info") if few else none_alone
-
-
-def _cure(difference: Difference) -> str:
-    constant = difference.constant
-    if constant is None or constant.limit is None:
-        return "export both from the same source, or give this node the same value in both"
-    if constant.largest > LARGEST[Precision.FP16]:
-        return (
-            f"{_IN_FP32}: FP16 holds up to {LARGEST[Precision.FP16]:.0f}, this constant reaches {constant.largest:.3g}"
-        )
-    return (
-        "convert again without this limit (onnxconverter-common's float16 conversion takes"
-        f" {CONVERTERS_LIMIT:.0f} unless max_finite_val is given), or {_IN_FP32}"
+        place=str(worst.where),
+        error_shown=worst.limit.sentence(worst.judged),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.engines.jobs.outputs import TraceJob, value_error
 from mptune.files import write_bytes
-from mptune.finding import Finding
+from mptune.finding import Finding, Where
 from mptune.graph.hazards.find import pinned_by_hazards
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.widened import write_changed, write_widened
@@ -97,29 +97,15 @@ def trace_finding(sides: Sides, divergence: Divergence) -> Finding:
     """The finding for it."""
     groups = {group.id: group for group in sides.runner.grouped.groups}
     name = f"group {groups[divergence.group].name} ({divergence.group})" if divergence.group else "no group"
-    differs = f"has a relative error of {divergence.error:.3g}"
-    if math.isinf(divergence.error):
-        differs = "differs in its shape, in values that are not finite, or where one model has zeros only"
-    at = f"value {divergence.value!r}, computed by {divergence.node},"
-    before = f"every value before it is within {divergence.before:.3g}"
-    cure = "compare this node in both models: its attributes, its constants and its type"
-    if divergence.is_rounding:
-        before = "that is where FP16 or BF16 begins, and none differs by more than twice what these give, emulated"
-        cure = ""
-    elif sides.plan.reduced_groups:
-        before = "every value before it differs by what FP16 or BF16 makes, or less"
-        cure = "if its precision makes that, keep this group in FP32; else compare the node in both models"
-    divergence_finding = finding(
+    kind = "rounding" if divergence.is_rounding else "reduced" if sides.plan.reduced_groups else ""
+    return finding(
         "first-difference",
+        f"{kind} infinite" if math.isinf(divergence.error) else kind,
         (),
         {"error": divergence.error, "error_before": divergence.before, "values_compared": divergence.compared},
-        f"the two models begin to differ in {name}: {at} {differs}; {before}",
-        cure,
-        nodes=(divergence.node,),
-        groups=(divergence.group,) if divergence.group else (),
-        tensors=(divergence.value,),
+        Where((divergence.node,), (divergence.group,) if divergence.group else (), (divergence.value,)),
+        name=name,
     )
-    return replace(divergence_finding, severity="info") if divergence.is_rounding else divergence_finding
 
 
 def _pairs(left: Runner, right: Runner, alignment: Alignment) -> list[tuple[str, str]]:

@@ -13,11 +13,8 @@ from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda.system import load_system_runtime
 
 INSTALL = "pip install 'cuda-bindings<13'"
-
 """Version 12 works with drivers of 525 and later, 13 only with 580 and later (CUDA's release notes, table 3)."""
-
 _FIRST_MAJOR = 12
-
 """The oldest CUDA that cuda-python's packages of interest are built for: 12.6."""
 
 # A lost device, or one that refuses work, is the machine's fault: the job is tried again. The other sticky errors
@@ -58,11 +55,7 @@ _CRASHED = frozenset(
 
 @lru_cache(maxsize=1)
 def runtime() -> Any:
-    """The module ``cuda.bindings.runtime``; the system's own library where that is missing or refused and this works.
-
-    Raises:
-        EngineError: cuda-python is not installed or does not load, and the system has no library that finds a device.
-    """
+    """The module ``cuda.bindings.runtime``; the system's own library where that is missing or refused."""
     bindings, error = _bindings()
     if bindings is not None and _finds_devices(bindings):
         return bindings
@@ -124,11 +117,7 @@ def kind_of(name: str) -> FailureKind:
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
-    """Unpack what a cuda-python call returned: nothing, one value or a tuple of values.
-
-    Raises:
-        EngineError: the error code is not success.
-    """
+    """Unpack what a cuda-python call returned: nothing, one value or a tuple of values."""
     code, values = result[0], result[1:]
     if int(code) != 0:
         name = str(getattr(code, "name", code))
@@ -143,11 +132,7 @@ def check(result: tuple[Any, ...], call: str) -> Any:
 
 
 def device_count() -> int:
-    """Number of visible CUDA devices; 0 also where there is no driver.
-
-    Raises:
-        EngineError: the driver is too old for the runtime; the message has both versions and what to install.
-    """
+    """Number of visible CUDA devices; 0 also where there is no driver."""
     code, count = runtime().cudaGetDeviceCount()
     name = getattr(code, "name", "")
     if name == "cudaErrorInsufficientDriver" and versions()[0]:
@@ -203,11 +188,7 @@ class Stream:
 
     @property
     def address(self) -> int:
-        """The ``cudaStream_t`` as an integer, as engines take it.
-
-        Raises:
-            EngineError: the stream is closed.
-        """
+        """The ``cudaStream_t`` as an integer, as engines take it."""
         if self.handle is None:
             raise EngineError(FailureKind.ERROR, "the stream is closed")
         return int(self.handle)
@@ -262,11 +243,7 @@ class Graph:
     """
 
     def __init__(self, stream: Stream, enqueue: Callable[[], None]) -> None:
-        """Capture what ``enqueue`` puts on the stream.
-
-        Raises:
-            EngineError: something in it cannot be captured; the stream is usable again afterwards.
-        """
+        """Capture what ``enqueue`` puts on the stream."""
         cudart = runtime()
         self.handle: Any = None
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -283,11 +260,7 @@ class Graph:
             cudart.cudaGraphDestroy(graph)
 
     def launch(self, stream: Stream) -> None:
-        """Enqueue the graph.
-
-        Raises:
-            EngineError: the graph is closed, or cannot be enqueued.
-        """
+        """Enqueue the graph."""
         if self.handle is None:
             raise EngineError(FailureKind.ERROR, "the CUDA graph is closed")
         check(runtime().cudaGraphLaunch(self.handle, stream.handle), "cudaGraphLaunch")
@@ -337,9 +310,7 @@ class DeviceBuffer:
 
 
 DELAY_US = 200
-
 """Longer than a launch takes."""
-
 _NAME = b"wait"
 
 _PTX = b"""
@@ -363,11 +334,7 @@ again:
 
 
 def enqueue_delay(stream: Stream, span_us: int = DELAY_US) -> None:
-    """Keep a stream busy for ``span_us`` microseconds.
-
-    Raises:
-        EngineError: the kernel cannot be loaded or launched.
-    """
+    """Keep a stream busy for ``span_us`` microseconds."""
     driver, function = _kernel()
     span = np.array([span_us * 1000], dtype=np.uint64)
     pointers = np.array([span.ctypes.data], dtype=np.uint64)
@@ -412,7 +379,6 @@ class StreamStopwatch:
         """Nothing is executed yet.
 
         Args:
-            clock: of the host, in milliseconds.
             delay: keeps the stream busy for a moment. For an ``enqueue`` that returns only when the execution has
                 ended: it would find the stream empty each time, and its duration is no cost of the host. None where
                 ``enqueue`` returns at once.
@@ -426,11 +392,9 @@ class StreamStopwatch:
 
     @property
     def enqueue_ms(self) -> float | None:
-        """See ``Stopwatch``."""
         return None if self._delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
 
     def run_once(self) -> None:
-        """See ``Stopwatch``."""
         self._enqueue()
         self._stream.synchronize()
 

@@ -44,10 +44,8 @@ _CALLS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "cudaStreamSynchronize": (None, (c_void_p,)),
 }
 """Name -> type of what it writes through a pointer (None for nothing), and types of what it is given."""
-
 _WRITES_LAST = frozenset({"cudaStreamEndCapture"})
 """The pointer to write through comes first in all other calls."""
-
 _SYMBOLS = {"cudaGraphInstantiate": "cudaGraphInstantiateWithFlags"}
 """The signature of cudaGraphInstantiate itself changed with CUDA 12; that of this symbol is the same in all."""
 
@@ -60,8 +58,8 @@ class Code(int):
 
 def system_libraries(root: Path = Path("/")) -> Iterator[str]:
     """Names and paths under which the system may have the library, the newest version first."""
-    found = [path for pattern in _FOLDERS for path in root.glob(f"{pattern}/libcudart.so.*")]
-    by_version = sorted({path.resolve() for path in found}, key=_version, reverse=True)
+    paths = [path for pattern in _FOLDERS for path in root.glob(f"{pattern}/libcudart.so.*")]
+    by_version = sorted({path.resolve() for path in paths}, key=_version, reverse=True)
     yield from map(str, by_version)
     name = ctypes.util.find_library("cudart")
     if name is not None:
@@ -84,11 +82,7 @@ class SystemRuntime:
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
 
     def __init__(self, library: Any) -> None:
-        """Declare the functions.
-
-        Raises:
-            AttributeError: the library lacks one of them.
-        """
+        """Declare the functions."""
         self._name_of = library.cudaGetErrorName
         self._words_of = library.cudaGetErrorString
         for of_error in (self._name_of, self._words_of):

@@ -22,12 +22,9 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 
 PROFILED_RUNS = 20
-
 """Executions that a profile averages over, without the longest. ONNX Runtime counts whole microseconds, so the mean
 resolves more than the median."""
-
 UNTIMED_RUNS = 5
-
 """Warm-up executions before these."""
 
 
@@ -38,7 +35,6 @@ class LayerTime:
     Attributes:
         nodes: names of the nodes of the typed model that the layer computes; empty where the engine added it (a
             reformat) and it belongs to no node that is known.
-        ms: milliseconds per inference.
     """
 
     nodes: tuple[str, ...]
@@ -75,7 +71,6 @@ def group_times(
 
     Args:
         owners: node name -> id of its group; nodes without a precision and Casts at boundaries are not in it.
-        minor: nodes that are not the main operator of their group (``minor_nodes``).
 
     Returns:
         Group id -> milliseconds.
@@ -111,7 +106,6 @@ def with_group_times(
 
 
 _KERNEL = "_kernel_time"
-
 _WITH_SUBGRAPH = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -128,7 +122,6 @@ class OrtProfileJob:
     folder: Path
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        """See the class."""
         feed = cached_samples(state, self.samples)[0]
         try:
             options = SessionOptions("cpu", profile_dir=self.folder)
@@ -148,11 +141,7 @@ class OrtProfileJob:
 def layer_times(
     events: Sequence[Mapping[str, Any]], optimised: onnx.GraphProto, computed: Sequence[Nodes]
 ) -> tuple[LayerTime, ...]:
-    """Read ONNX Runtime's profile: the mean of each node over the last runs, without the longest.
-
-    Raises:
-        EngineError: the profile holds no node.
-    """
+    """Read ONNX Runtime's profile: the mean of each node over the last runs, without the longest."""
     durations: dict[tuple[str, str, str], list[float]] = {}
     for event in _outermost([event for event in events if _is_kernel(event)]):
         facts = event["args"]
@@ -163,13 +152,13 @@ def layer_times(
     waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
     for index, node in enumerate(optimised.node):
         waiting[node.name, node.op_type].append(index)
-    found = []
+    layers = []
     for (number, name, op), values in durations.items():
         # Nodes without a name are named by operator and number; nodes of the same name come in the graph's order.
         queue = waiting.get((name, op)) or (waiting.get(("", op)) if name == f"{op}_{number}" else None)
         nodes = computed[queue.popleft()] if queue else ()
-        found.append(LayerTime(nodes, steady_mean(values[-PROFILED_RUNS:]) / 1e3))
-    return tuple(found)
+        layers.append(LayerTime(nodes, steady_mean(values[-PROFILED_RUNS:]) / 1e3))
+    return tuple(layers)
 
 
 def _is_kernel(event: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The job that builds a candidate, takes its error and times it in turn with the FP32 baseline.
+"""The job that opens a candidate, takes its error and times it in turn with the FP32 baseline.
 
 It runs inside the worker, names files and carries settings; the baseline's session stays open from job to job
 (``WorkerState.cached``).
@@ -16,11 +16,9 @@ from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.rollout import outputs_of
-from mptune.engines.base import EngineSession, Stage
+from mptune.engines.base import ComparesSessions, DescribesLayers, Engine, EngineSession, Stage
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity, output_error
-from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import Provider, SessionOptions
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
 from mptune.engines.worker.child import WorkerState
@@ -75,7 +73,6 @@ class MeasureResult:
 
     Attributes:
         latency: the candidate's, not corrected for drift.
-        build_s: seconds to open the candidate's session.
         context_bytes: memory of the device that the candidate's context takes; None where the engine does not say.
         objective: the error by the metric of the search, without outputs that are ignored; NaN where there is none.
     """
@@ -92,26 +89,20 @@ class MeasureResult:
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """Build a candidate, compute its outputs, and time it in turn with the FP32 baseline.
+    """Open a candidate, compute its outputs, and time it in turn with the FP32 baseline.
 
     Attributes:
         timing_samples: file whose first sample is timed: the same in every job, so that latencies compare whatever
             samples the error is taken on.
-        tf32: for the candidate; the baseline never uses it.
-        tf32_by_environment: for both sessions (``SessionOptions``).
         repetitions: as frozen earlier; None calibrates them on the baseline.
-        dependent: outputs whose shape depends on values.
-        ignored: outputs whose errors do not count for that.
     """
 
-    model: Path
-    baseline: Path
+    engine: Engine
+    baseline: Engine
     samples: Path
     timing_samples: Path
     reference: Path
-    provider: Provider
-    tf32: bool = False
-    tf32_by_environment: bool = False
+    on_gpu: bool = False
     latency: LatencySettings = field(default_factory=LatencySettings)
     repetitions: Repetitions | None = None
     metric: str = "relative_l2"
@@ -121,21 +112,24 @@ class MeasureJob:
     ignored: tuple[str, ...] = ()
 
     def run(self, state: WorkerState) -> MeasureResult:
-        """See the class."""
         baseline = self.open_baseline(state)
         started = time.perf_counter()
-        candidate = state.transient(self.open_candidate)
+        candidate = state.transient(self.engine.open)
         build_s = time.perf_counter() - started
         state.enter(Stage.RUN)
         outputs = outputs_of(candidate.run, cached_samples(state, self.samples), self.scoring.rollout)
         error = output_error(state, outputs, self.reference, self.metric, self.dependent, scoring=self.scoring)
         state.enter(Stage.TIME)
-        before = read_throttling() if self.provider == "cuda" else None
+        before = read_throttling() if self.on_gpu else None
         counted = error.without(self.ignored)
         enough = replace(self.enough, error=counted.value(self.metric) if counted.has(self.metric) else math.nan)
         latency, baseline_latency, repetitions = self.time(state, candidate, baseline, enough)
-        of_sessions = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))
-        warnings = (*of_sessions, *self._device_warnings(state), *_jetson_warnings(state, before))
+        warnings = [*candidate.warnings, *baseline.session.warnings]
+        if isinstance(self.engine, ComparesSessions):
+            warnings += self.engine.compare(candidate, baseline.session)
+        if self.on_gpu:
+            warnings += state.cached("state of the gpus", "", GpuWatch).warnings()
+        warnings += _jetson_warnings(state, before)
         return MeasureResult(
             latency=latency,
             baseline=baseline_latency,
@@ -143,18 +137,14 @@ class MeasureJob:
             error=error,
             build_s=build_s,
             warnings=tuple(dict.fromkeys(warnings)),
-            context_bytes=self._context_bytes(candidate),
+            context_bytes=candidate.context_bytes if isinstance(candidate, DescribesLayers) else None,
             objective=enough.error,
         )
 
     def open_baseline(self, state: WorkerState) -> Baseline:
         """The baseline's session, opened once in a worker."""
-        key = (*file_identity(self.baseline), self.provider, self.tf32_by_environment, self.latency)
-        return state.cached("baseline", key, lambda: Baseline(self._open(self.baseline, tf32=False)))
-
-    def open_candidate(self) -> EngineSession:
-        """A session of the candidate."""
-        return self._open(self.model, tf32=self.tf32)
+        key = (*file_identity(self.baseline.path), self.baseline)
+        return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
 
     def time(
         self, state: WorkerState, candidate: EngineSession, baseline: Baseline, enough: Enough
@@ -167,25 +157,6 @@ class MeasureJob:
         baseline_latency, latency = time_in_turn(watches, repetitions, self.latency, is_enough=is_enough)
         timing = SessionTiming.of_values(baseline.name, latency.raw_ms, baseline_latency.raw_ms)
         return replace(latency, session=timing), baseline_latency, repetitions
-
-    def _open(self, model: Path, *, tf32: bool) -> EngineSession:
-        by_environment = self.tf32_by_environment
-        options = SessionOptions(self.provider, tf32=tf32, tf32_by_environment=by_environment, latency=self.latency)
-        return open_session(model, options)
-
-    def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
-        """Warnings about the candidate's engine beside the baseline's; ONNX Runtime reports nothing to compare."""
-        return ()
-
-    def _context_bytes(self, candidate: EngineSession) -> int | None:
-        """Memory of the device that the candidate's context takes; ONNX Runtime does not say."""
-        return None
-
-    def _device_warnings(self, state: WorkerState) -> tuple[str, ...]:
-        """Warnings about throttling, fallen clocks and other processes, read right after the timing (``GpuWatch``)."""
-        if self.provider != "cuda":
-            return ()
-        return state.cached("state of the gpus", self.provider, GpuWatch).warnings()
 
 
 def _is_enough(enough: Enough, values_ms: Sequence[Sequence[float]]) -> bool:
@@ -211,13 +182,12 @@ class ReopenJob:
     count: int
 
     def run(self, state: WorkerState) -> tuple[SessionTiming, ...]:
-        """See the class."""
         baseline = self.measure.open_baseline(state)
         return tuple(self._timed(state, baseline) for _ in range(self.count))
 
     def _timed(self, state: WorkerState, baseline: Baseline) -> SessionTiming:
         state.enter(Stage.BUILD)
-        candidate = state.transient(self.measure.open_candidate)
+        candidate = state.transient(self.measure.engine.open)
         state.enter(Stage.TIME)
         latency, _, _ = self.measure.time(state, candidate, baseline, self.measure.enough)
         assert latency.session is not None

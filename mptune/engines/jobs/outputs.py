@@ -35,9 +35,9 @@ class OutputsJob:
         """Returns the number of samples."""
         run = self._open(state)
         state.enter(Stage.RUN)
-        found = [run(feed) for feed in cached_samples(state, self.samples)]
-        save_outputs(self.outputs, found)
-        return len(found)
+        outputs = [run(feed) for feed in cached_samples(state, self.samples)]
+        save_outputs(self.outputs, outputs)
+        return len(outputs)
 
     def _open(self, state: WorkerState) -> Run:
         return _widening(state.transient(partial(open_session, self.model, SessionOptions(timing=False))))
@@ -69,11 +69,11 @@ class RepeatJob:
         largest = 0.0
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in range(self.times):
-                found = _shared_out(runs, samples, pool)
-                error = max(_distance(a, b) for a, b in zip(found, isolated, strict=True))
+                outputs = _shared_out(runs, samples, pool)
+                error = max(_distance(a, b) for a, b in zip(outputs, isolated, strict=True))
                 if error > largest:
                     largest = error
-                    save_outputs(self.worst, found)
+                    save_outputs(self.worst, outputs)
         return largest
 
     def _open(self, state: WorkerState) -> list[Run]:
@@ -85,8 +85,8 @@ class RepeatJob:
 def _shared_out(runs: Sequence[Run], samples: Sequence[Feed], pool: ThreadPoolExecutor) -> list[Outputs]:
     """Each thread runs every n-th sample, one after another: what is not thread-safe has a thread of its own."""
     shares = [pool.submit(_one_by_one, run, samples[k :: len(runs)]) for k, run in enumerate(runs)]
-    found = [share.result() for share in shares]
-    return [found[k % len(runs)][k // len(runs)] for k in range(len(samples))]
+    results = [share.result() for share in shares]
+    return [results[k % len(runs)][k // len(runs)] for k in range(len(samples))]
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,6 @@ class TraceJob:
     """Compare values inside two models, sample by sample; only figures are kept.
 
     Attributes:
-        left: an ONNX file whose outputs are the values of interest.
-        which: indices of the samples to take; None takes all.
         right_samples: file of the same samples under the right model's names of the inputs; None where they are alike.
     """
 
@@ -118,9 +116,9 @@ class TraceJob:
             state.enter(Stage.RUN)
             run_left, run_right = _taking_some(left), _taking_some(right)
             for k in chosen:
-                expected, found = run_left(samples[k]), run_right(others[k])
-                for index, (one, other) in enumerate(self.pairs):
-                    errors[index] = max(errors[index], value_error(found[other], expected[one]))
+                expected, values = run_left(samples[k]), run_right(others[k])
+                for index, (name, other) in enumerate(self.pairs):
+                    errors[index] = max(errors[index], value_error(values[other], expected[name]))
         return tuple(errors)
 
 
@@ -128,11 +126,11 @@ def _one_by_one(run: Run, samples: Sequence[Feed]) -> list[Outputs]:
     return [run(feed) for feed in samples]
 
 
-def value_error(found: np.ndarray, expected: np.ndarray) -> float:
+def value_error(values: np.ndarray, expected: np.ndarray) -> float:
     """Root mean square of the difference by that of the reference; inf where shapes or non-finite places differ."""
-    if found.shape != expected.shape:
+    if values.shape != expected.shape:
         return math.inf
-    a, b = found.ravel(), expected.ravel()
+    a, b = values.ravel(), expected.ravel()
     difference = total = 0.0
     for start in range(0, a.size, _BLOCK):  # in blocks: float64 copies of a whole value would double its memory
         x = a[start : start + _BLOCK].astype(np.float64)
@@ -170,5 +168,5 @@ def _widening(session: OrtSession) -> Run:
     return run
 
 
-def _distance(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    return max((value_error(found[name], expected[name]) for name in expected), default=0.0)
+def _distance(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    return max((value_error(outputs[name], expected[name]) for name in expected), default=0.0)

@@ -27,7 +27,6 @@ class PlacementJob:
     provider: Provider
 
     def run(self, state: WorkerState) -> tuple[MissingKernel, ...]:
-        """See the class."""
         return missing_kernels(self._place(state, self.fp16), self._place(state, self.fp32), PROVIDERS[self.provider])
 
     def _place(self, state: WorkerState, model: Path) -> tuple[Placed, ...]:
@@ -51,11 +50,7 @@ def missing_kernels(fp16: Sequence[Placed], fp32: Sequence[Placed], wanted: str)
 
 @dataclass(frozen=True)
 class OperatorTypesJob:
-    """Type values of a model, and read the schemas of the operators that compute them.
-
-    Attributes:
-        model: a serialised model; its large constants are inputs.
-    """
+    """Type values of a model, and read the schemas of the operators that compute them."""
 
     model: bytes
     values: tuple[str, ...]
@@ -73,8 +68,8 @@ class OperatorTypesJob:
             session = state.transient(partial(open_session, proto.SerializeToString(), options))
         except EngineError as error:
             return RuntimeTypes({}, schemas, error.message)
-        found = session.outputs
-        values = {v: _info(v, *found[v], named) for v in self.values if v in found and element_type(found[v][0])}
+        outputs = session.outputs
+        values = {v: _info(v, *outputs[v], named) for v in self.values if v in outputs and element_type(outputs[v][0])}
         return RuntimeTypes(values, schemas)
 
 

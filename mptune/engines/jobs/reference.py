@@ -25,9 +25,10 @@ from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionO
 from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.hazard import FP16_MAX
+from mptune.graph.hazards.probes import Probe
 from mptune.graph.hazards.seen import MaskedRows, ProbeRecord
 from mptune.graph.loading.shapes import Units
-from mptune.graph.writing.observe import ProbeTap, Tap
+from mptune.graph.writing.observe import Tap
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,8 @@ class ReferenceJob:
     """Run the untouched model over a set of samples in FP32 without TF32 and write the outputs to a file.
 
     Attributes:
-        dependent: outputs whose shape depends on values: their rows are no rows of the batch.
-        rollout: outputs that are fed back; None where there are none.
         parts: file to write the parts of the outputs to; None writes none.
         searched_parts: the parts found on the search samples, for held-out samples; None finds them here.
-        units: which columns share a unit, as ``find_parts`` takes them.
-        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
     model: Path
@@ -56,7 +53,6 @@ class ReferenceJob:
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> ReferenceReport:
-        """See the class."""
         samples = cached_samples(state, self.samples)
         side_by_side = SideBySide()
         if self.provider == "cpu" and self.rollout is None:
@@ -112,11 +108,7 @@ class ReferenceJob:
 
 @dataclass(frozen=True)
 class ObserveJob:
-    """Run an observing model (``mptune.graph.writing.observe``) over the samples and reduce its outputs to ranges.
-
-    Attributes:
-        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
-    """
+    """Run an observing model (``mptune.graph.writing.observe``) over the samples and reduce its outputs to ranges."""
 
     model: Path
     taps: tuple[Tap, ...]
@@ -125,7 +117,6 @@ class ObserveJob:
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> ObservedRanges:
-        """See the class."""
         samples = cached_samples(state, self.samples)
         is_cpu = self.provider == "cpu"
         side_by_side = SideBySide.of(len(samples), self.run_bytes) if is_cpu else SideBySide()
@@ -158,8 +149,8 @@ class ObserveJob:
             for answer in answers:
                 answer.add(values)
         for answer in answers:
-            known = ranges[answer.probe.key]
-            ranges[answer.probe.key] = replace(known, records=(*known.records, answer.record()))
+            seen = ranges[answer.probe.key]
+            ranges[answer.probe.key] = replace(seen, records=(*seen.records, answer.record()))
         return ObservedRanges(ranges, tuple(doubtful))
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
@@ -178,7 +169,7 @@ class ObserveJob:
 class _Answer:
     """What one probe has answered so far."""
 
-    def __init__(self, probe: ProbeTap) -> None:
+    def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self._scalars: dict[str, list[float]] = {fact: [] for fact in probe.outputs}
         self._sums: dict[str, np.ndarray] = {}
@@ -201,9 +192,9 @@ class _Answer:
 
 def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | None:
     """The masked rows up to and with one sample."""
-    known = before.masked if before else None
-    if known is not None:
-        return MaskedRows(known.rows + rows, known.sample, known.samples + bool(rows))
+    masked = before.masked if before else None
+    if masked is not None:
+        return MaskedRows(masked.rows + rows, masked.sample, masked.samples + bool(rows))
     return MaskedRows(rows, sample) if rows else None
 
 

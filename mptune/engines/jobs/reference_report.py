@@ -60,8 +60,8 @@ class RowReport:
     @property
     def failed_node(self) -> str:
         """The node that ONNX Runtime's message names; "" where it names none."""
-        found = re.search(r"Name:'([^']+)'", self.failure)
-        return found.group(1) if found else ""
+        match = re.search(r"Name:'([^']+)'", self.failure)
+        return match.group(1) if match else ""
 
     @property
     def worst_mixed(self) -> tuple[str, float]:
@@ -122,7 +122,6 @@ class ObservedRanges:
     """What one observing model showed.
 
     Attributes:
-        ranges: value -> what it held.
         doubtful: values whose sum was not finite, so that their range says nothing: to be looked at by element.
     """
 
@@ -142,7 +141,6 @@ def seen_of(ranges: Mapping[str, TensorRange], indices: Sequence[int] = ()) -> S
     """What was observed, as hazards are found in it.
 
     Args:
-        ranges: value -> what it held.
         indices: index in the data of each sample; empty where they are all of the data.
     """
     return Seen(

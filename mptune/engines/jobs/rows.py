@@ -20,16 +20,12 @@ from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 
 _MOST_ROWS = 4
-
 _OTHER_SAMPLES = 8
-
-"""So many samples are looked through for rows that differ."""
-
+"""Most samples that are searched for rows that differ."""
 _NO_BATCH = re.compile(
     r"(?:^|[_\W])(?:seq|sequence|time|step|length|len|tokens?|frames?|points?|nodes?|edges?|vertices|height|width|[htw])",
     re.IGNORECASE,
 )
-
 """A dimension with such a name holds the parts of one sample, which may well act on each other."""
 
 
@@ -82,9 +78,6 @@ def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequenc
     layers of a state, the nodes of a graph, or the like. An input may have the same dynamic dimension elsewhere, as a
     KV cache with keys and values stacked does. A dynamic dimension whose name says otherwise, or whose size differs
     among the samples, is no batch.
-
-    Args:
-        samples: whose rows are taken.
     """
     feed = samples[0]
     declared = {name: shape[0] for name, shape in inputs.items() if shape and name in feed}
@@ -137,18 +130,18 @@ def _same(feed: Feed, other: Feed) -> bool:
 def _other_rows(first: Feed, axes: Mapping[str, int], samples: Sequence[Feed], most: int) -> list[Feed]:
     """Rows that differ from the first, and fit it: of the samples, else the first with its values in another order."""
     shared = {name: values for name, values in first.items() if name not in axes}
-    found: list[Feed] = []
+    others: list[Feed] = []
     for sample in samples[:_OTHER_SAMPLES]:
         size = min(sample[name].shape[axis] for name, axis in axes.items())
         for index in range(min(size, most)):
             row = {**_row(sample, axes, index), **shared}
             fits = all(row[name].shape == first[name].shape for name in axes)
-            if fits and not any(_same(row, known) for known in (first, *found)):
-                found.append(row)
-        if len(found) >= most - 1:
-            return found[: most - 1]
-    if found:
-        return found
+            if fits and not any(_same(row, other) for other in (first, *others)):
+                others.append(row)
+        if len(others) >= most - 1:
+            return others[: most - 1]
+    if others:
+        return others
     flipped = {name: np.flip(first[name], -1) if first[name].ndim > 1 else first[name] for name in axes}
     row = {**first, **flipped}
     if _same(row, first):
@@ -158,14 +151,7 @@ def _other_rows(first: Feed, axes: Mapping[str, int], samples: Sequence[Feed], m
 
 
 def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collection[str]) -> RowReport:
-    """Run batches of identical and of different rows, and rows alone, and compare.
-
-    Args:
-        dependent: outputs whose shape depends on values: their rows are no rows of the batch.
-
-    Raises:
-        EngineError: a model with a fixed batch fails.
-    """
+    """Run batches of identical and of different rows, and rows alone, and compare."""
     feeds = row_feeds(session.inputs, samples)
     if feeds is None:
         return RowReport()
@@ -190,27 +176,27 @@ def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collecti
         rows = [name for name in rows if alone[name].shape[:1] != (size,)]
     repeated = {name: max(relative_l2(many[name][k], many[name][0]) for k in range(1, size)) for name in rows}
     if alone is None:
-        found = RowReport(size, repeated)
+        report = RowReport(size, repeated)
         if mixed is not None:
             changes = {name: _distance(mixed[name], 0, many[name][0]) for name in rows}
-            found = replace(found, mixed=changes)
-        return found
+            report = replace(report, mixed=changes)
+        return report
     single = [name for name in rows if alone[name].shape[:1] == (1,)]
-    found = RowReport(size, repeated, {name: relative_l2(many[name][0], alone[name][0]) for name in single})
+    report = RowReport(size, repeated, {name: relative_l2(many[name][0], alone[name][0]) for name in single})
     if mixed is not None and last is not None:
-        found = _with_mixed(found, single, mixed, alone, last, len(feeds.rows))
-    return _with_lost(session, found, many, alone, last) if feeds.is_whole else found
+        report = _with_mixed(report, single, mixed, alone, last, len(feeds.rows))
+    return _with_lost(session, report, many, alone, last) if feeds.is_whole else report
 
 
 def _with_mixed(
-    found: RowReport, names: Sequence[str], mixed: Outputs, alone: Outputs, last: Outputs, size: int
+    report: RowReport, names: Sequence[str], mixed: Outputs, alone: Outputs, last: Outputs, size: int
 ) -> RowReport:
     kept = [name for name in names if mixed[name].shape[:1] == (size,)]
     of_first = {name: _distance(mixed[name], 0, alone[name][0]) for name in kept}
     of_last = {name: _distance(mixed[name], size - 1, last[name][0]) for name in kept}
     worst = {name: max(of_first[name], of_last[name]) for name in kept}
     is_last = bool(kept) and max(of_last.values()) > max(of_first.values())
-    return replace(found, mixed=worst, mixed_row=size - 1 if is_last else 0)
+    return replace(report, mixed=worst, mixed_row=size - 1 if is_last else 0)
 
 
 def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
@@ -227,7 +213,7 @@ def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
 
 
 def _with_lost(
-    session: OrtSession, found: RowReport, many: Outputs, alone: Outputs, other: Outputs | None
+    session: OrtSession, report: RowReport, many: Outputs, alone: Outputs, other: Outputs | None
 ) -> RowReport:
     """Outputs that have as many rows for a batch as for one row, although their shape or their values follow it.
 
@@ -243,14 +229,13 @@ def _with_lost(
             continue
         differs = other is not None and not np.array_equal(other[name], alone[name])
         may_be_batch = shape[0] in (1, None) or (batch is None and isinstance(shape[0], str))
-        if values.shape[0] != found.rows and (shape[0] == batch is not None or (may_be_batch and differs)):
+        if values.shape[0] != report.rows and (shape[0] == batch is not None or (may_be_batch and differs)):
             lost[name] = tuple(int(dim) for dim in values.shape)
     written = {name: "[" + ", ".join("?" if dim is None else str(dim) for dim in declared[name]) + "]" for name in lost}
-    return replace(found, lost=lost, declared=written)
+    return replace(report, lost=lost, declared=written)
 
 
 Question = Literal["finite", "repeat", "constant", "rows", "batch"]
-
 """finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
 among different ones. batch: a row alone, and a batch."""
 
@@ -260,8 +245,6 @@ class Sight:
     """What one value holds.
 
     Attributes:
-        nan: how many NaN there are on the first feed.
-        infinite: how many infinite values there are on the first feed.
         difference: relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one
             feed, or where the two cannot be compared; infinite where a value belongs to pairs of rows.
     """
@@ -298,7 +281,7 @@ class SightJob:
         """See the class; empty where the samples do not have such feeds."""
         samples = cached_samples(state, self.samples)
         options = SessionOptions(self.provider, tf32=False, timing=False)
-        found: dict[str, Sight] = {}
+        sights: dict[str, Sight] = {}
         for model in self.models:
             session = state.transient(partial(open_session, model, options))
             state.enter(Stage.RUN)
@@ -307,9 +290,9 @@ class SightJob:
                 return {}
             results = [session.run(feed) for feed in feeds]
             for name in results[0]:
-                found[name] = self._sight([values[name] for values in results])
+                sights[name] = self._sight([values[name] for values in results])
             session.close()
-        return found
+        return sights
 
     def _feeds(self, session: OrtSession, samples: Sequence[Feed]) -> tuple[Feed, ...]:
         if self.question == "finite":

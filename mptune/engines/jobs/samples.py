@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mptune.data.archive import labels_beside, read_outputs, read_sample_shapes, read_samples, save_outputs
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, TaskMetric, compare_outputs
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, compare_outputs
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, call_metric, metric_limit, number_of
 from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
@@ -27,7 +27,6 @@ from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import SearchSettings
 
 Arrays = Mapping[str, np.ndarray]
-
 _NAMES = "outputs, references, inputs, labels"
 
 
@@ -36,8 +35,6 @@ class Scoring:
     """See the module.
 
     Attributes:
-        rollout: outputs that are fed back; None where there are none.
-        timeout_s: one call of a metric may take this many seconds.
         sketches: file to write what the outputs look like to (``mptune.data.run_outputs``); None writes none.
     """
 
@@ -61,10 +58,13 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class SetQuestion:
-    """Asks the parent process for the value of the caller's metric over a whole set."""
+class MetricQuestion:
+    """Asks the parent process for the value of the caller's metric: of one sample, or of a whole set.
 
-    folder: Path
+    A function of the calling program cannot come into the worker, so the arrays go to it, through files.
+    """
+
+    files: tuple[Path, ...]
 
     def answer(self, metric: str, function: Any) -> float:
         """Compute it; in the parent.
@@ -72,8 +72,18 @@ class SetQuestion:
         Raises:
             DataError: the function raised, or returned no number.
         """
-        parts = (read_outputs(self.folder / f"{k}.npz") for k in range(4))
-        return number_of(metric, function, SampleSetArrays(*parts).arguments(), "", _NAMES)
+        if len(self.files) == 1:
+            outputs, reference = read_outputs(self.files[0])
+            return call_metric(metric, function, outputs, reference)
+        return number_of(metric, function, SampleSetArrays(*map(read_outputs, self.files)).arguments(), "", _NAMES)
+
+
+def _ask(state: WorkerState, *parts: Sequence[Arrays]) -> float:
+    with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
+        files = tuple(Path(folder) / f"{number}.npz" for number in range(len(parts)))
+        for file, part in zip(files, parts, strict=True):
+            save_outputs(file, part)
+        return float(state.ask(MetricQuestion(files)))
 
 
 def set_errors(
@@ -89,17 +99,15 @@ def set_errors(
     """
     samples = reference.with_name(reference.name.replace("_reference", ""))
     labels = labels_beside(samples)
-    found: dict[str, tuple[float, ...]] = {}
+    errors: dict[str, tuple[float, ...]] = {}
     for metric in metrics:
         if metric.kind != "set":
             continue
         data = SampleSetArrays(
             outputs,
-            state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference)),
+            cached_reference(state, reference),
             _inputs(state, samples, scoring.rollout),
-            state.cached(f"labels {labels}", file_identity(labels), partial(read_samples, labels))
-            if labels.is_file()
-            else [{} for _ in outputs],
+            cached_samples(state, labels) if labels.is_file() else [{} for _ in outputs],
         )
         call = partial(_value, metric)
         wanted: Sequence[float] = ()
@@ -107,13 +115,13 @@ def set_errors(
             key = (*file_identity(reference), metric.name)
             make_values = partial(set_values, metric, data.of_reference(), call)
             wanted = state.cached(f"{metric.name} of {reference}", key, make_values)
-        found.update(errors_of(metric, data, call, wanted))
-    return OutputError({ALL_OUTPUTS: found}) if found else None
+        errors.update(errors_of(metric, data, call, wanted))
+    return OutputError({ALL_OUTPUTS: errors}) if errors else None
 
 
 def _inputs(state: WorkerState, path: Path, rollout: Rollout | None) -> Sequence[Arrays]:
     """The feed of every sample; of a sequence that of its last step."""
-    samples: Sequence[Arrays] = state.cached(f"samples {path}", file_identity(path), partial(read_samples, path))
+    samples = cached_samples(state, path)
     if rollout is None:
         return samples
     return [samples[end - 1] for end in range(rollout.steps, len(samples) + 1, rollout.steps)]
@@ -121,17 +129,9 @@ def _inputs(state: WorkerState, path: Path, rollout: Rollout | None) -> Sequence
 
 def _value(metric: Metric, data: SampleSetArrays) -> float:
     function = metric.load()
-    if isinstance(function, partial):  # the caller's: it goes to the parent as it is
+    if metric.name.startswith(CALLABLE):  # it goes to the parent as it is
         return float(function(data))
     return number_of(metric.name, function, data.arguments(), "", _NAMES)
-
-
-def ask_caller(state: WorkerState, data: SampleSetArrays) -> float:
-    """The value of the calling program's metric over a whole set, which only the parent process can compute."""
-    with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
-        for k, part in enumerate(data.parts):
-            save_outputs(Path(folder) / f"{k}.npz", part)
-        return float(state.ask(SetQuestion(Path(folder))))
 
 
 def file_identity(path: Path) -> tuple[str, int, int]:
@@ -141,7 +141,6 @@ def file_identity(path: Path) -> tuple[str, int, int]:
 
 
 Feed = Mapping[str, np.ndarray]
-
 Outputs = dict[str, np.ndarray]
 
 
@@ -165,25 +164,23 @@ def output_error(
     than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
 
     Args:
-        dependent: outputs whose shape depends on values.
         scoring: what is taken beside the objective. Metrics over the whole set are taken of whole sets only.
 
     Raises:
         DataError: a metric failed.
-        EngineError: an output has another shape than the reference, and not only another number of rows.
     """
     references = cached_reference(state, reference)
     wanted = references[start : start + len(outputs)]
     samples = reference.with_name(reference.name.replace("_reference", ""))
     has_labels = labels_beside(samples).is_file()
     metrics = [_metric(state, spec, scoring, has_labels=has_labels) for spec in (metric, *scoring.reported)]
-    extra = {name: function for one in metrics for name, function in sample_functions(one).items()}
+    extra = {name: function for each in metrics for name, function in sample_functions(each).items()}
     identity = (*file_identity(reference), dependent)
     row_sets = state.cached(f"rows {reference}", identity, partial(find_row_sets, dependent, references))
     names = {name for rows in row_sets for name in rows.names}
     changed = _changed_rows(outputs, wanted, names)
     row_sets = (*row_sets, *find_row_sets(changed, references))
-    any_shape = all(is_own(one.name) or one.name == "map" for one in metrics)
+    any_shape = all(is_own(each.name) or each.name == "map" for each in metrics)
     if not any_shape:
         _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
     parts = cached_parts(state, reference)
@@ -200,19 +197,19 @@ def output_error(
 def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool) -> Metric:
     if not spec.startswith(CALLABLE):
         make = partial(resolve_metric, spec, has_labels=has_labels)
-        found: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
-        return found
+        resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
+        return resolved
     if scoring.callable_takes_set:
-        return Metric(spec, "set", partial(ask_caller, state))
-    return Metric(spec, "sample", partial(_value_by_caller, state))
+        return Metric(spec, "set", lambda data: _ask(state, *data.parts))
+    return Metric(spec, "sample", lambda outputs, reference: _ask(state, [outputs, reference]))
 
 
 def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
     """The reference outputs in a file, one entry per sample, or per sequence of them."""
-    found: Sequence[Outputs] = state.cached(
+    references: Sequence[Outputs] = state.cached(
         f"reference {reference}", file_identity(reference), partial(read_outputs, reference)
     )
-    return found
+    return references
 
 
 def cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
@@ -224,14 +221,14 @@ def cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
     def load(path: Path) -> dict[str, OutputParts] | None:
         if not path.is_file():
             return None
-        found: dict[str, OutputParts] | None = state.cached(
+        loaded: dict[str, OutputParts] | None = state.cached(
             f"parts {path}", file_identity(path), partial(load_parts, path)
         )
-        return found
+        return loaded
 
-    known = load(parts_path(reference))
-    if known is not None:
-        return known
+    loaded = load(parts_path(reference))
+    if loaded is not None:
+        return loaded
     searched = reference.with_name(reference.name.replace("held_out", "search"))
     searched = searched if searched.is_file() else reference
     samples = searched.with_name(searched.name.replace("_reference", ""))
@@ -257,18 +254,18 @@ def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> 
 
 
 def _changed_rows(
-    outputs: Sequence[Outputs], wanted: Sequence[Outputs], known: Collection[str]
+    outputs: Sequence[Outputs], wanted: Sequence[Outputs], names: Collection[str]
 ) -> tuple[DependentOutput, ...]:
     """Outputs that have another number of rows than the reference although nothing in the model tells."""
-    found: dict[str, DependentOutput] = {}
+    changed: dict[str, DependentOutput] = {}
     for got, expected in zip(outputs, wanted, strict=True):
         for name, array in expected.items():
-            if name in known or name not in got or got[name].ndim != array.ndim:
+            if name in names or name not in got or got[name].ndim != array.ndim:
                 continue
             axes = [k for k, (x, y) in enumerate(zip(got[name].shape, array.shape, strict=True)) if x != y]
             if len(axes) == 1:
-                found.setdefault(name, DependentOutput(name, axes[0], (name,)))
-    return tuple(found.values())
+                changed.setdefault(name, DependentOutput(name, axes[0], (name,)))
+    return tuple(changed.values())
 
 
 def _check_shapes(
@@ -290,27 +287,3 @@ def _check_shapes(
                     f"output {name!r} has shape {got[name].shape} on sample {number}, the reference has {array.shape}"
                 )
                 raise EngineError(FailureKind.ERROR, text)
-
-
-@dataclass(frozen=True)
-class MetricQuestion:
-    """Asks the parent process for the value of the caller's metric on one sample."""
-
-    path: Path
-
-    def answer(self, metric: str, function: TaskMetric) -> float:
-        """Compute it; in the parent.
-
-        Raises:
-            DataError: the function raised, or returned no number.
-        """
-        outputs, reference = read_outputs(self.path)
-        return call_metric(metric, function, outputs, reference)
-
-
-def _value_by_caller(state: WorkerState, outputs: Feed, reference: Feed) -> float:
-    """A function of the calling program cannot come into the worker, so the outputs go to it, through a file."""
-    with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
-        path = Path(folder) / "outputs.npz"
-        save_outputs(path, [outputs, reference])
-        return float(state.ask(MetricQuestion(path)))

@@ -18,20 +18,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.base import EngineError, Failure, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.no_tf32 import NO_TF32 as NO_TF32
 from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
 from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, Provider, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
 from mptune.engines.worker.child import WorkerState
+from mptune.engines.worker.parent import run_once
 
+NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
+"""Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""
 _TRANSFER_VALUES = 5
 
 # A second attempt without a CUDA graph does not help with these.
@@ -73,7 +75,6 @@ class CudaSession(OrtSession):
         self._open(graph=wanted and obstacle is None, stream=reason is None)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``EngineSession``."""
         enqueue = self._bound(feeds)
         transfer_ms = self._time_transfers(feeds)
         if self._stream is None:
@@ -102,7 +103,6 @@ class CudaSession(OrtSession):
         return partial(enqueue_delay, stream)
 
     def close(self) -> None:
-        """See ``EngineSession``."""
         self._bindings.clear()
         is_gone = self._end_session()
         # The session's own teardown still uses the stream, so it goes last: rather never than before the session.
@@ -273,12 +273,19 @@ def _shape_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
 
 
 def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:
-    """Open a session; building the engine happens here.
-
-    Raises:
-        EngineError: ONNX Runtime refuses the model or the provider does not start.
-    """
+    """Open a session; building the engine happens here."""
     return CudaSession(model, options) if options.provider == "cuda" else CpuSession(model, options)
+
+
+@dataclass(frozen=True)
+class OrtEngine:
+    """A typed model that ONNX Runtime opens. Implements ``Engine``."""
+
+    path: Path
+    options: SessionOptions
+
+    def open(self) -> OrtSession:
+        return open_session(self.path, self.options)
 
 
 def graph_obstacle(model: Path | bytes) -> str | None:
@@ -322,3 +329,22 @@ class ProbeJob:
         session = state.transient(partial(open_session, model.SerializeToString(), options))
         state.enter(Stage.RUN)
         session.run({"x": np.eye(2, dtype=np.float32)})
+
+
+PROBE_TIMEOUT_S = 120.0
+
+
+@cache
+def probe(provider: Provider) -> str | None:
+    """Run a tiny model in a worker; None where that works, else the reason. Cached for the process."""
+    return run_once(ProbeJob(provider), PROBE_TIMEOUT_S, _logged_reason)
+
+
+def _logged_reason(failure: Failure) -> str:
+    """What ONNX Runtime logged about a library that does not load; its exception names no cause."""
+    if failure.log_path is None:
+        return ""
+    for line in failure.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if "cannot open shared object file" in line or "Failed to load library" in line:
+            return line[line.rfind("error:") + len("error:") :].strip() if "error:" in line else line.strip()
+    return ""

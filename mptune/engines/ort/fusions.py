@@ -24,21 +24,14 @@ from mptune.graph.loading.model import Node
 
 # How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
 _RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
-
 _BLOCKED = "_nchwc"
-
 """Suffix of the name of a node whose output has blocked channels; before it stands the name of the tensor, which is no
 longer in the graph (nchwc_transformer.cc)."""
-
 Nodes = tuple[str, ...]
 
 
 def take_optimised(folder: Path) -> onnx.GraphProto:
-    """Read the graph that a session saved as it was optimised, and delete it: beside it lies a copy of all weights.
-
-    Raises:
-        EngineError: there is none.
-    """
+    """Read the graph that a session saved as it was optimised, and delete it: beside it lies a copy of all weights."""
     graph = load_graph(folder / OPTIMISED_MODEL)
     for path in folder.glob("optimised.*"):
         path.unlink()
@@ -46,11 +39,7 @@ def take_optimised(folder: Path) -> onnx.GraphProto:
 
 
 def load_graph(path: Path) -> onnx.GraphProto:
-    """The graph of a model, without its external data.
-
-    Raises:
-        EngineError: there is none, or it cannot be read.
-    """
+    """The graph of a model, without its external data."""
     try:
         return onnx.load(path, load_external_data=False).graph
     except (OSError, ValueError) as error:
@@ -63,31 +52,28 @@ def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[N
     A node with an output of the typed model computes the producer of that output there, and the nodes between that and
     the tensors that are still in the optimised graph, which were fused into it. A node without such an output (a layout
     change before a product) counts for its first reader, or else for the producer of its first input.
-
-    Args:
-        typed: the graph that was given to ONNX Runtime; its nodes have unique names.
     """
     producer = {name: node for node in typed.node for name in node.output if name}
     varying = _varying(typed)
 
-    known = partial(given_name, producer=producer)
+    in_typed = partial(given_name, producer=producer)
     given = [
-        [name for name in map(known, (*node.output, _blocked(node))) if name is not None] for node in optimised.node
+        [name for name in map(in_typed, (*node.output, _blocked(node))) if name is not None] for node in optimised.node
     ]
-    left = {known(name) or name for node in optimised.node for name in (*node.input, *node.output)}
+    left = {in_typed(name) or name for node in optimised.node for name in (*node.input, *node.output)}
     left.update(name for names in given for name in names)
-    found = [_between(names, producer, left, varying) for names in given]
+    computed = [_between(names, producer, left, varying) for names in given]
     readers: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(optimised.node):
         for name in node.input:
             readers[name].append(index)
-    for index in reversed(range(len(found))):
-        behind = (found[reader] for name in optimised.node[index].output for reader in readers[name])
-        found[index] = found[index] or next(filter(None, behind), ())
+    for index in reversed(range(len(computed))):
+        behind = (computed[reader] for name in optimised.node[index].output for reader in readers[name])
+        computed[index] = computed[index] or next(filter(None, behind), ())
     for index, node in enumerate(optimised.node):
-        before = (producer[name].name for name in map(known, node.input) if name is not None)
-        found[index] = found[index] or tuple(before)[:1]
-    return found
+        before = (producer[name].name for name in map(in_typed, node.input) if name is not None)
+        computed[index] = computed[index] or tuple(before)[:1]
+    return computed
 
 
 def given_name(name: str, producer: Container[str]) -> str | None:
@@ -107,13 +93,13 @@ def _varying(graph: onnx.GraphProto) -> frozenset[str]:
     """Names of the nodes that cannot be folded: an input of theirs depends on the inputs of the model."""
     constants = {value.name for value in graph.initializer}
     values = {value.name for value in graph.input} - constants
-    found = set()
+    varying = set()
     for node in graph.node:
         has_subgraph = any(attribute.HasField("g") for attribute in node.attribute)
         if has_subgraph or not values.isdisjoint(node.input):
-            found.add(node.name)
+            varying.add(node.name)
             values.update(node.output)
-    return frozenset(found)
+    return frozenset(varying)
 
 
 def _between(
@@ -137,7 +123,6 @@ _RENAMING = [
     *("EliminateSlice", "EliminateIdentity", "ExpandElimination", "CastChainElimination", "NoopElimination"),
     *("PreShapeNodeElimination", "MatMulAddFusion", "MatmulTransposeFusion"),
 ]
-
 """Optimisers of ONNX Runtime that would put another name in place of a folded value's."""
 
 
@@ -155,11 +140,7 @@ class FoldJob:
     folded: Path
 
     def run(self, state: WorkerState) -> None:
-        """See the class.
-
-        Raises:
-            EngineError: ONNX Runtime refuses the model.
-        """
+        """See the class."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -176,27 +157,17 @@ class FoldJob:
 
 
 _CENTRED = "LayerNormalization"
-
 _NORMS = frozenset({_CENTRED, "SimplifiedLayerNormalization"})
-
 _OTHERS = frozenset({"BiasSoftmax", "Gelu"})
-
 _OPERATOR_SINCE = 17
-
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
-
 _NEARLY = 0.01
-
 """Relative difference up to which two epsilons are one that was rounded."""
 
 
 @dataclass(frozen=True)
 class OptimisedNode:
-    """A node of a session's graph.
-
-    Attributes:
-        epsilon: its attribute; None where it has none.
-    """
+    """A node of a session's graph."""
 
     op_type: str
     nodes: tuple[str, ...]
@@ -217,7 +188,6 @@ class FusionsJob:
     provider: Provider
 
     def run(self, state: WorkerState) -> tuple[OptimisedNode, ...]:
-        """See the class."""
         options = SessionOptions(self.provider, timing=False, optimised_dir=self.folder)
         state.transient(partial(open_session, self.model, options))
         return tuple(optimised_nodes(load_graph(self.model), take_optimised(self.folder)))
@@ -248,20 +218,20 @@ def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Itera
             yield OptimisedNode(node.op_type, computed, producer[result], epsilon)
 
 
-def fused_nodes(grouped: GroupedModel, found: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
+def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
     """The nodes of a model that are fused under every plan that has them in FP16."""
     model, look = grouped.model, Lookup(grouped.model)
     named = {node.name: node for node in model.nodes}
     fused = []
-    for one in found:
-        if one.op_type == _CENTRED and model.opset >= _OPERATOR_SINCE:
+    for fusion in optimised:
+        if fusion.op_type == _CENTRED and model.opset >= _OPERATOR_SINCE:
             continue
-        members = sorted((named[name] for name in one.nodes if name in named), key=lambda node: node.index)
-        if len(members) < 2 or members[-1].name != one.result or not grouped.in_one_group(members):
+        members = sorted((named[name] for name in fusion.nodes if name in named), key=lambda node: node.index)
+        if len(members) < 2 or members[-1].name != fusion.result or not grouped.in_one_group(members):
             continue
         names = tuple(node.name for node in members)
-        if one.op_type in _NORMS:
-            fused.append(FusedNodes(names, _source(look, members), _other_epsilon(look, members, one.epsilon)))
+        if fusion.op_type in _NORMS:
+            fused.append(FusedNodes(names, _source(look, members), _other_epsilon(look, members, fusion.epsilon)))
         else:
             fused.append(FusedNodes(names))
     return tuple(fused)
@@ -274,10 +244,12 @@ def _source(look: Lookup, members: Sequence[Node]) -> str:
     return next((name for name in read if name not in made and look.model.info(name).is_float32), "")
 
 
-def _other_epsilon(look: Lookup, members: Sequence[Node], taken: float | None) -> float | None:
+def _other_epsilon(look: Lookup, members: Sequence[Node], epsilon: float | None) -> float | None:
     """The engine's epsilon; None where it is the model's, as it is or rounded to FP16."""
     step = epsilon_step(look, members)
     stated = None if step is None else look.number(step[0].inputs[step[1]])
-    if stated is None or not taken:
+    if stated is None or not epsilon:
         return None
-    return None if any(abs(taken - own) <= _NEARLY * taken for own in (stated, float(np.float16(stated)))) else taken
+    return (
+        None if any(abs(epsilon - own) <= _NEARLY * epsilon for own in (stated, float(np.float16(stated)))) else epsilon
+    )

@@ -15,12 +15,7 @@ from mptune.engines.worker.child import WorkerState
 
 @dataclass(frozen=True)
 class OpenJob:
-    """Open a model with the CPU provider.
-
-    Attributes:
-        model: its file.
-        optimise: with ONNX Runtime's graph optimisations, as it is by default.
-    """
+    """Open a model with the CPU provider."""
 
     model: Path
     optimise: bool = True

@@ -112,29 +112,17 @@ def first_words(text: str) -> str:
 
 
 Provider = Literal["cpu", "cuda"]
-
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-
 OPTIMISED_MODEL = "optimised.onnx"
-
 """In ``profile_dir`` and ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
-
 _OPTIMISED_WEIGHTS = "optimised.weights"
-
 _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
-
 _FP8_KERNEL = ("Failed to find kernel for QLinear", "Type 'tensor(float8")
-
 _SAME_NAMES = "two nodes with same node name"
-
 _NORM_FUSION = "/LayerNormFusion/"
-
 """In the name of the node that a fusion makes."""
-
 _NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2")
-
 _SIMPLIFIED_NORM_FUSION = "SimplifiedLayerNormFusion"
-
 _LOG_WARNING = 2
 
 
@@ -151,7 +139,6 @@ class SessionOptions:
             Without them a graph of thousands of nodes opens in 0.6 of the time.
         profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
             was optimised; None for no profile.
-        optimised_dir: an empty folder for that graph alone; None does not save it.
         reuses_buffers: plan which values share a buffer. Its time is quadratic in ONNX Runtime 1.31: 4 of the 4.3 s
             in which a model of 3,300 nodes is opened. Without it each value has memory of its own while it is needed.
             On a CPU only where a session is timed.
@@ -180,12 +167,7 @@ class SessionOptions:
 
 @dataclass(frozen=True)
 class Placed:
-    """A node of a session's graph.
-
-    Attributes:
-        name: of the node; optimisations may have renamed or fused it.
-        op_type: its operator, with the domain where that is not ONNX's own.
-    """
+    """A node of a session's graph."""
 
     name: str
     op_type: str
@@ -229,7 +211,6 @@ class OrtSession(ABC):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See ``EngineSession``."""
         return tuple(self._warnings)
 
     @property
@@ -253,7 +234,6 @@ class OrtSession(ABC):
         return tuple(value.name for value in self._open_session().get_outputs())
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``EngineSession``."""
         self._open_session()
         options = self._run_options()
         values = translated(lambda: self._open_session().run(None, dict(feeds), options))
@@ -283,15 +263,14 @@ class OrtSession(ABC):
                 for node in part.get_nodes()
             )
 
-        found: tuple[Placed, ...] = translated(read)
-        return found
+        placed: tuple[Placed, ...] = translated(read)
+        return placed
 
     def end_profile(self) -> Path:
         """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""
         return Path(translated(lambda: self._open_session().end_profiling()))
 
     def close(self) -> None:
-        """See ``EngineSession``."""
         self._end_session()
 
     def _end_session(self) -> bool:
@@ -415,7 +394,6 @@ class CpuSession(OrtSession):
         self._session = self._load([PROVIDERS["cpu"]])
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``EngineSession``."""
         bound = self._bind(feeds)
         return HostStopwatch(partial(self._execute, bound))
 

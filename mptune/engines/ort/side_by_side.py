@@ -16,10 +16,8 @@ from typing import TypeVar
 from mptune.engines.environment import usable_cores
 
 T = TypeVar("T")
-
 _MEMORY_SHARE = 0.5
-"""Of the memory that is available, runs at the same time may take so much."""
-
+"""Share of the available memory that runs at the same time may take."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -66,11 +64,11 @@ class SideBySide:
 
 def available_bytes() -> int | None:
     """Memory that this process may take beside what it has; None where the system does not say."""
-    found = []
+    limits = []
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     with suppress(OSError, ValueError):  # "max" is no number
         limit, used = (int((_CGROUP / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
-        found.append(max(limit - used, 0))
-    return min(found, default=None)
+        limits.append(max(limit - used, 0))
+    return min(limits, default=None)

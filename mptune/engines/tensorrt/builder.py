@@ -48,11 +48,7 @@ class TimingCache:
         self._attached: Any = None
 
     def attach(self, config: Any, log: Any) -> list[str]:
-        """Load the file into a builder's configuration.
-
-        Args:
-            log: the builder's log; TensorRT logs that a file is damaged, and continues with an empty cache.
-        """
+        """Load the file into a builder's configuration."""
         try:
             self._seen = self._read()
         except (OSError, filelock.Timeout) as error:
@@ -138,7 +134,6 @@ class RuntimeCache:
 
 
 _MIB = 1 << 20
-
 _REPORT_EVERY_S = 0.25
 
 
@@ -149,8 +144,6 @@ class BuildOptions:
     Attributes:
         tf32: whether FP32 layers may use TF32; TensorRT's default is yes.
         capabilities: compute capabilities that TensorRT-RTX builds for; TensorRT always builds for the GPU here.
-        shapes: of dynamic inputs; what is not named is taken from the samples.
-        timing_cache: file shared by all builds of a run; None for no cache.
     """
 
     kind: Kind
@@ -209,15 +202,11 @@ def build_engine(
     """Parse a typed model as a strongly typed network and build it.
 
     Args:
-        model: ONNX file; weights outside of it are found relative to its folder.
         samples: feeds whose shapes the engine must take; the engine is tuned for those of the first.
         timeout_s: TensorRT is asked to stop after this long. It checks between steps only, so that the caller
             needs a deadline of its own.
-        clock: seconds, monotonic.
-        objects: keeps what TensorRT made for the build; None frees it at the end.
 
     Raises:
-        EngineError: TensorRT cannot parse or build the model, or was stopped at the deadline.
         SettingsError: ``options.shapes`` do not fit the model or the samples.
     """
     trt = library.trt
@@ -254,14 +243,10 @@ def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects
     """Parse a typed model as a strongly typed network.
 
     Args:
-        model: ONNX file; weights outside of it are found relative to its folder.
         objects: keeps what TensorRT made, also where this raises.
 
     Returns:
         The builder, the network and the parser, in which the network's weights lie: it must outlive the build.
-
-    Raises:
-        EngineError: the parser rejects the model.
     """
     trt = library.trt
     objects = objects or BuildObjects()
@@ -305,9 +290,6 @@ def _check_inputs(network: Any, samples: Sequence[Feed]) -> None:
 def engine_faults(library: Library, data: Any, objects: BuildObjects | None = None) -> tuple[str, ...]:
     """Faults of an engine file by TensorRT-RTX's check of its header, whatever GPU is here.
 
-    Args:
-        objects: keeps what TensorRT made for the check; None frees it at the end.
-
     Returns:
         Names of ``EngineInvalidityDiagnostics``; empty where the file is sound.
     """
@@ -315,9 +297,9 @@ def engine_faults(library: Library, data: Any, objects: BuildObjects | None = No
     log = open_log(trt)
     runtime = made(lambda: trt.Runtime(log), log)
     (objects or BuildObjects()).hold(log, runtime)
-    _, found = runtime.get_engine_validity(data)
+    _, diagnostics = runtime.get_engine_validity(data)
     faults = trt.EngineInvalidityDiagnostics
-    return tuple(fault.name for fault in (faults.MALFORMED_ENGINE, faults.VERSION_MISMATCH) if found & int(fault))
+    return tuple(fault.name for fault in (faults.MALFORMED_ENGINE, faults.VERSION_MISMATCH) if diagnostics & int(fault))
 
 
 def _configure(library: Library, config: Any, options: BuildOptions) -> None:
@@ -343,7 +325,7 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
 
 def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: Sequence[ShapeRange]) -> bool:
     """Set the shapes of dynamic inputs and the values of those that are shapes; whether there is one, so a profile."""
-    wanted = {one.name: one for one in shapes}
+    wanted = {given.name: given for given in shapes}
     needed = False
     dynamic: dict[str, tuple[int, ...]] = {}
     for position in range(network.num_inputs):
@@ -354,23 +336,19 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
             needed = True
         if -1 in declared:
             dynamic[name] = declared
-            found = _shapes_of(name, samples)
-            chosen = _checked(wanted[name], declared, found) if name in wanted else found
+            observed = _shapes_of(name, samples)
+            chosen = _checked(wanted[name], declared, observed) if name in wanted else observed
             profile.set_shape(name, chosen.smallest, chosen.usual, chosen.largest)
             needed = True
     unknown = sorted(set(wanted) - set(dynamic))
     if unknown:
-        known = ", ".join(f"{name} ({_text(shape)})" for name, shape in dynamic.items()) or "none"
-        raise SettingsError(f"--shapes names {unknown[0]!r}, which is no dynamic input", f"dynamic inputs: {known}")
+        names = ", ".join(f"{name} ({_text(shape)})" for name, shape in dynamic.items()) or "none"
+        raise SettingsError(f"--shapes names {unknown[0]!r}, which is no dynamic input", f"dynamic inputs: {names}")
     return needed
 
 
 def _set_values(profile: Any, name: str, values: Sequence[np.ndarray]) -> None:
-    """Set the range of values of an input that is a shape.
-
-    Raises:
-        EngineError: its type is none that TensorRT takes for shapes, or a value is too large for this version.
-    """
+    """Set the range of values of an input that is a shape."""
     kind = values[0].dtype
     if kind.kind not in "iu":
         raise EngineError(
@@ -378,8 +356,8 @@ def _set_values(profile: Any, name: str, values: Sequence[np.ndarray]) -> None:
             f"input {name!r} decides a shape and is of type {kind}: TensorRT takes INT32 and INT64 there, so cast it in"
             " the model",
         )
-    ranges = [tuple(int(value) for value in one) for one in _range_of(values)]
-    largest = max((abs(value) for one in ranges for value in one), default=0)
+    ranges = [tuple(int(value) for value in row) for row in _range_of(values)]
+    largest = max((abs(value) for row in ranges for value in row), default=0)
     try:
         profile.set_shape_input(name, *ranges)
     except (TypeError, OverflowError) as error:  # before 10.11 pyCore.cpp takes 32 bits
@@ -392,7 +370,7 @@ def _set_values(profile: Any, name: str, values: Sequence[np.ndarray]) -> None:
 
 def _shapes_of(name: str, samples: Sequence[Feed]) -> ShapeRange:
     shapes = [np.array(sample[name].shape) for sample in samples]
-    smallest, usual, largest = (tuple(int(size) for size in one) for one in _range_of(shapes))
+    smallest, usual, largest = (tuple(int(size) for size in shape) for shape in _range_of(shapes))
     return ShapeRange(name, smallest, usual, largest)
 
 
@@ -402,7 +380,7 @@ def _range_of(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
     return stacked.min(axis=0), stacked[0], stacked.max(axis=0)
 
 
-def _checked(wanted: ShapeRange, declared: tuple[int, ...], found: ShapeRange) -> ShapeRange:
+def _checked(wanted: ShapeRange, declared: tuple[int, ...], observed: ShapeRange) -> ShapeRange:
     """The user's range, checked against the model and the data."""
     bounds = list(zip(wanted.smallest, wanted.largest, strict=True))
     if len(bounds) != len(declared) or any(
@@ -412,7 +390,7 @@ def _checked(wanted: ShapeRange, declared: tuple[int, ...], found: ShapeRange) -
             f"--shapes {wanted.name}: {_text(wanted.largest)} does not fit the input's shape {_text(declared)}",
             "give every dimension, the fixed ones as they are",
         )
-    for shape in (found.smallest, found.largest):
+    for shape in (observed.smallest, observed.largest):
         if any(not low <= size <= high for (low, high), size in zip(bounds, shape, strict=True)):
             raise SettingsError(
                 f"--shapes {wanted.name}: the data hold the shape {_text(shape)}, which is out of range",

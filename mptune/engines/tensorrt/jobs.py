@@ -17,7 +17,6 @@ from mptune.data.archive import read_samples
 from mptune.engines.base import EngineError, EngineSession, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, steady_mean
-from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob, Run
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, engine_faults
@@ -26,21 +25,15 @@ from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.worker.child import WorkerState
 from mptune.files import whole_file
 from mptune.graph.plan import REDUCED, Precision
-from mptune.settings import LatencySettings
 
 _TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")
 
 # "Row major linear FP16 format", "Channel major FP16 format where channel % 8 == 0", "Half"; "Row major linear BF16".
 _BRAIN = re.compile(r"BF16|BFloat16", re.IGNORECASE)
-
 _HALF = re.compile(r"(?<!B)FP16|(?<!B)Float16|\bHalf\b", re.IGNORECASE)
-
 _SINGLE = re.compile(r"FP32|Float32|(?<!B)\bFloat\b|\bTF32\b", re.IGNORECASE)
-
 _INT8 = re.compile(r"\bU?Int8\b", re.IGNORECASE)
-
 _NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
-
 _SEPARATORS = re.compile(r"[\x1e\x1f]")
 
 
@@ -50,7 +43,6 @@ class Layer:
 
     Attributes:
         nodes: names of the ONNX nodes that it came from; empty for a reformat of TensorRT's own.
-        inputs: floating types of its inputs, as far as they are known.
     """
 
     name: str
@@ -79,12 +71,14 @@ def misplaced_layers(nodes: Mapping[str, Precision], layers: Sequence[Layer]) ->
 
 def int8_layers(information: str) -> tuple[str, ...]:
     """Names of the layers in the inspector's JSON that read or write INT8."""
-    found = []
+    names = []
     for entry in _listed(information):
-        tensors = [one for key in ("Inputs", "Outputs") for one in entry.get(key) or () if isinstance(one, dict)]
-        if any(_INT8.search(_type_text(one)) for one in tensors):
-            found.append(str(entry.get("Name", "")))
-    return tuple(found)
+        tensors = [
+            tensor for key in ("Inputs", "Outputs") for tensor in entry.get(key) or () if isinstance(tensor, dict)
+        ]
+        if any(_INT8.search(_type_text(tensor)) for tensor in tensors):
+            names.append(str(entry.get("Name", "")))
+    return tuple(names)
 
 
 def type_warnings(
@@ -125,18 +119,18 @@ def _listed(information: str) -> list[Mapping[str, Any]]:
 
 def _layer(entry: Mapping[str, Any]) -> Layer:
     metadata = str(entry.get("Metadata") or "")
-    found = (_NODE.match(part.strip()) for part in _SEPARATORS.split(metadata))
+    matches = (_NODE.match(part.strip()) for part in _SEPARATORS.split(metadata))
     return Layer(
         name=str(entry.get("Name", "")),
-        nodes=tuple(match["name"] for match in found if match),
+        nodes=tuple(match["name"] for match in matches if match),
         inputs=_types(entry.get("Inputs", ())),
         outputs=_types(entry.get("Outputs", ())),
     )
 
 
 def _types(tensors: Any) -> frozenset[Precision]:
-    found = (_type(one) for one in tensors if isinstance(one, dict)) if isinstance(tensors, list) else ()
-    return frozenset(precision for precision in found if precision is not None)
+    precisions = (_type(tensor) for tensor in tensors if isinstance(tensor, dict)) if isinstance(tensors, list) else ()
+    return frozenset(precision for precision in precisions if precision is not None)
 
 
 def _type(description: Mapping[str, Any]) -> Precision | None:
@@ -173,11 +167,8 @@ def _broken(nodes: Mapping[str, Precision], layer: Layer) -> Precision | None:
 
 
 _OPEN_SESSIONS = ("baseline", "switched", "waists")
-
 """What stays open in the worker from job to job and holds memory of the device."""
-
 _SHAPE_VALUES = 64
-
 """An integer input of at most so many elements may be a shape; of all others only the shape is needed to build."""
 
 
@@ -203,11 +194,7 @@ class LibraryJob:
     kind: Kind
 
     def run(self, state: WorkerState) -> LibraryReport:
-        """See the class.
-
-        Raises:
-            EngineError: it does not.
-        """
+        """See the class."""
         library = load_library(self.kind)
         obstacle = cuda.unavailable_reason()
         install = "" if obstacle is None else cuda.missing_package()
@@ -216,11 +203,7 @@ class LibraryJob:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The result of ``BuildJob``.
-
-    Attributes:
-        build_s: seconds to parse and build.
-    """
+    """The result of ``BuildJob``."""
 
     build_s: float
     nbytes: int
@@ -245,7 +228,6 @@ class BuildJob:
     alone: bool = False
 
     def run(self, state: WorkerState) -> BuildResult:
-        """See the class."""
         for slot in _OPEN_SESSIONS if self.alone else ():
             state.drop(slot)
         library = load_library(self.options.kind)
@@ -271,33 +253,20 @@ class BuildJob:
 
 
 @dataclass(frozen=True)
-class MeasureEngineJob(MeasureJob):
-    """``MeasureJob`` on engine files: ``model`` and ``baseline`` are the engines of the plan and of the all-FP32 plan.
+class TensorRtEngine:
+    """An engine file. Implements ``Engine`` and ``ComparesSessions``."""
 
-    TF32 was settled when they were built: the fields of ``MeasureJob`` about it are ignored.
-
-    Attributes:
-        kind: whose engines they are.
-        runtime_cache: file in which TensorRT-RTX keeps compiled kernels; None for none.
-    """
-
-    kind: Kind = "tensorrt"
+    path: Path
+    options: EngineOptions
     nodes: Mapping[str, Precision] = field(default_factory=dict)
-    runtime_cache: Path | None = None
-    fp64_inputs: frozenset[str] = frozenset()
 
-    def _open(self, model: Path, *, tf32: bool) -> EngineSession:
-        return TensorRtSession(model, self._options())
+    def open(self) -> TensorRtSession:
+        return TensorRtSession(self.path, self.options)
 
-    def _options(self) -> EngineOptions:
-        return EngineOptions(self.kind, self.latency, self.runtime_cache, fp64_inputs=self.fp64_inputs)
-
-    def _context_bytes(self, candidate: EngineSession) -> int | None:
-        return candidate.context_bytes if isinstance(candidate, TensorRtSession) else None
-
-    def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
-        if not (isinstance(candidate, TensorRtSession) and isinstance(baseline, TensorRtSession)):
-            return ()
+    def compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
+        """See ``ComparesSessions``: about layers in another type than the plan says."""
+        assert isinstance(candidate, TensorRtSession)
+        assert isinstance(baseline, TensorRtSession)
         return type_warnings(self.nodes, read_layers(candidate.information()), read_layers(baseline.information()))
 
 
@@ -316,29 +285,17 @@ def _outline(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EngineProfileJob:
-    """Take the layer times of an engine file in a session of its own, since the one that is timed has a CUDA graph.
+    """Take the layer times of an engine file in a session of its own, since the one that is timed has a CUDA graph."""
 
-    Attributes:
-        runtime_cache: File in which TensorRT-RTX keeps compiled kernels; None for none.
-    """
-
-    engine: Path
+    built: TensorRtEngine
     samples: Path
-    kind: Kind
-    latency: LatencySettings = field(default_factory=LatencySettings)
-    runtime_cache: Path | None = None
-    fp64_inputs: frozenset[str] = frozenset()
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        """The layer times of one execution, in the engine's order.
-
-        Raises:
-            EngineError: the engine cannot be loaded or run.
-        """
+        """The layer times of one execution, in the engine's order."""
         feed = cached_samples(state, self.samples)[0]
-        plain = replace(self.latency, cuda_graph=False)
-        options = EngineOptions(self.kind, plain, self.runtime_cache, fp64_inputs=self.fp64_inputs)
-        session = state.transient(partial(TensorRtSession, self.engine, options))
+        options = self.built.options
+        plain = replace(options, latency=replace(options.latency, cuda_graph=False))
+        session = state.transient(partial(TensorRtSession, self.built.path, plain))
         state.enter(Stage.TIME)
         profiler = profiler_class(session.library.trt)()
         session.attach(profiler)
@@ -352,14 +309,7 @@ class EngineProfileJob:
 
 
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
-    """Combine the profiler's times with the inspector's layers.
-
-    Args:
-        executions: layer name -> milliseconds, of each execution.
-
-    Raises:
-        EngineError: the profiler reported no layer, or none that the inspector traces to the model.
-    """
+    """Combine the profiler's times with the inspector's layers."""
     nodes: dict[str, tuple[str, ...]] = {}
     for layer in layers:
         nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
@@ -398,12 +348,7 @@ def profiler_class(trt: Any) -> Any:
 
 @dataclass(frozen=True)
 class ModelNames:
-    """How a model calls what goes into an engine and comes out of it.
-
-    Attributes:
-        inputs: of the model, in its order.
-        outputs: of the model, in its order.
-    """
+    """How a model calls what goes into an engine and comes out of it."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -415,7 +360,6 @@ class EngineOutputsJob(OutputsJob):
     """``OutputsJob`` with an engine file as ``model``.
 
     Attributes:
-        kind: whose engine it is.
         names: of the ONNX model's inputs and outputs; the samples have those inputs, the file gets those outputs.
     """
 
@@ -428,11 +372,7 @@ class EngineOutputsJob(OutputsJob):
 
 @dataclass(frozen=True)
 class EngineRepeatJob(RepeatJob):
-    """``RepeatJob`` with an engine file as ``model``: each thread has a session with its own context and stream.
-
-    Attributes:
-        kind: whose engine it is.
-    """
+    """``RepeatJob`` with an engine file as ``model``: each thread has a session with its own context and stream."""
 
     kind: Kind = "tensorrt"
     names: ModelNames = ModelNames((), (), ())
@@ -474,18 +414,14 @@ class _Renamed:
         self._outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
 
     def __call__(self, feed: Feed) -> Outputs:
-        found = self._session.run(
+        outputs = self._session.run(
             {name: _cast(feed[ours], name, self._types[name]) for name, ours in self._inputs.items()}
         )
-        return {ours: found[name] for ours, name in self._outputs.items()}
+        return {ours: outputs[name] for ours, name in self._outputs.items()}
 
 
 def _pairs(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Each wanted name -> the other side's: the same, else the one at its place where there are as many.
-
-    Raises:
-        EngineError: neither is there.
-    """
+    """Each wanted name -> the other side's: the same, else the one at its place where there are as many."""
     if set(wanted) <= set(others):
         return {name: name for name in wanted}
     if len(names) != len(others):

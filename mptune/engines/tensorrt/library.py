@@ -19,7 +19,6 @@ from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.ort.session import classify as classify_cuda
 
 _ALIGNMENT = 256
-
 """NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"."""
 
 
@@ -39,7 +38,6 @@ def copied_to_host(array: np.ndarray) -> np.ndarray:
 
 
 Kind = Literal["tensorrt", "tensorrt-rtx"]
-
 MODULES: Mapping[Kind, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
 INSTALL: Mapping[Kind, str] = {
@@ -56,33 +54,22 @@ AHEAD_OF_TIME: Mapping[tuple[int, int], str] = {
     (12, 0): "SM120",
     (12, 1): "SM121",
 }
-
 """Compute capabilities that TensorRT-RTX builds for, by their names in ``ComputeCapability`` (TensorRT-RTX 1.7)."""
-
 RTX_CAPABILITIES = frozenset({(8, 6), (8, 9), (12, 0), (12, 1)})
-
 """Compute capabilities of the GPUs that TensorRT-RTX is chosen for.
 
 It runs on 7.5 as well, but compiles no FP32 matrix product for it ("Turing (SM75): FP32 GEMM is not supported", 1.7.1),
 so that the all-FP32 plan has no engine; 8.0 is built for, but not run on.
 """
-
 _FIRST_VERSION = (10, 0)
-
 _FULLY_TYPED = (10, 12)
-
 _FIRST_RTX = (1, 7)
-
 _LAST_KNOWN_MAJOR = 11
 
 
 @dataclass(frozen=True)
 class Library:
-    """TensorRT or TensorRT-RTX, imported.
-
-    Attributes:
-        version: such as ``10.3.0``.
-    """
+    """TensorRT or TensorRT-RTX, imported."""
 
     kind: Kind
     trt: Any
@@ -108,9 +95,6 @@ def load_library(kind: Kind) -> Library:
 
     Without its plugins TensorRT neither parses nor loads what they compute: RoiAlign, ScatterElements with a reduction
     (onnx-tensorrt's onnxOpImporters.cpp), EfficientNMS_TRT.
-
-    Raises:
-        EngineError: the package is missing, a library that it needs is missing, or its version is not supported.
     """
     try:
         trt = importlib.import_module(MODULES[kind])
@@ -129,11 +113,7 @@ def load_library(kind: Kind) -> Library:
 
 
 def check_version(kind: Kind, version: str) -> tuple[str, ...]:
-    """Check that a version is supported.
-
-    Raises:
-        EngineError: it is not.
-    """
+    """Check that a version is supported."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
         raise EngineError(FailureKind.UNSUPPORTED, f"{kind} reports its version as {version!r}: install it again")
@@ -234,9 +214,7 @@ _ERROR = re.compile(
 )
 
 _PLACE = re.compile(r"[\s.]*\bIn \w+ at \S+?:\d+\b|\[\w+\.(?:cpp|hpp|h):\d+: \w+\] ")
-
 _NUMBER = re.compile(r"^\d+: ")
-
 _SOURCE = re.compile(r"^\S+\.(?:cpp|hpp|h):\d+: ")
 
 _ASSERTION = re.compile(
@@ -246,9 +224,7 @@ _ASSERTION = re.compile(
 )
 
 _SERIALIZATION = re.compile(r"^Serialization assertion .*? failed\.(?=\S)")
-
 _DULL = frozenset({"", "no further information"})
-
 _GENERAL = frozenset({"Internal Error", "API Usage Error"})
 
 _OUT_OF_MEMORY = re.compile(
@@ -257,7 +233,6 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 _SHORT_OF_MEMORY = re.compile(r"insuff?i?cient memory|device memory is insufficient|could not be allocated")
-
 _CANCELLED = re.compile(r"buildcanceled|build canceled")
 
 _NO_TACTIC = re.compile(
@@ -273,7 +248,6 @@ _UNSUPPORTED = re.compile(
 
 # Logged where there is no device; it accompanies other errors when building ahead of time.
 _NO_DEVICE = re.compile(r"cudaError (?:35|100)\b|CUDA initialization failure")
-
 T = TypeVar("T")
 
 _BY_PRIORITY = (
@@ -294,7 +268,6 @@ class ParserComplaint:
     """One error of the ONNX parser.
 
     Attributes:
-        code: name of its ``ErrorCode``, such as ``UNSUPPORTED_NODE``.
         node: name of the node; empty where the error is about none, or the parser does not say.
     """
 
@@ -326,11 +299,7 @@ class ParserComplaint:
 
 
 def made(make: Callable[[], T], log: Any) -> T:
-    """Call one of TensorRT's constructors, which give a null pointer where they fail: Python sees a TypeError.
-
-    Raises:
-        EngineError: it failed.
-    """
+    """Call one of TensorRT's constructors, which give a null pointer where they fail: Python sees a TypeError."""
     try:
         return make()
     except (TypeError, RuntimeError) as error:
@@ -342,7 +311,6 @@ def build_failure(errors: Sequence[str], warnings: Sequence[str] = (), otherwise
 
     Args:
         warnings: what it logged as warnings; too little memory is one, although a layer then has no kernel.
-        otherwise: the message where it logged nothing.
     """
     kinds = [classify(text) for text in errors]
     for kind in _BY_PRIORITY:
@@ -385,7 +353,10 @@ def parser_failure(complaints: Sequence[ParserComplaint], errors: Sequence[str] 
     """
     if not complaints:
         return build_failure(errors, otherwise="TensorRT's parser rejects the model without a message")
-    first = next((one for one in complaints if one.kind is FailureKind.UNSUPPORTED and one.operator), complaints[0])
+    first = next(
+        (complaint for complaint in complaints if complaint.kind is FailureKind.UNSUPPORTED and complaint.operator),
+        complaints[0],
+    )
     file = next((text for text in errors if "Failed to open file" in text), None)
     if file is not None and first.kind is FailureKind.PARSER:
         return EngineError(FailureKind.PARSER, clean(file))

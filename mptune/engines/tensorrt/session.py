@@ -70,9 +70,7 @@ def allocator_class(trt: Any) -> Any:
 
 
 _TRANSFER_VALUES = 5
-
 Place = cuda.DeviceBuffer | np.ndarray
-
 """Memory of a tensor: on the device, or on the host where shapes are computed from it."""
 
 
@@ -81,7 +79,6 @@ class EngineOptions:
     """How an engine is opened.
 
     Attributes:
-        kind: whose engine it is.
         runtime_cache: file in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none.
         fp64_inputs: inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast.
     """
@@ -124,11 +121,7 @@ class TensorRtSession:
 
     @collector_paused()
     def __init__(self, path: Path, options: EngineOptions) -> None:
-        """Load an engine file.
-
-        Raises:
-            EngineError: the file is missing, damaged, of another version or for another GPU; or CUDA cannot be used.
-        """
+        """Load an engine file."""
         self.options = options
         self._warnings: list[str] = []
         self._bound: _Bound | None = None
@@ -152,7 +145,6 @@ class TensorRtSession:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See ``EngineSession``."""
         return tuple(self._warnings)
 
     @property
@@ -162,29 +154,27 @@ class TensorRtSession:
         ``device_memory_size_v2`` came with 10.1, and 11 has nothing else (NvInferRuntime.h, getDeviceMemorySizeV2).
         """
         self._opened()
-        found = getattr(self._engine, "device_memory_size_v2", None)
-        found = getattr(self._engine, "device_memory_size", None) if found is None else found
-        return None if found is None else int(found)
+        nbytes = getattr(self._engine, "device_memory_size_v2", None)
+        nbytes = getattr(self._engine, "device_memory_size", None) if nbytes is None else nbytes
+        return None if nbytes is None else int(nbytes)
 
     @collector_paused()
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``EngineSession``."""
         bound, stream = self._bind(feeds), self._opened()
         self._enqueue()
         stream.synchronize()
         self._keep_kernels()
-        found = {}
+        outputs = {}
         for name in self.tensor_names(self.library.trt.TensorIOMode.OUTPUT):
             if name in bound.allocators:
-                found[name] = bound.allocators[name].download(stream, self.tensor_type(name))
+                outputs[name] = bound.allocators[name].download(stream, self.tensor_type(name))
             else:
                 place = bound.outputs[name]
-                found[name] = place.copy() if isinstance(place, np.ndarray) else place.download(stream)
-        return found
+                outputs[name] = place.copy() if isinstance(place, np.ndarray) else place.download(stream)
+        return outputs
 
     @collector_paused()
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``EngineSession``."""
         bound, stream = self._bind(feeds), self._opened()
         launch = self._launcher(bound, stream)
         if bound.transfer_ms is None:
@@ -210,7 +200,6 @@ class TensorRtSession:
 
     @collector_paused()
     def close(self) -> None:
-        """See ``EngineSession``."""
         if self._bound is not None:
             if self._stream is not None:
                 with contextlib.suppress(EngineError):  # A lost device executes no more.

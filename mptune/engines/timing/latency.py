@@ -21,23 +21,15 @@ from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings
 
 MIN_SPAN_MS = 1.0
-
 """A timed value that spans less than this is dominated by the cost of the clock and of the launch."""
-
 TARGET_SPAN_MS = 10.0
-
 """Span of one value on the baseline: candidates are up to about four times as fast and share its repetitions. Some
 engines have two execution times (a flow network on an H200: 3.85 and 3.90 ms). A value that spans several executions
 averages them; the median of single executions would jump from one to the other."""
-
 HOST_BOUND_RATIO = 0.8
-
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
-
 LatencySource = Literal["measured", "predicted"]
-
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
-
 _MAX_PROBES = 1_000_000
 
 
@@ -95,13 +87,8 @@ class Latency(JsonForm):
     """The latency of one engine, in milliseconds per execution.
 
     Attributes:
-        median_ms: median of the values.
-        p90_ms: 90th percentile, ``percentile``.
-        p99_ms: 99th percentile.
         ci95_ms: 95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows
             of this session alone; a search widens it by what differs between sessions.
-        cv: coefficient of variation, standard deviation over mean.
-        raw_ms: every value, in order; empty where predicted.
         transfer_ms: host to device and back, timed separately and part of no other figure; None where not timed.
         session: against the baseline that it was timed in turn with, which the intervals of a search rest on
             (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
@@ -155,7 +142,6 @@ def summarise(
 
     Args:
         raw_ms: milliseconds per execution, in order; not empty.
-        executions_per_value: executions per value.
         enqueue_ms: median host time of one enqueue where the device runs asynchronously.
     """
     settings = settings or LatencySettings()
@@ -201,12 +187,7 @@ def _warnings(
 
 
 def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings: LatencySettings) -> Repetitions:
-    """Calibrate the repetitions on the baseline.
-
-    Args:
-        clock: milliseconds, monotonic.
-        settings: the least durations and number of executions.
-    """
+    """Calibrate the repetitions on the baseline."""
     run_once()  # Lazy initialisation must not enter the estimate.
     spans: list[float] = []
     start = clock()
@@ -236,10 +217,6 @@ def warm_up(runs: Sequence[Callable[[], None]], clock: Callable[[], float], repe
     """Execute engines in turn, untimed, until both the number of iterations and the duration are reached.
 
     What is warmed up is the device: its clocks, and its caches for each engine.
-
-    Args:
-        runs: one synchronous execution of each engine; each is executed at least once.
-        clock: milliseconds, monotonic.
     """
     start = clock()
     done = 0
@@ -263,13 +240,11 @@ class HostStopwatch:
         self._clock = clock
 
     def value_ms(self, executions: int) -> float:
-        """See ``Stopwatch``."""
         if executions > 1:
             self.run_once()
         return self.span_ms(executions) / executions
 
     def span_ms(self, executions: int) -> float:
-        """See ``Stopwatch``."""
         before = self._clock()
         for _ in range(executions):
             self.run_once()
@@ -286,19 +261,17 @@ def time_in_turn(
     """Warm up the engines, then time one value of each in turn.
 
     Args:
-        watches: one per engine.
-        clock: milliseconds, monotonic; for the warm-up.
         is_enough: asked after each value, with the values in milliseconds of each engine so far: whether to stop
             before ``repetitions.iterations`` values are there. Not before ``min_iterations`` executions.
     """
     warm_up([watch.run_once for watch in watches], clock, repetitions)
     executions = repetitions.executions_per_value
     least = math.ceil((settings or LatencySettings()).min_iterations / executions)
-    taken: list[list[float]] = [[] for _ in watches]
+    values_of: list[list[float]] = [[] for _ in watches]
     for count in range(1, repetitions.iterations + 1):
-        for watch, values in zip(watches, taken, strict=True):
+        for watch, values in zip(watches, values_of, strict=True):
             values.append(watch.value_ms(executions))
-        if count >= least and is_enough(taken):
+        if count >= least and is_enough(values_of):
             break
     return tuple(
         summarise(
@@ -308,22 +281,17 @@ def time_in_turn(
             enqueue_ms=watch.enqueue_ms,
             transfer_ms=watch.transfer_ms,
         )
-        for watch, values in zip(watches, taken, strict=True)
+        for watch, values in zip(watches, values_of, strict=True)
     )
 
 
 DRIFT_TEXT = "the FP32 baseline takes"
-
 """How the warning of a measurement begins whose baseline has drifted."""
 
 
 @dataclass(frozen=True)
 class TimingRecord:
-    """Repetitions and baseline latency of the first timing.
-
-    Attributes:
-        baseline_ms: median of the FP32 baseline at the first timing.
-    """
+    """Repetitions and baseline latency of the first timing."""
 
     repetitions: Repetitions
     baseline_ms: float
@@ -355,40 +323,38 @@ def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> L
 
     Where the rounds' sessions are known their interval takes its place.
     """
-    if len(latencies) == 1 or not all(one.raw_ms for one in latencies):
+    if len(latencies) == 1 or not all(latency.raw_ms for latency in latencies):
         return latencies[0]
-    pooled = summarise([value for one in latencies for value in one.raw_ms], settings)
-    medians = [one.median_ms for one in latencies]
+    pooled = summarise([value for latency in latencies for value in latency.raw_ms], settings)
+    medians = [latency.median_ms for latency in latencies]
     low, high = pooled.ci95_ms
     return replace(
         pooled,
         ci95_ms=(min(low, *medians), max(high, *medians)),
         transfer_ms=latencies[0].transfer_ms,
-        warnings=max(latencies, key=lambda one: one.cv).warnings,
+        warnings=max(latencies, key=lambda latency: latency.cv).warnings,
     )
 
 
 Bools = NDArray[np.bool_]
-
 LEVEL = 0.005
-
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since
 values are not independent and sessions stop early. In simulated searches 0.2 to 0.7 % are, by the kind of noise
 (``tests/engines/timing/test_enough.py``), by intervals alone 0.7 to 1.8 %."""
 
 
-def is_lower(one: Latency, other: Latency) -> bool:
+def is_lower(latency: Latency, other: Latency) -> bool:
     """Whether ``one`` is lower beyond noise; latencies that are predicted have none."""
-    if not (one.median_ms < other.median_ms and one.ci95_ms[1] < other.ci95_ms[0]):
+    if not (latency.median_ms < other.median_ms and latency.ci95_ms[1] < other.ci95_ms[0]):
         return False
-    return other.median_ms - one.median_ms > math.hypot(_reaches(one)[1], _reaches(other)[0])
+    return other.median_ms - latency.median_ms > math.hypot(_reaches(latency)[1], _reaches(other)[0])
 
 
 def are_lower(latencies: Sequence[Latency]) -> Bools:
     """Whether the row's latency is lower than the column's, as ``is_lower``; shape (latencies, latencies)."""
-    medians = np.array([one.median_ms for one in latencies])
-    lows, highs = (np.array([one.ci95_ms[side] for one in latencies]) for side in (0, 1))
-    below, above = (np.array([_reaches(one)[side] for one in latencies]) for side in (0, 1))
+    medians = np.array([latency.median_ms for latency in latencies])
+    lows, highs = (np.array([latency.ci95_ms[side] for latency in latencies]) for side in (0, 1))
+    below, above = (np.array([_reaches(latency)[side] for latency in latencies]) for side in (0, 1))
     lower: Bools = (medians[:, None] < medians[None, :]) & (highs[:, None] < lows[None, :])
     lower &= medians[None, :] - medians[:, None] > np.hypot(above[:, None], below[None, :])
     return lower

@@ -13,9 +13,7 @@ from mptune.data.metrics.paired import t_quantile
 from mptune.json_form import JsonForm
 
 BOOTSTRAP_SAMPLES = 1000
-
 """Resamples of the values for the interval of their median."""
-
 _BOOTSTRAP_CHUNK = 4_000_000
 
 
@@ -29,11 +27,7 @@ def percentile(sorted_values: Sequence[float] | np.ndarray, p: float) -> float:
 def bootstrap_median_interval(
     values: np.ndarray, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the median (Efron 1979), deterministic for a seed.
-
-    Args:
-        values: one-dimensional, at least one value.
-    """
+    """95 % percentile bootstrap interval of the median (Efron 1979), deterministic for a seed."""
     generator = np.random.default_rng(seed)
     rows = max(1, _BOOTSTRAP_CHUNK // len(values))
     medians = [
@@ -45,11 +39,8 @@ def bootstrap_median_interval(
 
 
 Floats = NDArray[np.float64]
-
 _RESAMPLES = 400
-
 _LEAST_MS = 1e-9
-
 """A clock that is too coarse gives 0, which has no logarithm."""
 
 
@@ -71,7 +62,7 @@ class SessionTiming(JsonForm):
     def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
         """From values taken in turn, ``values_ms[i]`` right after ``baseline_ms[i]``."""
         values, others = (
-            np.maximum(np.asarray(taken, dtype=np.float64), _LEAST_MS) for taken in (values_ms, baseline_ms)
+            np.maximum(np.asarray(series, dtype=np.float64), _LEAST_MS) for series in (values_ms, baseline_ms)
         )
         ratio = float(np.median(values)) / float(np.median(others))
         return cls(baseline, math.log(ratio), log_ratio_sd(values, others))
@@ -90,21 +81,14 @@ def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[floa
 
 
 _COVERAGE = 0.95
-
 _WITHIN_DEGREES = 4.0
-
 """Degrees of freedom of one session's variance. The bootstrap of a median is slow to learn it (Hall and Martin,
 Probability Theory and Related Fields 80, 1988): simulated, 3.2 of 5 values, 5 of 7, 11 of 38."""
 
 
 @dataclass(frozen=True)
 class RatioEstimate:
-    """The log ratio of a plan's latency to the first session of the baseline, over all of its sessions.
-
-    Attributes:
-        sd: its standard error.
-        degrees: degrees of freedom of ``sd``; infinite where it is known.
-    """
+    """The log ratio of a plan's latency to the first session of the baseline, over all of its sessions."""
 
     log_ratio: float
     sd: float
@@ -121,7 +105,6 @@ class SessionSpread:
 
     Attributes:
         sd: between sessions, relative; None where no plan was timed more than once, so that nothing is known of it.
-        degrees: degrees of freedom of the estimate.
         residual_variance: mean square that it was estimated from, the variance within sessions counted in.
     """
 
@@ -210,30 +193,18 @@ def _residual(repeated: Sequence[Sequence[SessionTiming]], index: Mapping[str, i
 
 
 LEAST_VALUES = 5
-
 """Values of each engine that every timing takes: the median of fewer is at the mercy of one outlier."""
-
 CLEAR = 4.0
-
-"""A difference of so many standard errors is clear."""
-
+"""A difference of this many standard errors is clear."""
 EXACT = 6e-4
-
 """Standard error of a log ratio that is small beside any spread between sessions that was seen; one that is still
 smaller is wanted where nothing is known of the spread of this model."""
-
 COARSE = 1.2e-3
-
 """A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
-
 _OF_SPREAD = 0.5
-
 """A standard error within a session of at most so much of the spread between sessions widens intervals by 12 %."""
-
 _ASSUMED_SPREAD = 1.5e-3
-
 """Relative standard deviation between sessions where nothing is known of it: as on an H200, rather too large."""
-
 _LOOK_GROWTH = 1.4
 
 
@@ -252,11 +223,7 @@ class Enough:
     error: float = math.nan
 
     def is_reached(self, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> bool:
-        """Whether values that were taken in turn are enough.
-
-        Args:
-            baseline_ms: of the baseline, each before the plan's.
-        """
+        """Whether values that were taken in turn are enough."""
         if len(values_ms) < LEAST_VALUES or not _is_look(len(values_ms)):
             return False
         timing = SessionTiming.of_values("", values_ms, baseline_ms)
@@ -275,11 +242,11 @@ class Enough:
 
     def _front(self) -> list[tuple[float, float]]:
         """The others that no other one dominates."""
-        found: list[tuple[float, float]] = []
+        front: list[tuple[float, float]] = []
         for log_ratio, error in sorted(self.others):
-            if not found or error < found[-1][1]:
-                found.append((log_ratio, error))
-        return found
+            if not front or error < front[-1][1]:
+                front.append((log_ratio, error))
+        return front
 
 
 def _is_look(count: int) -> bool:

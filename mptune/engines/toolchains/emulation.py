@@ -7,31 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, one_group_errors_s
-from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
+from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
-from mptune.engines.worker.child import Job
+from mptune.engines.worker.child import Call
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.shapes import static_shapes
-from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.switched import Stretch, SwitchedEmulator, Waist, find_stretches
+from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
 from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
 from mptune.targets.memory import memory_need
 
 _VALUES_EACH = 3
-
 """What a run holds of a value at once, in FP32 values at most: in an emulation as computed, in FP16, and rounded."""
 
 
@@ -47,10 +44,10 @@ def run_bytes(model: Model, samples: Path) -> int | None:
     names = {tensor.name for tensor in model.inputs}
     largest = max(every, key=lambda shapes: sum(map(math.prod, shapes.values())))
     given = tuple(sorted((name, shape) for name, shape in largest.items() if name in names))
-    known = _by_inputs(model)
-    if given not in known:
-        known[given] = _bytes_of(model, dict(given))
-    return known[given]
+    by_inputs = _by_inputs(model)
+    if given not in by_inputs:
+        by_inputs[given] = _bytes_of(model, dict(given))
+    return by_inputs[given]
 
 
 @once
@@ -63,44 +60,23 @@ def _bytes_of(model: Model, inputs: Mapping[str, Shape]) -> int | None:
     outputs = (out for node in model.nodes for out in node.outputs if out)
     if any(node.has_subgraph for node in model.nodes) or any(model.info(out).dtype == "undefined" for out in outputs):
         return None
-    found = static_shapes(model, given=inputs)
-    return None if found.unknown else _VALUES_EACH * memory_need(model, found.shapes).fp32_activations
+    static = static_shapes(model, given=inputs)
+    return None if static.unknown else _VALUES_EACH * memory_need(model, static.shapes).fp32_activations
 
-
-T = TypeVar("T")
 
 STRETCHES = 12
-
 """A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model on a CPU. Each stretch opens a session:
 fewer where a stretch would hold one group only."""
-
 EMULATED_ROWS = 8
-
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-
 _WAIST_BYTES = 1 << 29
-
 """Most memory of the worker for the values at all waists, bytes, of all samples together."""
-
 _KEPT_BYTES = 1 << 30
-
 """Sessions stay open while their weights together are no more than this, bytes."""
 
 
-class Call(Protocol):
-    """Runs a job in the worker."""
-
-    def __call__(self, job: Job[T], /) -> T | Failure:
-        """Its result, or the failure."""
-        ...
-
-
 class Emulation:
-    """Emulates plans of one model. Lives in the parent process; models are written when they are first needed.
-
-    Attributes:
-        unshared: why plans no longer share a session; None while they may.
-    """
+    """Emulates plans of one model. Lives in the parent process; models are written when they are first needed."""
 
     def __init__(
         self,
@@ -115,10 +91,7 @@ class Emulation:
         """Wire the parts.
 
         Args:
-            workload: the user's model; emulating models are written beside its weight bank.
             computed: the same model and groups with a node for each step after which the target's engine rounds.
-            shapes: returns the concrete shapes of FP32 values; called once.
-            fused: nodes that the target's engine computes as one in FP16.
         """
         self._workload = workload
         self._workspace = workload.workspace
@@ -141,17 +114,14 @@ class Emulation:
 
         Args:
             part: numbers of the samples to take, within ``samples``; None takes the whole set.
-
-        Raises:
-            RunError: a model cannot be written, or the disk is full.
         """
-        found: dict[int, OutputError] = {}
+        by_plan: dict[int, OutputError] = {}
         for stretch, members in self._by_stretch(plans, few=part is not None).items():
             errors = self._errors_of(stretch, [plans[index] for index in members], which, part)
             if isinstance(errors, Failure):
                 return errors
-            found.update(zip(members, errors, strict=True))
-        return tuple(found[index] for index in range(len(plans)))
+            by_plan.update(zip(members, errors, strict=True))
+        return tuple(by_plan[index] for index in range(len(plans)))
 
     def close(self) -> None:
         """Delete what was written. Idempotent."""
@@ -163,13 +133,13 @@ class Emulation:
         """The stretch that holds all reduced groups of each plan, None where there is none -> the plans' indices."""
         if self._provider != "cpu":
             return {None: list(range(len(plans)))}
-        found: dict[Stretch | None, list[int]] = {}
+        members: dict[Stretch | None, list[int]] = {}
         for index, plan in enumerate(plans):
             reduced = set(plan.reduced_groups)
             # Values at waists are kept for a few samples only.
             home = next((s for s in self._stretches if reduced <= set(s.groups)), None) if few and reduced else None
-            found.setdefault(home, []).append(index)
-        return found
+            members.setdefault(home, []).append(index)
+        return members
 
     def _errors_of(
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
@@ -201,7 +171,7 @@ class Emulation:
             for plan in plans
         ]
         try:
-            return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, part, plans)))
+            return self._call(ErrorsJob(tuple(paths), self._comparison(which, part, plans)))
         finally:
             for path in filter(None, paths):
                 path.unlink(missing_ok=True)
@@ -209,19 +179,19 @@ class Emulation:
     def _switched(
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
-        emulator = self._switched_emulator
+        emulator = self._emulator
         precisions = self._precisions_of(stretch, plans)
         groups = tuple(g.id for g in self._computed.groups) if stretch is None else stretch.groups
         start = Waist() if stretch is None else stretch.start
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
-        model = self._write(name, lambda path: emulator.write(path, groups, start, precisions))
+        model = self._write(name, lambda path: emulator.write_switched(path, groups, start, precisions))
         head = self._write("head", self._write_head) if start.tensors else None
         job = SwitchedErrorsJob(
             model,
             head,
             tuple(map(emulator.on, plans)),
             tuple(emulator.switches[p][g] for p in precisions for g in groups if g in emulator.switches[p]),
-            *self._sample_arguments(which, part, plans),
+            self._comparison(which, part, plans),
             slot=self._slot(stretch),
         )
         return self._call(job)
@@ -244,15 +214,19 @@ class Emulation:
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         return f"switched {number % room}" if room else None
 
-    def _sample_arguments(
-        self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]
-    ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...], Scoring, int | None]:
-        """The last arguments of both jobs: samples, reference, provider, metric, part, value-dependent outputs, ..."""
-        samples, reference = self._workspace.samples(which), self._workspace.reference(which)
-        sketches = self._workspace.sketches(plans[0], which) if len(plans) == 1 and part is None else None
-        scoring = replace(self._scoring, sketches=sketches)
-        dependent, metric = self._workload.dependent_outputs, self._metric
-        return samples, reference, self._provider, metric, part, dependent, scoring, self._run_bytes
+    def _comparison(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Comparison:
+        space = self._workspace
+        sketches = space.sketches(plans[0], which) if len(plans) == 1 and part is None else None
+        return Comparison(
+            space.samples(which),
+            space.reference(which),
+            self._provider,
+            self._metric,
+            part,
+            self._workload.dependent_outputs,
+            replace(self._scoring, sketches=sketches),
+            self._run_bytes,
+        )
 
     @cached_property
     def _run_bytes(self) -> int | None:
@@ -284,15 +258,10 @@ class Emulation:
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self._computed, self._workload.bank, self._fused)
-
-    @cached_property
-    def _switched_emulator(self) -> SwitchedEmulator:
-        bank, branches = self._workload.bank, self._provider == "cpu"
-        return SwitchedEmulator(self._computed, bank, branches=branches, fused=self._fused)
+        return Emulator(self._computed, self._workload.bank, self._fused, branches=self._provider == "cpu")
 
     def _write_head(self, path: Path) -> Path:
-        return self._switched_emulator.write_head(path, [stretch.start for stretch in self._stretches])
+        return self._emulator.write_head(path, [stretch.start for stretch in self._stretches])
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
         """A model that stays until ``close``: a restarted worker opens it again."""
@@ -305,9 +274,6 @@ def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> in
     """How many independent rows a sample holds: the first dimension that all inputs and outputs share, else 1.
 
     An exporter may not know that an output has the rows of the inputs, and declare a symbol of its own for them.
-
-    Args:
-        shapes: concrete shapes by name, of a sample; they count for outputs.
     """
     first = {value.shape[0] if value.shape else None for value in model.inputs}
     if len(first) != 1:

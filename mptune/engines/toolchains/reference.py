@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +15,16 @@ from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.parts import PARTS_JSON, parts_path
 from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, SampleSet
-from mptune.engines.cuda.no_tf32 import NO_TF32
 from mptune.engines.environment import usable_cores
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.reference_report import ObservedRanges, Place, ReferenceReport, TensorRange
 from mptune.engines.jobs.rows import Question, Sight, SightJob
-from mptune.engines.ort.cuda_session import ProbeJob
+from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
-from mptune.engines.toolchains.emulation import Call, run_bytes
-from mptune.engines.worker.parent import Beside, Worker, run_once
+from mptune.engines.toolchains.emulation import run_bytes
+from mptune.engines.worker.child import Call
+from mptune.engines.worker.parent import Beside, Worker
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.grouping.lookup import attribute
@@ -32,39 +32,24 @@ from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.loading.shapes import shared_units
 
 REPEAT_WARNING = 1e-5
-
 """Two runs on one sample that differ by more are no rounding, in relative L2."""
-
 ROWS_WARNING = 1e-4
-
 """A row of one batch and the same row alone, or in another batch."""
-
 ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
-
 """Values of places where rows meet that are no samples: steps of a sequence, or nodes of a graph."""
-
 _AT_ONCE = 48
-
-"""So many values are outputs of one model, and in memory at the same time."""
-
+"""Most values that are outputs of one model, and in memory at the same time."""
 _SEQUENTIAL = frozenset({"LSTM", "GRU", "RNN", "Scan"})
-
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
-
 _BY_INDEX = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})
-
 """Their input 1 says which rows they read or write."""
-
 _KEEP_AXES = frozenset(
     ("Identity", "Cast", "MatMul", "Add", "Sub", "Mul", "Div", "Relu", "Tanh", "Sigmoid", "LayerNormalization", "Clip")
 )
 
 _SHAPE_OPERATORS = frozenset({"Shape", "Size", "ConstantOfShape", "Range", "EyeLike"})
-
 """What they give does not depend on values, and is no fault."""
-
 _WATCHED = frozenset({"float", "float16", "double", "int64", "int32", "int8", "uint8", "int16", "bool"})
-
 Sights = Mapping[str, Sight]
 
 
@@ -126,11 +111,11 @@ class Locator:
                 path = workspace.scratch(f"watch{start}")
                 paths.append(path)
                 self._write(path, watched[start : start + _AT_ONCE])
-            found = self.call(SightJob(tuple(paths), workspace.samples(which), self.provider, question, index))
+            sights = self.call(SightJob(tuple(paths), workspace.samples(which), self.provider, question, index))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
-        return {} if isinstance(found, Failure) else found
+        return {} if isinstance(sights, Failure) else sights
 
     def _write(self, path: Path, names: Sequence[str]) -> None:
         from mptune.graph.writing.observe import write_with_outputs
@@ -303,11 +288,8 @@ def _backwards(model: Model, output: str) -> Iterator[tuple[Node, str, list[str]
         queue += sorted(reads, key=lambda read: not model.info(read).is_float32)
 
 
-PROBE_TIMEOUT_S = 120.0
-
 _CORES_BESIDE = 4
-
-"""So many cores have room for what runs beside the first worker."""
+"""Fewest cores that have room for what runs beside the first worker."""
 
 
 def observes_beside(provider: Provider) -> bool:
@@ -321,22 +303,6 @@ def observes_beside(provider: Provider) -> bool:
 def worker_environment(*, tf32: bool) -> Mapping[str, str]:
     """More environment variables of a search's worker process."""
     return {} if tf32 else NO_TF32
-
-
-@cache
-def probe(provider: Provider) -> str | None:
-    """Run a tiny model in a worker; None where that works, else the reason. Cached for the process."""
-    return run_once(ProbeJob(provider), PROBE_TIMEOUT_S, _logged_reason)
-
-
-def _logged_reason(failure: Failure) -> str:
-    """What ONNX Runtime logged about a library that does not load; its exception names no cause."""
-    if failure.log_path is None:
-        return ""
-    for line in failure.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if "cannot open shared object file" in line or "Failed to load library" in line:
-            return line[line.rfind("error:") + len("error:") :].strip() if "error:" in line else line.strip()
-    return ""
 
 
 class ReferenceModel:

@@ -22,14 +22,10 @@ from mptune.files import is_disk_full
 
 HEADER = struct.Struct("!Q")
 """A message is its length in bytes, then a pickle of ``(kind, value)``."""
-
 Message = tuple[str, Any]
-
 _GUARD_WAKES_S = 60.0
-
 _TRANSIENT = "transient"
 """Slot of what a job alone uses."""
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -39,6 +35,14 @@ class Job(Protocol[T_co]):
 
     def run(self, state: WorkerState) -> T_co:
         """Run it. The result must be picklable and small."""
+        ...
+
+
+class Call(Protocol):
+    """Runs a job in the worker; in the parent."""
+
+    def __call__(self, job: Job[T], /) -> T | Failure:
+        """Its result, or the failure."""
         ...
 
 
@@ -202,9 +206,6 @@ def _guard_group(pipes: tuple[int, int]) -> int | None:
     """On Linux start a process that kills this process' group when this process dies, however it does.
 
     The kernel's signal reaches this process alone when the parent dies, and not what a job has started.
-
-    Args:
-        pipes: descriptors that nobody else may hold open.
     """
     if sys.platform != "linux":
         return None

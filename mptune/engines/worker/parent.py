@@ -30,9 +30,7 @@ from mptune.settings import WorkerSettings
 
 # After these the process is replaced: its CUDA context may be lost, or its memory exhausted.
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
-
 _ABORTED = "the worker was stopped"
-
 T_co = TypeVar("T_co", covariant=True)
 
 

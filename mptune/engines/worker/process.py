@@ -22,7 +22,6 @@ from mptune.engines.worker.child import HEADER, Message, encode
 from mptune.engines.worker.failure import FailureKind, Progress, Stage
 
 KEEP_BYTES = 1 << 20
-
 """How much of the start and of the end of a job's output is kept."""
 
 
@@ -74,9 +73,7 @@ class Output:
 
 
 _REAP_TIMEOUT_S = 10.0
-
 NO_TELEMETRY: Mapping[str, str] = {"ORT_DISABLE_TELEMETRY": "1"}
-
 """Environment variable that keeps ONNX Runtime 1.29 and later from collecting names of models and facts about the
 machine. It is read when the library loads."""
 
@@ -87,7 +84,6 @@ def absolute_sys_path() -> tuple[str, ...]:
 
 
 _spawner: tuple[int, ThreadPoolExecutor] | None = None
-
 _spawner_lock = threading.Lock()
 
 
@@ -149,13 +145,13 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 def _outside_of_group(pid: int) -> list[psutil.Process]:
     """The descendants of a process group's leader that the group's signal does not reach."""
-    found: list[psutil.Process] = []
+    outside: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         for victim in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(OSError):
                 if os.getpgid(victim.pid) != pid:
-                    found.append(victim)
-    return found
+                    outside.append(victim)
+    return outside
 
 
 def oom_kills() -> int | None:
@@ -180,38 +176,24 @@ def signal_name(number: int) -> str:
 
 
 _MAX_MESSAGE_BYTES = 1 << 30
-
 _READ_BYTES = 1 << 16
-
 _CLOSE_TIMEOUT_S = 10.0
-
 _DYING_TIMEOUT_S = 5.0
-
 _TICK_S = 1.0
-
 _STOPPED_S = 2.0
-
 """A wait that took so much longer than asked for: this process was stopped (SIGSTOP, a container that is paused), and
 perhaps the worker with it. That time does not count."""
-
 _REST_S = 0.1
-
-"""Past the deadline, so long is the rest of an answer that has begun waited for."""
-
+"""Grace period for reading the rest of an answer that started before the deadline."""
 _OVERTIME_S = 5.0
-
-"""So long past the deadline nothing is read any more."""
+"""After this, nothing more is read."""
 
 
 class WorkerProcess:
     """One worker process with its three pipes: requests, answers, output."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it; ``wait_until_ready`` waits.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start it; ``wait_until_ready`` waits."""
         self.output = Output()
         self._buffer = bytearray()
         self._oom_kills = oom_kills()
@@ -274,9 +256,6 @@ class WorkerProcess:
         """Send a request and wait for its answer, all under one deadline; progress goes to ``on_progress`` meanwhile.
 
         A question is answered with what ``reply`` gives; the time that this takes does not count.
-
-        Args:
-            deadline: by the monotonic clock, in seconds.
 
         Returns:
             the stage reached, and the answer: None past the deadline, ("gone", stage) where the worker ended without

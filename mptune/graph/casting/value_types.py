@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -16,12 +16,12 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT, RECURRENT
 from mptune.graph.loading.model import Model, Node, once
-from mptune.graph.loading.tensors import ONNX_TYPES, all_graphs
+from mptune.graph.loading.tensors import all_graphs
 from mptune.graph.op_rules import FLOAT_TYPES, NodeRule, casts_integers, node_rules
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.schemas import onnx_schema
 
-_PRECISIONS = {code: precision for precision, code in ONNX_TYPES.items()}
+_PRECISIONS = {precision.onnx_type: precision.stored for precision in Precision}
 
 
 @dataclass(frozen=True)
@@ -245,11 +245,6 @@ class Resolution:
     def computed_in(self, value: str) -> Precision:
         """The precision that an FP32 value of the model is computed in."""
         return self.computed.get(value, Precision.FP32)
-
-    def with_fp32(self, constants: Iterable[str]) -> Resolution:
-        """The same where these constants are needed in FP32, too."""
-        added = {name: {Precision.FP32, *self.constants.get(name, ())} for name in constants}
-        return replace(self, constants={**self.constants, **added})
 
     @property
     def added_casts(self) -> int:
@@ -489,6 +484,11 @@ class Unsupported:
     opset: int
     groups: dict[str, tuple[str, ...]]
     newer: int | None
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Group id -> why it cannot have the precision."""
+        return {group: self.reason(ops) for group, ops in self.groups.items()}
 
     def reason(self, ops: Iterable[str]) -> str:
         """Why groups with these operators cannot have the precision, and what to do about it."""

@@ -59,13 +59,13 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
     unit_of = {name: k for k, (group, _) in enumerate(units) for name in group.nodes}
     explicit, warnings = _explicit(model, wanted, unit_of, source)
     chosen: list[Precision] = []
-    producers = _Producers(model, unit_of)
+    nodes = {node.name: node for node in model.nodes}
     for k, (group, pattern) in enumerate(units):
         precision, warning = _of_unit(group, pattern, explicit)
         if warning:
             warnings.append(warning)
         if precision is None:
-            viewed = producers.of_view(group)
+            viewed = _viewed(model, nodes, unit_of, group)
             precision = chosen[viewed] if viewed is not None and viewed < k else Precision.FP32
         chosen.append(precision)
     groups = tuple(group for group, _ in units)
@@ -129,18 +129,10 @@ def _of_unit(
     return Precision.FP32, warning
 
 
-class _Producers:
-    """The groups that compute the inputs of views."""
-
-    def __init__(self, model: Model, unit_of: Mapping[str, int]) -> None:
-        self._model = model
-        self._unit_of = unit_of
-        self._nodes = {node.name: node for node in model.nodes}
-
-    def of_view(self, group: LayerGroup) -> int | None:
-        """The position of the group that computes the input of a view; None where the group is no view."""
-        node = self._nodes[group.nodes[0]]
-        if len(group.nodes) > 1 or node.op_type not in DATA_MOVEMENT or not node.inputs:
-            return None
-        producer = self._model.producer.get(node.inputs[0])
-        return None if producer is None else self._unit_of.get(self._model.nodes[producer].name)
+def _viewed(model: Model, nodes: Mapping[str, Node], unit_of: Mapping[str, int], group: LayerGroup) -> int | None:
+    """The position of the group that computes the input of a view; None where the group is no view."""
+    node = nodes[group.nodes[0]]
+    if len(group.nodes) > 1 or node.op_type not in DATA_MOVEMENT or not node.inputs:
+        return None
+    producer = model.producer.get(node.inputs[0])
+    return None if producer is None else unit_of.get(model.nodes[producer].name)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import RANDOM, shape_facts
+from mptune.graph.loading.value_dependent import computed_beforehand, shape_facts
 from mptune.graph.op_rules import FLOAT_TYPES
 
 _ALIASES = frozenset({"Identity", "Dropout"})
@@ -149,13 +149,9 @@ class Lookup:
 
 def static_values(model: Model) -> frozenset[str]:
     """Constants, and what is computed from them alone."""
-    static = {name for name, constant in model.initializers.items() if not constant.overridable}
-    for node in model.nodes:
-        if not node.inputs or not node.is_standard or node.captures or node.op_type in RANDOM:
-            continue
-        if all(not i or i in static for i in node.inputs) and not node.has_subgraph:
-            static.update(out for out in node.outputs if out)
-    return frozenset(static)
+    constants = (name for name, constant in model.initializers.items() if not constant.overridable)
+    outputs = (name for index in computed_beforehand(model) for name in model.nodes[index].outputs if name)
+    return frozenset((*constants, *outputs))
 
 
 def folded_values(look: Lookup) -> frozenset[str]:

@@ -443,8 +443,8 @@ def find_patterns(model: Model, look: Lookup | None = None) -> tuple[Pattern, ..
             activations[activation.entry] = activation
     in_activations = frozenset(i for a in activations.values() for i in a.nodes)
     for node in model.nodes:
-        if node.index not in claims.taken:
-            layer = find_layer(look, node, claims.taken, activations)
+        if node.index not in claims.pattern_of:
+            layer = find_layer(look, node, claims.pattern_of, activations)
             if layer is not None:
                 claims.release(layer.nodes & in_activations)
                 claims.add(layer.kind, node.index, layer.nodes, layer.name)
@@ -455,27 +455,27 @@ class _Claims:
     """The patterns found so far, and the nodes that belong to them."""
 
     def __init__(self, look: Lookup) -> None:
-        self.taken: dict[int, Pattern] = {}
+        self.pattern_of: dict[int, Pattern] = {}
         self._look = look
 
     @property
     def patterns(self) -> set[Pattern]:
-        return set(self.taken.values())
+        return set(self.pattern_of.values())
 
     def are_free(self, nodes: frozenset[int]) -> bool:
-        return self.taken.keys().isdisjoint(nodes)
+        return self.pattern_of.keys().isdisjoint(nodes)
 
     def add(self, kind: str, anchor: int, nodes: frozenset[int], name: str, squares: str = "", least: int = 2) -> None:
         """Take the nodes, and the aliases between them, unless one is taken already or they are less than ``least``."""
         if not self.are_free(nodes):
             return
-        whole = [i for i in sorted(self._look.with_aliases(nodes)) if i not in self.taken]
+        whole = [i for i in sorted(self._look.with_aliases(nodes)) if i not in self.pattern_of]
         if len(whole) >= least:
             pattern = Pattern(kind, anchor, tuple(whole), name, squares)
-            self.taken.update(dict.fromkeys(whole, pattern))
+            self.pattern_of.update(dict.fromkeys(whole, pattern))
 
     def release(self, nodes: frozenset[int]) -> None:
         """Give up the patterns that hold any of the nodes: a larger one takes them over."""
-        for pattern in {self.taken[i] for i in nodes if i in self.taken}:
+        for pattern in {self.pattern_of[i] for i in nodes if i in self.pattern_of}:
             for index in pattern.nodes:
-                del self.taken[index]
+                del self.pattern_of[index]

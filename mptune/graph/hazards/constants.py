@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.finding import CODES, Finding, FindingOrigin, Where
+from mptune.finding import Finding, FindingOrigin, Where
+from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.folded import comes_from_beyond, shape_computing
 from mptune.graph.grouping.grouped import GroupedModel
@@ -19,7 +20,7 @@ from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard
 from mptune.graph.hazards.seen import MaskedRows
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
-from mptune.graph.plan import LARGEST, Precision
+from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding, chunks, largest_magnitude, rounding_of
 
 _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
@@ -27,13 +28,6 @@ _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
 _COERCED_BELOW = 13
 
 """Softmax of an older operator set takes all axes from ``axis`` on as one, and ``axis`` is 1 where it is not stated."""
-
-_IN_FP16 = (
-    "In FP16 all are -inf, and their softmax is NaN, where the mask is an input, or where scores below -16 are added to"
-    " one that is held as -65504"
-)
-
-_IN_FP32 = "They are -inf, and their softmax is NaN, in FP32 already: precision is not the problem"
 
 _MASK_INPUTS: Mapping[tuple[str, str], int] = {
     ("", "Attention"): 3,
@@ -117,21 +111,14 @@ def masked_row_findings(
         nodes = [n for n in readers if n.op_type in _SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
         groups = tuple(dict.fromkeys(owners[node.name] for node in nodes if node.name in owners))
         sample = indices[masked.sample] if indices else masked.sample
-        place = f"in sample {sample}"
-        if masked.samples > 1:
-            place = f"in {masked.samples} samples, first in sample {sample}"
-        many = "1 row is" if masked.rows == 1 else f"{masked.rows} rows are"
         findings.append(
-            Finding(
-                code="mask",
-                severity=CODES["mask"].severity,
-                origin=origin,
-                where=Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
-                evidence={"masked_rows": masked.rows, "limit": -FP16_MAX},
-                text=f"value {tensor!r}: {many} masked whole on the calibration data, {place}: "
-                f"every element lies below {-FP16_MAX:g}. "
-                + (_IN_FP32 if broken.intersection(node.name for node in nodes) else _IN_FP16),
-                cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
+            Finding.of(
+                "mask",
+                origin,
+                Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
+                {"masked_rows": masked.rows, "limit": -FP16_MAX},
+                kind="rows in FP32" if broken.intersection(node.name for node in nodes) else "rows",
+                samples=masked.samples if masked.samples > 1 else None,
             )
         )
     return tuple(findings)
@@ -166,15 +153,6 @@ _BEFORE_DIVISION = frozenset({"Sqrt", "Cast", "Identity", "Unsqueeze", "Squeeze"
 _UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
 
 _MAX_STEPS = 32
-
-LIMIT_CURE = "a limit may stay infinite, but a row that is masked everywhere gives NaN: use -1e4 for masks"
-
-_MASK_CURE = "nothing: it masks as well, unless a row is masked whole"
-
-BEYOND_CURE = (
-    "a search measures what that does; without one (apply) the group is kept in FP32; scale the value at export to"
-    " free it"
-)
 
 
 @dataclass(frozen=True)
@@ -223,7 +201,9 @@ def _of_constant(
         seen.add((group.id, is_limit))
         place = _Place(group.id, node.name, name, rounding.absmax)
         if rounding.overflowed:
-            hazards.append(_overflow(look, place, _overflow_reason(rounding), [node]))
+            wording = "constant" if rounding.size == 1 else "constants"
+            counts = {"overflowed": rounding.overflowed, "size": rounding.size}
+            hazards.append(_overflow(look, place, wording, [node], counts))
         elif rounding.size == 1 and rounding.absmax < FP16_NORMAL and _guards_division(look, node):
             hazards += _epsilon(place, smallest.get(node.name), is_direct=not _reaches_root(look, node))
         elif rounding.vanished > _VANISHING_SHARE * rounding.size:
@@ -241,56 +221,44 @@ def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[
         smallest: smallest magnitude that it was seen to guard; None without data.
         is_direct: whether the division is by the sum itself, and not by its square root.
     """
-    vanishes = place.value <= FP16_TINY / 2
-    if vanishes:
+    if place.value <= FP16_TINY / 2:
+        wording = "constant"
         is_harmless = smallest is not None and smallest >= FP16_NORMAL
-        reason = f"the constant {place.value:g} is zero in FP16, so nothing keeps what it guards from zero any more"
     else:
+        wording = "subnormal"
         is_harmless = not is_direct or smallest is None or smallest > place.value or place.value * FP16_MAX >= 1
-        reason = f"the constant {place.value:g} is below FP16's smallest normal value, {FP16_NORMAL:g}"
     if is_harmless:
         return []
     evidence: dict[str, int | float | str] = {"epsilon": place.value, "fp16_smallest": FP16_TINY}
     if smallest is not None:
         evidence["smallest"] = smallest
-        reason += f"; what it guards came down to {smallest:.2g} on the calibration data"
-    cure = "keep the group in FP32, or export with an epsilon of 1e-5 or more"
-    if not vanishes:
-        cure = "keep the group in FP32, or export with an epsilon of 1e-4 or more"
-    return [Hazard("warning", "epsilon", *place.arguments, reason, cure, "vanishing-epsilon", evidence)]
+    names = {"fp16_normal": FP16_NORMAL}
+    return [Hazard("warning", "epsilon", *place.arguments, "vanishing-epsilon", wording, evidence, names)]
 
 
 def _vanishing(place: _Place, rounding: Rounding) -> Hazard:
-    return Hazard(
-        "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info",
-        "vanishing",
-        *place.arguments,
-        f"{rounding.vanished} of {rounding.size} values are too small for FP16 and become zero",
-        "harmless where the error says so; otherwise keep the group in FP32",
-    )
+    severity: Severity = "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info"
+    names = {"vanished": rounding.vanished, "size": rounding.size}
+    return Hazard(severity, "vanishing", *place.arguments, "vanishing-epsilon", "weights", names=names)
 
 
-def _overflow(look: Lookup, place: _Place, reason: str, readers: Sequence[Node]) -> Hazard:
+def _overflow(
+    look: Lookup, place: _Place, wording: str, readers: Sequence[Node], names: Mapping[str, object] | None = None
+) -> Hazard:
     """A finite constant beyond FP16, which is held as FP16's largest finite value.
 
     A limit, and a mask on the way to a softmax or the like, mean the same so. Anything else is changed by it.
     """
     evidence = {"absmax": place.value, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
+    severity: Severity = "warning"
+    row = "overflow"
     if readers and all(_is_limit(look, node) for node in readers):
-        is_mask = any(node.op_type not in LIMITS | {"Where"} for node in readers)
-        code = "mask" if is_mask else None
-        reason += "; a tool that does not limit constants makes it infinite"
-        return Hazard("info", "overflow", *place.arguments, reason, _MASK_CURE, code, evidence)
-    return Hazard("warning", "overflow", *place.arguments, reason, BEYOND_CURE, "overflow", evidence)
-
-
-def _overflow_reason(rounding: Rounding) -> str:
-    if rounding.size == 1:
-        return f"{rounding.absmax:.4g} exceeds FP16's {FP16_MAX:g} and is held as {FP16_MAX:g} there"
-    return (
-        f"{rounding.overflowed} of {rounding.size} values exceed FP16's {FP16_MAX:g} and are held as {FP16_MAX:g}"
-        f" there, the largest is {rounding.absmax:.4g}"
-    )
+        severity = "info"
+        if any(node.op_type not in LIMITS | {"Where"} for node in readers):
+            row = "mask"
+        else:
+            wording += " limit"
+    return Hazard(severity, "overflow", *place.arguments, row, wording, evidence, names or {})
 
 
 def is_limit(look: Lookup, tensor: str) -> bool:
@@ -390,8 +358,7 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
         if math.isfinite(value) and value > FP16_MAX:
             readers = look.readers(node.outputs[0])
             place = _Place(group.id, node.name, node.outputs[0], value)
-            reason = f"filled with {value:g}, which exceeds FP16's {FP16_MAX:g} and is held as {FP16_MAX:g} there"
-            hazards.append(_overflow(look, place, reason, readers))
+            hazards.append(_overflow(look, place, "filled", readers))
     return hazards
 
 
@@ -409,7 +376,7 @@ class MaskValues:
     def __init__(self, look: Lookup, ranges: Mapping[str, float]) -> None:
         self._look = look
         self._ranges = ranges
-        self._known: dict[str, bool] = {}
+        self._is_made_of_masks: dict[str, bool] = {}
 
     def may_be_infinite(self, node: Node, tensor: str) -> bool:
         """Whether a node that reads or computes ``tensor`` stays right where its values beyond FP16 are infinite."""
@@ -425,9 +392,9 @@ class MaskValues:
 
     def _is_mask(self, tensor: str) -> bool:
         """Whether large values of ``tensor`` come from large constants or inputs, and not from what is computed."""
-        if tensor not in self._known:
-            self._known[tensor] = self._comes_from_masks(tensor)
-        return self._known[tensor]
+        if tensor not in self._is_made_of_masks:
+            self._is_made_of_masks[tensor] = self._comes_from_masks(tensor)
+        return self._is_made_of_masks[tensor]
 
     def _comes_from_masks(self, tensor: str) -> bool:
         model = self._look.model
@@ -448,13 +415,6 @@ class MaskValues:
             return False
         return bool(abs(constant.numpy()).max() > FP16_MAX)
 
-
-_OVERFLOWS_AT: Mapping[Precision, float] = {
-    Precision.FP16: (2 - 2**-11) * 2.0**15,
-    Precision.BF16: (2 - 2**-8) * 2.0**127,
-}
-
-"""The smallest value that rounds to infinity: half a spacing above the largest finite one (IEEE 754-2008, 4.3.1)."""
 
 SELECTS = DATA_MOVEMENT - {"Cast"} | {
     "Abs",
@@ -494,8 +454,8 @@ class SaturatedRanges:
         self._types = types
         self._ranges = ranges
         self._precision = precision
-        self._largest, self._overflows_at = LARGEST[precision], _OVERFLOWS_AT[precision]
-        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+        self._largest, self._overflows_at = precision.largest, precision.overflows_at
+        self._bounds: dict[str, tuple[float, frozenset[str]]] = {}
 
     def fits(self, tensor: str) -> bool:
         """Whether a value stays finite where the precision holds the constants that it comes from."""
@@ -510,11 +470,11 @@ class SaturatedRanges:
         return self._look_up(tensor, _MAX_DEPTH)[1]
 
     def _look_up(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
-        if tensor not in self._known:
-            self._known[tensor] = self._found(tensor, depth)
-        return self._known[tensor]
+        if tensor not in self._bounds:
+            self._bounds[tensor] = self._bounded(tensor, depth)
+        return self._bounds[tensor]
 
-    def _found(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
+    def _bounded(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
         model = self._types.model
         constant = model.initializers.get(tensor)
         if constant is not None:
@@ -562,7 +522,7 @@ _CARRY = SELECTS | SUMS | PRODUCTS
 
 def is_held(model: Model, value: str, precision: Precision) -> bool:
     """Whether a value that is computed in FP32 is limited to a precision's range before it is cast to it."""
-    return _masks(model).get(value, 0.0) > LARGEST[precision] or comes_from_beyond(model, value, precision)
+    return _masks(model).get(value, 0.0) > precision.largest or comes_from_beyond(model, value, precision)
 
 
 @once
@@ -587,7 +547,7 @@ def _masks(model: Model) -> Mapping[str, float]:
                     largest[name] = _largest_of(look, name)
             made_of += [largest[name] for name in node.inputs if name in largest]
         magnitude = max(made_of, default=0.0)
-        if magnitude > LARGEST[Precision.FP16]:
+        if magnitude > Precision.FP16.largest:
             magnitudes.update(dict.fromkeys(node.outputs, magnitude))
     return {
         name: magnitude

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mptune.finding import Severity
+from mptune.findings.numbers import SEEN_ELSEWHERE, in_samples
+from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.hazards.constants import (
-    BEYOND_CURE,
-    LIMIT_CURE,
     MaskValues,
     SaturatedRanges,
     constant_hazards,
@@ -32,14 +31,13 @@ from mptune.graph.hazards.hazard import (
     FP16_MAX,
     FP16_NORMAL,
     FP16_TINY,
-    KEPT,
     Hazard,
     group_of,
     readers_in_fp16,
     worst_first,
 )
 from mptune.graph.hazards.on_data import fit_hazards, index_hazards, long_sum_hazards, on_data_hazards
-from mptune.graph.hazards.seen import Seen, SeenValue
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
 from mptune.graph.writing.weights import Rounding, chunks
@@ -60,15 +58,15 @@ RMSNormalization do not: their stash_type keeps the statistics in FP32."""
 
 @dataclass(frozen=True)
 class _NormOperator:
-    """The operator that a norm which was written out could be: the opset that has it, and what it does better."""
+    """The operator that a norm which was written out could be, and the opset that has it."""
 
     opset: int
-    cure: str
+    name: str
 
 
 _OPERATORS: Mapping[str, _NormOperator] = {
-    "LayerNorm written out": _NormOperator(17, "at opset 17 or newer: LayerNormalization keeps its statistics in FP32"),
-    "RMSNorm written out": _NormOperator(23, "at opset 23 or newer: RMSNormalization keeps its statistics in FP32"),
+    "LayerNorm written out": _NormOperator(17, "LayerNormalization"),
+    "RMSNorm written out": _NormOperator(23, "RMSNormalization"),
 }
 
 """By the pattern's name. An L2 norm is no normalisation that has an operator with statistics in FP32."""
@@ -101,9 +99,7 @@ def norm_hazards(
         if group < 0:
             continue
         seen = ranges.get(pattern.squares)
-        observed = "" if seen is None else f"; the largest square was {seen:.4g} on the calibration data"
         operator = _operator(look, pattern)
-        cure = "keep the norm whole in FP32" + (f", or export {operator.cure}" if operator else "")
         evidence: dict[str, float] = {"opset": types.model.opset}
         if operator is not None:
             evidence["operator_opset"] = operator.opset
@@ -117,10 +113,14 @@ def norm_hazards(
                 node.name,
                 pattern.squares,
                 SQUARE_LIMIT if seen is None else seen,
-                f"{pattern.name}: squares of values from {SQUARE_LIMIT:g} on leave FP16's range{observed}",
-                cure,
-                "norm-written-out" if operator else None,
+                "norm-written-out",
+                "" if operator else "no operator",
                 evidence,
+                {
+                    "pattern": pattern.name,
+                    "square_limit": SQUARE_LIMIT,
+                    "operator": None if operator is None else operator.name,
+                },
             )
         )
     return hazards
@@ -180,14 +180,14 @@ def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float]) -> list[Ha
                     node.name,
                     node.inputs[0],
                     epsilon,
-                    f"the epsilon {epsilon:g} of {node.op_type} is zero in FP16, so nothing guards the division",
-                    "keep the group in FP32, or export with an epsilon of 1e-5 or more",
-                    None if _has_safe_variance(types.model, node) else "vanishing-epsilon",
+                    "vanishing-epsilon",
+                    "attribute of a safe variance" if _has_safe_variance(types.model, node) else "attribute",
                     {
                         "epsilon": epsilon,
                         "fp16_smallest": FP16_TINY,
                         **({} if variance is None else {"smallest": variance}),
                     },
+                    {"operator": node.op_type},
                 )
             )
     return hazards
@@ -232,11 +232,10 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
                 node.name,
                 node.outputs[0],
                 float(math.prod(int(dim) for dim in result or () if isinstance(dim, int))),
-                f"{node.op_type} stretches {text}, all computed, to {list(result or ())}: with a batch fixed at 1,"
-                " TensorRT has been seen to get such broadcasts wrong",
-                "put an Expand before it, or export with a dynamic batch",
                 "broadcast",
+                "",
                 {"batch": 1, "operands": text, "result": str(list(result or ()))},
+                {"operator": node.op_type},
             )
         )
     return hazards
@@ -288,9 +287,8 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
                 None if node is None else node.name,
                 name,
                 float(largest),
-                f"the INT64 constant holds {largest}, which INT32 cannot: TensorRT before 10 clamps it",
-                "build with TensorRT 10 or newer, or export with indices below 2147483648",
                 "int64-range",
+                "",
                 {"value": largest, "int32_max": int(_INT32.max)},
             )
         )
@@ -324,7 +322,17 @@ def _beyond_int32(highest: int, lowest: int) -> int | None:
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
 
-_OUT_OF_FP16 = "the group is kept out of FP16, in FP32 or BF16"
+_SEEN = "seen"
+"""Wording of a value that was seen beyond FP16's end."""
+
+
+def _with_alternatives(hazard: Hazard, others: Sequence[Precision]) -> Hazard:
+    """The hazard, with the other reduced precisions that its group may have."""
+    names = [precision.name for precision in others if not hazard.rules_out(precision)]
+    if hazard.wording != _SEEN or not names:
+        return hazard
+    return replace(hazard, wording=SEEN_ELSEWHERE, names={**hazard.names, "others": " or ".join(names)})
+
 
 _HEADROOM = 2.0
 
@@ -372,19 +380,16 @@ def find_hazards(
         for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
             hazards.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
     hazards += on_data_hazards(types, look, patterns, seen)
-    has_bf16 = Precision.BF16 in precisions
-    hazards += long_sum_hazards(types, seen, has_bf16=has_bf16)
-    hazards += index_hazards(types, look, ranges, seen, has_bf16=has_bf16)
+    hazards += long_sum_hazards(types, seen, precisions)
+    hazards += index_hazards(types, look, ranges, seen, precisions)
     hazards += fit_hazards(types, seen)
     hazards += norm_hazards(types, look, patterns, ranges)
     hazards += broadcast_hazards(types, look)
     hazards += int64_hazards(model, look)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
     hazards = [hazard for hazard in hazards if hazard.kind != "pole" or hazard.group not in guarded]
-    if has_bf16:
-        hazards = [
-            replace(h, cure=_OUT_OF_FP16) if h.cure == KEPT and not h.rules_out(Precision.BF16) else h for h in hazards
-        ]
+    others = [p for p in REDUCED if p in precisions and p is not Precision.FP16]
+    hazards = [_with_alternatives(hazard, others) for hazard in hazards]
     hazards = _outside(hazards, look, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}
@@ -421,9 +426,8 @@ def _with_sample(hazard: Hazard, seen: Seen) -> Hazard:
 
 def _held(hazard: Hazard) -> Hazard:
     """A value beyond FP16 that is finite there, as constants are held as FP16's largest finite value."""
-    reason = f"{hazard.reason}; the constants beyond it that this comes from are held as {FP16_MAX:g} there"
     evidence = {**hazard.evidence, "held_as": FP16_MAX}
-    return replace(hazard, severity="warning", reason=reason, cure=BEYOND_CURE, code="overflow", evidence=evidence)
+    return replace(hazard, severity="warning", row="overflow", wording="held", evidence=evidence)
 
 
 def _range_hazards(
@@ -434,25 +438,19 @@ def _range_hazards(
     ``in_bf16`` is the magnitude where constants are held in BF16.
     """
     value = seen.values.get(tensor)
-    samples = () if value is None else (seen.sample(value.sample),)
-    shown = "" if value is None else f", {_in_samples(value, seen.sample(value.sample))}"
-    if absmax > FP16_MAX:
-        severity: Severity = "error"
-        kind, reason, cure = (
-            "range",
-            f"reached {absmax:.4g} on the calibration data, FP16 ends at {FP16_MAX:g}{shown}",
-            KEPT,
-        )
-    elif absmax > FP16_MAX / _HEADROOM:
-        severity, kind = "warning", "range"
-        reason = f"reached {absmax:.4g} on the calibration data, close to FP16's end at {FP16_MAX:g}{shown}"
-        cure = "make sure that the calibration data hold the extremes, or keep the group in FP32"
+    samples: tuple[int, ...] = ()
+    names: dict[str, object] = {}
+    if value is not None:
+        samples = (seen.sample(value.sample),)
+        names["in_samples"] = in_samples(value.beyond, value.samples, *samples)
+    severity: Severity = "error" if absmax > FP16_MAX else "warning"
+    kind, row, wording = "range", "overflow", _SEEN
+    if FP16_MAX >= absmax > FP16_MAX / _HEADROOM:
+        wording = "near"
     elif 0 < absmax <= FP16_NORMAL:
-        severity, kind = "warning", "underflow"
-        lost = "become zero" if absmax <= FP16_TINY / 2 else "lose digits"
-        reason = f"stayed below {absmax:.2g} on the calibration data: in FP16 all values {lost}"
-        cure = "keep the group in FP32, or scale the values up in the model"
-    else:
+        kind, row = "underflow", "vanishing-epsilon"
+        wording = "underflow become zero" if absmax <= FP16_TINY / 2 else "underflow lose digits"
+    elif absmax <= FP16_MAX:
         return []
     model = types.model
     touching = readers_in_fp16(types, tensor)
@@ -467,26 +465,16 @@ def _range_hazards(
         if group is None or (group.id, is_mask) in done:
             continue
         done.add((group.id, is_mask))
-        code = None if absmax <= FP16_MAX else "mask" if masks.is_made_into_one(node, tensor) else "overflow"
         evidence: dict[str, int | float | str] = {"absmax": absmax, "fp16_max": FP16_MAX}
         if value is not None and value.beyond:
             evidence |= {"samples_beyond": value.beyond, "samples": value.samples}
-        place = (kind, group.id, node.name, tensor, in_bf16, reason)
+        place = (kind, group.id, node.name, tensor, in_bf16)
         if is_mask:
-            hazards.append(Hazard("warning", *place, LIMIT_CURE, None, evidence, samples))
+            hazards.append(Hazard("warning", *place, "overflow", "mask", evidence, names, samples))
         else:
-            hazards.append(Hazard(severity, *place, cure, code, evidence, samples))
+            is_product = absmax > FP16_MAX and masks.is_made_into_one(node, tensor)
+            hazards.append(Hazard(severity, *place, "mask" if is_product else row, wording, evidence, names, samples))
     return hazards
-
-
-def _in_samples(value: SeenValue, largest: int) -> str:
-    """How many samples hold a value beyond FP16's end, and the index of that with the largest magnitude."""
-    if not value.beyond or value.samples == 1:
-        return f"in sample {largest}"
-    if value.beyond == 1:
-        return f"in 1 of {value.samples} samples: sample {largest}"
-    share = f"all {value.samples}" if value.beyond == value.samples else f"{value.beyond} of {value.samples}"
-    return f"in {share} samples, most in sample {largest}"
 
 
 def pinned_by_hazards(

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from mptune.finding import CODES, ONLY_BF16, SEVERITIES, Finding, FindingOrigin, Severity, Where
+from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
+from mptune.findings.numbers import where_to_keep
+from mptune.findings.wording import AT, SEVERITIES, Severity, Wording, fill
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
-from mptune.graph.plan import LARGEST, Precision
+from mptune.graph.plan import Precision
+from mptune.json_form import encode_float
 
-FP16_MAX, BF16_MAX = LARGEST[Precision.FP16], LARGEST[Precision.BF16]
+FP16_MAX, BF16_MAX = Precision.FP16.largest, Precision.BF16.largest
 """FP32's largest value, 3.4028e38, rounds to infinity in BF16, too."""
-FP16_TINY = 2.0**-24
+FP16_TINY = Precision.FP16.smallest
 """Smallest FP16 value above zero (subnormal); half of it rounds to zero."""
-FP16_NORMAL = 2.0**-14
+FP16_NORMAL = Precision.FP16.smallest_normal
 """Smallest normal FP16 value: below it, values lose digits."""
-
-MAX: Mapping[Precision, float] = {Precision.FP16: FP16_MAX, Precision.BF16: BF16_MAX}
-"""Largest finite value of each reduced precision."""
-
-EXACT_INTEGERS: Mapping[Precision, float] = {Precision.FP16: 2048.0, Precision.BF16: 256.0}
-"""Each reduced precision holds every whole number up to here: 11 significant bits, and 8. A sum of ones stops there."""
 
 _OF_RANGE = frozenset({"overflow", "range"})
 """Kinds of hazards of severity ``error`` whose value leaves FP16's range."""
 
 _OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
 """Codes of too few digits: what FP16 has too few for, BF16 has."""
-
-KEPT = "the group is kept in FP32"
 
 
 @dataclass(frozen=True)
@@ -44,9 +39,11 @@ class Hazard:
             ``info``: good to know.
         group: id of the layer group that would be FP16 there; None where no group is.
         value: its magnitude, or what the reason says.
-        code: of the finding that it is (``mptune.finding.CODES``); None where it is none.
+        row: of ``mptune.finding.CODES``, which has its words; ``wording`` says which of them.
+        names: what these name beside the place and the evidence.
         samples: indices into the data of the samples that show it.
         precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
+        shown: a finding about the model as a whole, which the table of hazards shows as one.
     """
 
     severity: Severity
@@ -55,25 +52,79 @@ class Hazard:
     node: str | None
     tensor: str
     value: float
-    reason: str
-    cure: str
-    code: str | None = None
+    row: str
+    wording: str = ""
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
+    names: Mapping[str, object] = field(default_factory=dict, hash=False)
     samples: tuple[int, ...] = ()
     precision: Precision = Precision.FP16
+    shown: Finding | None = None
+
+    @property
+    def code(self) -> str | None:
+        """Of the finding that it is; None where it is none."""
+        return None if self.shown is None and self._wording.is_note else self.row
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, without the place."""
+        return self.shown.text if self.shown else fill(self._wording.text, self._values)
+
+    @property
+    def cure(self) -> str:
+        """What to do."""
+        return self.shown.cure if self.shown else fill(self._wording.cure, self._values)
+
+    @property
+    def _wording(self) -> Wording:
+        return CODES[self.row].wording(self.wording)
+
+    @property
+    def words(self) -> dict[str, object]:
+        """What its wording names beside the place and the evidence."""
+        place = where_to_keep(self.precision.name)
+        words = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
+        return {"precision": self.precision.name, **words, **self.names}
+
+    @property
+    def _values(self) -> dict[str, object]:
+        return {**self._where((self,)).first_names(), **self.evidence, **self.words}
+
+    @staticmethod
+    def _where(places: Sequence[Hazard]) -> Where:
+        first = next((hazard for hazard in places if hazard.node), places[0])
+        return Where(
+            nodes=tuple(dict.fromkeys(h.node for h in places if h.node)),
+            groups=tuple(dict.fromkeys(h.group for h in places if h.group)),
+            tensors=(first.tensor,),
+            samples=first.samples,
+        )
+
+    @classmethod
+    def finding(cls, places: Sequence[Hazard], origin: FindingOrigin) -> Finding:
+        """The finding that hazards of one value are; of severity ``info`` where all of them are."""
+        first = next((hazard for hazard in places if hazard.node), places[0])
+        is_harmless = all(hazard.severity == "info" for hazard in places)
+        return Finding.of(
+            first.row,
+            origin,
+            cls._where(places),
+            first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16},
+            kind=first.wording,
+            severity="info" if is_harmless else None,
+            **first.words,
+        )
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
 
-        BF16 has FP32's range, so what leaves FP16's is no hazard to it; with fewer digits, all else is.
+        What leaves FP16's range is no hazard to BF16, which has FP32's; all else is to one with as few digits.
         """
-        if self.severity != "error" or precision is Precision.FP32:
-            return False
-        if self.precision is Precision.BF16 and precision is Precision.FP16:
+        if self.severity != "error" or precision.mantissa_bits > self.precision.mantissa_bits:
             return False
         if self.kind == "index":
-            return self.value > EXACT_INTEGERS[precision]
-        return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > BF16_MAX
+            return self.value > precision.exact_integers
+        return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > precision.largest
 
     def changes_constant(self, precision: Precision) -> bool:
         """Whether the group holds a constant that a reduced precision changes, because it is beyond its range.
@@ -82,17 +133,19 @@ class Hazard:
         """
         if self.severity != "warning" or "held_as" not in self.evidence or precision is Precision.FP32:
             return False
-        return precision is Precision.FP16 or self.value > BF16_MAX
+        return precision is Precision.FP16 or self.value > precision.largest
 
     def holds_in(self, precision: Precision) -> bool:
         """Whether it is one in a group that has this precision."""
-        if precision is Precision.FP16:
-            return self.precision is Precision.FP16
-        return precision is Precision.BF16 and (self.precision is Precision.BF16 or self.code in _OF_DIGITS)
+        has_as_few = precision.mantissa_bits <= self.precision.mantissa_bits
+        return precision is self.precision or (has_as_few and self.code in _OF_DIGITS)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return {**asdict(self), "precision": str(self.precision)}
+        """As ``mptune inspect --json`` prints it."""
+        names = ("severity", "kind", "group", "node", "tensor", "reason", "cure", "code", "samples")
+        fields = {name: getattr(self, name) for name in names}
+        numbers = {"value": encode_float(self.value), "evidence": dict(self.evidence)}
+        return {**fields, **numbers, "precision": str(self.precision)}
 
 
 def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
@@ -123,27 +176,7 @@ def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[F
     for hazard in hazards:
         if hazard.code is not None:
             merged.setdefault((hazard.code, hazard.tensor, hazard.reason, hazard.cure), []).append(hazard)
-    return tuple(_finding(code, places, origin) for (code, *_), places in merged.items())
-
-
-def _finding(code: str, places: Sequence[Hazard], origin: FindingOrigin) -> Finding:
-    first = next((hazard for hazard in places if hazard.node), places[0])
-    at = f"value {first.tensor!r}" + (f" at node {first.node!r}" if first.node else "")
-    is_harmless = all(hazard.severity == "info" for hazard in places)
-    return Finding(
-        code=code,
-        severity="info" if is_harmless else CODES[code].severity,
-        origin=origin,
-        where=Where(
-            nodes=tuple(dict.fromkeys(h.node for h in places if h.node)),
-            groups=tuple(dict.fromkeys(h.group for h in places if h.group)),
-            tensors=(first.tensor,),
-            samples=first.samples,
-        ),
-        evidence=first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16},
-        text=f"{at}: {first.reason}",
-        cure=first.cure,
-    )
+    return tuple(Hazard.finding(places, origin) for places in merged.values())
 
 
 def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
@@ -152,10 +185,9 @@ def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
     if not near:
         return ()
     largest = max(near, key=lambda hazard: hazard.value)
-    at = f" at node {largest.node!r}" if largest.node else ""
     others = len({hazard.tensor for hazard in near}) - 1
     more = f"; so for {others} more value{'s' * (others > 1)}" if others else ""
-    return (f"value {largest.tensor!r}{at}: {largest.reason}{more}: {largest.cure}",)
+    return (f"{fill(AT, vars(largest))}{largest.reason}{more}: {largest.cure}",)
 
 
 def spacing(value: float, precision: Precision) -> float:
@@ -163,7 +195,7 @@ def spacing(value: float, precision: Precision) -> float:
 
     Of FP16 2**-10 of its power of two, and 2**-24 for subnormals; of BF16 2**-7, and 2**-133.
     """
-    digits, tiny = (10, FP16_TINY) if precision is Precision.FP16 else (7, 2.0**-133)
+    digits, tiny = precision.mantissa_bits, precision.smallest
     return max(2.0 ** (math.floor(math.log2(abs(value))) - digits), tiny) if value else tiny
 
 
@@ -177,11 +209,6 @@ def group_of(types: ValueTypes, node: Node) -> LayerGroup | None:
     """The group that would be FP16 there; None where none would be under any plan."""
     position = types.group_of[node.index]
     return types.groups[position] if position >= 0 and types.groups[position].pinned is None else None
-
-
-def kept_out(precision: Precision) -> str:
-    """What to do about a hazard of a reduced precision."""
-    return "keep the group in FP32" if precision is Precision.FP16 else "keep the group out of BF16"
 
 
 def largest(values: Sequence[float]) -> int:

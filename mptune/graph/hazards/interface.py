@@ -6,7 +6,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
+from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
+from mptune.findings.wording import listed
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT, RECURRENT
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo, all_graphs
@@ -40,22 +41,17 @@ def _value_dependent(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]
     names = [output.name for output in facts.outputs]
     deciding = {name for output in facts.outputs for name in output.nodes}
     nodes = [node for node in facts.nodes if not names or node.name in deciding]
-    operators = ", ".join(f"{node.op_type} {node.name!r}" for node in nodes[:_SHOWN])
-    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
-    if names:
-        which = f"output {names[0]!r} has" if len(names) == 1 else f"outputs {_listed(names)} have"
-        text = (
-            f"{which} as many rows as values call for ({operators}{more}): their rows are compared as sets, boxes by "
-            "overlap and class, others by the nearest, and a row that only one side has counts as an error"
-        )
-        cure = "where rows at the threshold do not matter, judge by your own --metric script.py:function"
-    else:
-        text = f"{operators}{more}: a shape inside the model depends on values, that of no output does"
-        cure = ""
-    where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(OutputColumns(name) for name in names))
-    evidence = {"nodes": len(nodes), "outputs": len(names)}
-    code = "value-dependent-shape"
-    return (Finding(code, CODES[code].severity, origin, where, evidence, text, cure),)
+    return (
+        Finding.of(
+            "value-dependent-shape",
+            origin,
+            Where(nodes=tuple(node.name for node in nodes), outputs=tuple(OutputColumns(name) for name in names)),
+            {"nodes": len(nodes), "outputs": len(names)},
+            kind="" if names else "inside",
+            names=_listed([repr(name) for name in names]),
+            operators=_listed([f"{node.op_type} {node.name!r}" for node in nodes]),
+        ),
+    )
 
 
 def _fed_back(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]]) -> tuple[Finding, ...]:
@@ -63,24 +59,17 @@ def _fed_back(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]
     pairs = tuple(pair for pair in state_pairs(model) if not done.intersection(pair))
     if not pairs:
         return ()
-    shown = _listed([f"{output} -> {given}" for output, given in pairs], quoted=False)
-    what = "1 output pairs with an input" if len(pairs) == 1 else f"{len(pairs)} outputs pair with inputs"
     options = ["--feedback " + shlex.quote(f"{output}:{given}") for output, given in pairs]
-    todo = " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else "")
-    code = "state-fed-back"
     return (
-        Finding(
-            code=code,
-            severity=CODES[code].severity,
-            origin=origin,
-            where=Where(
+        Finding.of(
+            "state-fed-back",
+            origin,
+            Where(
                 outputs=tuple(OutputColumns(output) for output, _ in pairs), inputs=tuple(given for _, given in pairs)
             ),
-            evidence={"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}},
-            text=f"{what} by name and shape ({shown}): where a step hands its state to the next, errors add up from"
-            " step to step, and the error of one step says little about many",
-            cure=f"search over recorded sequences: `mptune search MODEL --data PATH {todo} --steps K`; or give samples"
-            " from early and late steps, each with the state that the steps before it gave",
+            {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}},
+            shown=_listed([f"{output} -> {given}" for output, given in pairs]),
+            options=" ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
         ),
     )
 
@@ -194,7 +183,5 @@ def fixed_rows(model: Model) -> tuple[str, int] | None:
     return None
 
 
-def _listed(names: Sequence[str], *, quoted: bool = True) -> str:
-    shown = [repr(name) if quoted else name for name in names[:_SHOWN]]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(shown) + more
+def _listed(names: Sequence[str]) -> str:
+    return listed(names, _SHOWN, " and {others} more")

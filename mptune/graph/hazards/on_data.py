@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,20 +13,12 @@ from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
-from mptune.graph.hazards.hazard import EXACT_INTEGERS, KEPT, MAX, Hazard, group_of, kept_out, largest, spacing
+from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.seen import ProbeRecord, Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.loading.value_dependent import SHAPE_INPUTS
 from mptune.graph.plan import Precision
-
-_AT_POLE: Mapping[str, tuple[str, str]] = {
-    "Log": ("zero or negative", "Log is -Inf or NaN"),
-    "Sqrt": ("negative", "Sqrt is NaN"),
-    "Pow": ("zero or negative", "Pow is Inf or NaN"),
-    "Div": ("zero", "the division gives Inf or NaN"),
-    "Reciprocal": ("zero", "Reciprocal is Inf"),
-}
 
 
 def pole_hazards(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
@@ -34,18 +26,9 @@ def pole_hazards(seen: Seen, record: ProbeRecord, node: Node, group: str) -> lis
     values, lost, vanished = (sum(record.scalars[name]) for name in ("values", "lost", "vanished"))
     if not lost or not math.isfinite(lost):
         return []
-    smallest, name = min(record.scalars["smallest"]), record.precision.name
+    smallest = min(record.scalars["smallest"])
     operand = node.inputs[1] if node.op_type == "Div" else node.inputs[0]
-    there, result = _AT_POLE[node.op_type]
-    count = f"{lost:.0f} of {values:.0f} values of {operand!r} (down to {smallest:.2g})"
-    if 2 * vanished >= lost:
-        why, code = f"{count} are too small for {name} and become zero, and there {result}", "vanishing-epsilon"
-        cure = f"{kept_out(record.precision)}, or keep the values from zero in the model, as by a limit of 1e-4"
-    else:
-        why = f"rounding to {name} before a difference makes {count} {there}, and there {result}"
-        code, cure = "cancellation", f"{kept_out(record.precision)}, with what computes its operand"
-    evidence: dict[str, int | float | str] = {"lost": int(lost), "values": int(values), "smallest": smallest}
-    samples = (seen.sample(largest(record.scalars["lost"])),)
+    row = "vanishing-epsilon" if 2 * vanished >= lost else "cancellation"
     return [
         Hazard(
             "warning",
@@ -54,12 +37,11 @@ def pole_hazards(seen: Seen, record: ProbeRecord, node: Node, group: str) -> lis
             node.name,
             operand,
             lost,
-            why,
-            cure,
-            code,
-            evidence,
-            samples,
-            record.precision,
+            row,
+            f"pole {node.op_type}",
+            {"lost": int(lost), "values": int(values), "smallest": smallest},
+            samples=(seen.sample(largest(record.scalars["lost"])),),
+            precision=record.precision,
         )
     ]
 
@@ -84,6 +66,12 @@ _MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 
 1,000 classes 1.2 %."""
 
 _FEWEST_MOVED = 2.0
+
+
+def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float:
+    """The limit of a precision, or of the one whose mantissa is most like its own."""
+    return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
+
 
 _ELEMENTWISE = frozenset(
     (
@@ -161,7 +149,7 @@ def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) ->
 def _overflows(seen: Seen, node: Node, precision: Precision) -> bool:
     """Whether an operand lies beyond the precision: that is an overflow, and rounded figures say nothing more."""
     values = (seen.values[name] for name in (*node.inputs, *node.outputs) if name in seen.values)
-    return any(max(abs(value.lowest), abs(value.highest)) > MAX[precision] for value in values)
+    return any(max(abs(value.lowest), abs(value.highest)) > precision.largest for value in values)
 
 
 def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
@@ -178,8 +166,6 @@ def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group
             continue
         worst = max(range(len(lost)), key=lambda k: lost[k])
         size, at = (_root_mean(record.scalars[side]) for side in (step, base))
-        share, name, apart = sum(lost) / sum(steps), record.precision.name, spacing(at, record.precision)
-        kept_so = KEPT if record.precision is Precision.FP16 else "the group is kept out of BF16"
         return Hazard(
             "error",
             "stagnation",
@@ -187,17 +173,16 @@ def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group
             node.name,
             node.outputs[0],
             at,
-            f"{node.op_type} of {moved!r} (root mean square {size:.3g}) to {kept!r} ({at:.4g}): {name}'s spacing is"
-            f" {apart:.3g} there, and on {share:.0%} of the elements {name} gives back {kept!r} unchanged",
-            f"{kept_so}: the error of one step does not show what many lose",
             "stagnation",
+            "",
             {
-                "share": share,
+                "share": sum(lost) / sum(steps),
                 "elements": int(sum(steps)),
                 "step": size,
                 "base": at,
-                "spacing": apart,
+                "spacing": spacing(at, record.precision),
             },
+            {"operator": node.op_type, "moved": moved, "unchanged": kept},
             (seen.sample(worst),),
             record.precision,
         )
@@ -230,7 +215,7 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
         return None
     factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
     relative = math.sqrt(error / result)
-    if factor < _CANCELLATION_FACTOR or relative < _CANCELLATION_ERROR[record.precision]:
+    if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, record.precision):
         return None
     worst = largest(record.scalars["error"])
     return Hazard(
@@ -240,23 +225,13 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
         node.name,
         node.outputs[0],
         factor,
-        f"{node.op_type} of values {factor:.0f} times as large as its result: relative errors grow by that factor, and"
-        f" rounding the operands to {record.precision.name} changes the result by {relative:.1%}",
-        f"{kept_out(record.precision)}, with what computes its operands",
         "cancellation",
+        "",
         {"factor": factor, "relative_error": relative},
+        {"operator": node.op_type},
         (seen.sample(worst),),
         record.precision,
     )
-
-
-_ANSWERS = {"Equal": "what Equal finds equal"}
-
-_DECIDED: Mapping[str, Callable[[str, float], str]] = {
-    "softmax": lambda op, share: f"{share:.1%} of the weight of its rows moves to other elements",
-    "largest": lambda op, share: f"{op} chooses another element in {share:.1%} of the rows",
-    "comparison": lambda op, share: f"{share:.1%} of {_ANSWERS.get(op, f'the answers of {op}')} change",
-}
 
 
 def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
@@ -272,8 +247,8 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
     worst = largest(record.scalars["moved"])
     magnitude = record.scalars["magnitude"][worst]
     gap = record.scalars["gap"][worst]
-    name, apart = record.precision.name, spacing(magnitude, record.precision)
-    away = "" if not math.isfinite(gap) else f", and the next value is {gap:.3g} away on average"
+    apart = spacing(magnitude, record.precision)
+    is_equality = record.kind == "comparison" and node.op_type == "Equal"
     return [
         Hazard(
             "warning",
@@ -282,11 +257,10 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
             node.name,
             node.inputs[0],
             magnitude,
-            f"values reach {magnitude:.4g}, where {name}'s spacing is {apart:.3g}{away}: once they are rounded,"
-            f" {_DECIDED[record.kind](node.op_type, share)}",
-            f"{kept_out(record.precision)}, with what computes its operands",
             "spacing",
+            "comparison Equal" if is_equality else record.kind,
             {"magnitude": magnitude, "spacing": apart, **({"gap": gap} if math.isfinite(gap) else {}), "share": share},
+            {"operator": node.op_type},
             (seen.sample(worst),),
             record.precision,
         )
@@ -320,10 +294,11 @@ _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "Reduce
 _MAX_INDEX_STEPS = 256
 
 
-def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[Hazard]:
+def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> list[Hazard]:
     """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
     hazards = []
-    name, exact = _narrowest(has_bf16)
+    narrowest = _narrowest(precisions)
+    name, exact = narrowest.name, narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
         if group is None or node.op_type not in _SUMS or not node.is_standard:
@@ -342,22 +317,19 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool) -> list[H
                 node.name,
                 node.inputs[0],
                 float(terms),
-                f"{node.op_type} sums {terms} values of one sign: accumulated in {name}, such a sum stops growing where"
-                f" a term is below half of the spacing, for equal terms after {exact:.0f} of them",
-                "none where the engine accumulates in FP32, as ONNX Runtime's reductions on the CPU and with CUDA do;"
-                f" of another engine, compare its outputs before the group goes to {name}",
                 "long-sum",
+                "",
                 {"terms": terms, "lowest": value.lowest, "highest": value.highest},
+                {"operator": node.op_type, "narrowest": name, "exact_to": exact},
                 (seen.sample(value.sample),),
             )
         )
     return hazards
 
 
-def _narrowest(has_bf16: bool) -> tuple[str, float]:
-    """What is called the precision of the fewest digits, and up to where it holds every whole number."""
-    precision = Precision.BF16 if has_bf16 else Precision.FP16
-    return str(precision).upper(), EXACT_INTEGERS[precision]
+def _narrowest(precisions: Sequence[str]) -> Precision:
+    """The precision of the fewest digits among FP16 and these."""
+    return min((Precision.FP16, *map(Precision, precisions)), key=lambda precision: precision.mantissa_bits)
 
 
 def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
@@ -373,14 +345,15 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 
 
 def index_hazards(
-    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool
+    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
 ) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
     hazards = []
-    name, exact = _narrowest(has_bf16)
+    narrowest = _narrowest(precisions)
+    name, exact = narrowest.name, narrowest.exact_integers
     for node in types.model.nodes:
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
             continue
@@ -389,7 +362,6 @@ def index_hazards(
         if reader is None:
             continue
         value = seen.values.get(node.inputs[0])
-        cure = KEPT if reached > EXACT_INTEGERS[Precision.FP16] else "the group is kept out of BF16"
         for group, source in _carriers(types, look, node.inputs[0], ranges, exact).items():
             hazards.append(
                 Hazard(
@@ -399,13 +371,12 @@ def index_hazards(
                     source.name,
                     node.inputs[0],
                     reached,
-                    f"floating-point values up to {reached:.6g} become an index or a size at node {reader.name!r}:"
-                    f" {name} does not hold every whole number above {exact:.0f}",
-                    cure,
                     "index-in-float",
+                    "",
                     {"largest": reached, "exact_to": exact, "reader": reader.name},
+                    {"narrowest": name},
                     () if value is None else (seen.sample(value.sample),),
-                    Precision.FP16 if reached > EXACT_INTEGERS[Precision.FP16] else Precision.BF16,
+                    Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest,
                 )
             )
     return hazards
@@ -468,7 +439,6 @@ def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     if not far:
         return []
     first, off = far[0]
-    more = f", and before {len(far) - 1} more" if len(far) > 1 else ""
     return [
         Hazard(
             "warning",
@@ -477,10 +447,9 @@ def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
             first.name,
             first.inputs[0],
             off,
-            f"activations before this BatchNormalization lie {off:.3g} of its standard deviations off its running mean"
-            f" (median over the channels){more}: the data are not prepared as in training",
-            "scale, normalise and order the channels of the inputs as in training; data as in training stay below 0.1",
             "data-do-not-fit",
+            "norm",
             {"standard_deviations": off, "limit": _FAR, "nodes": len(far)},
+            {"more": len(far) - 1 or None},
         )
     ]

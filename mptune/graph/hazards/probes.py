@@ -1,9 +1,9 @@
-"""What is asked of single nodes while the model runs on data, and what their values were seen to be."""
+"""What is asked of single nodes while the model runs on data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import guarded_by_constant
@@ -39,16 +39,21 @@ class Probe:
     """One question about one node.
 
     Attributes:
+        node: its name.
         key: the FP32 value that the answer is filed under.
         value: of a guard, the value that the constant guards; of a pole, the operand that may not reach it; of a
             variance, that whose variance it is.
+        outputs: fact -> scalar output of the observing model that answers it.
+        vectors: fact -> output of rank 1.
     """
 
     kind: ProbeKind
-    node: int
+    node: str
     key: str
     value: str = ""
     precision: Precision = Precision.FP16
+    outputs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    vectors: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def find_probes(model: Model, precisions: Sequence[str]) -> tuple[Probe, ...]:
@@ -71,23 +76,23 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
         return ()
     probes: list[Probe] = []
     if node.op_type in _SUMS and all(model.info(i).is_float32 for i in node.inputs):
-        probes.append(Probe("sum", node.index, out))
+        probes.append(Probe("sum", node.name, out))
     if guarded := guarded_by_constant(look, node):
-        probes.append(Probe("guard", node.index, out, guarded))
+        probes.append(Probe("guard", node.name, out, guarded))
     if pole := _pole(look, node):
-        probes.append(Probe("pole", node.index, out, pole))
+        probes.append(Probe("pole", node.name, out, pole))
     if node.op_type == "Softmax":
-        probes.append(Probe("softmax", node.index, out))
+        probes.append(Probe("softmax", node.name, out))
     elif node.op_type in _LARGEST:
-        probes.append(Probe("largest", node.index, _computed(look, first)))
+        probes.append(Probe("largest", node.name, _computed(look, first)))
     elif node.op_type in _COMPARISONS:
         second = node.inputs[1]
         key = second if look.is_static(first) else first
-        probes.append(Probe("comparison", node.index, _computed(look, key)))
+        probes.append(Probe("comparison", node.name, _computed(look, key)))
     elif node.op_type == "InstanceNormalization" and len(model.info(first).shape or ()) > 2:
-        probes.append(Probe("variance", node.index, out, first))
+        probes.append(Probe("variance", node.name, out, first))
     elif node.op_type == "BatchNormalization" and _has_own_statistics(look, node):
-        probes.append(Probe("batch-norm", node.index, out, first))
+        probes.append(Probe("batch-norm", node.name, out, first))
     return [probe for probe in probes if probe.key]
 
 

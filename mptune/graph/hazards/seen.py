@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mptune.graph.plan import Precision
-from mptune.json_form import decode_float, encode_float
+from mptune.json_form import JsonForm, decode_float, encode_float
 
 ProbeKind = Literal[
     "sum",
@@ -36,7 +36,7 @@ class MaskedRows:
 
 
 @dataclass(frozen=True)
-class ProbeRecord:
+class ProbeRecord(JsonForm):
     """The answer.
 
     Attributes:
@@ -50,29 +50,6 @@ class ProbeRecord:
     scalars: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     vectors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     precision: Precision = Precision.FP16
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields; numbers that are not finite are texts."""
-        return {
-            "kind": self.kind,
-            "node": self.node,
-            "precision": str(self.precision),
-            "scalars": {name: [encode_float(x) for x in values] for name, values in self.scalars.items()},
-            "vectors": {name: [encode_float(x) for x in values] for name, values in self.vectors.items()},
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ProbeRecord:
-        """Inverse of ``to_json``."""
-        if document["kind"] not in get_args(ProbeKind):
-            raise ValueError(f"no such probe: {document['kind']!r}")
-        scalars, vectors = (
-            {name: tuple(decode_float(x) for x in values) for name, values in document[what].items()}
-            for what in ("scalars", "vectors")
-        )
-        # Runs that were begun before BF16 was asked about do not say.
-        precision = Precision(document.get("precision", Precision.FP16))
-        return cls(document["kind"], document["node"], scalars, vectors, precision)
 
 
 @dataclass(frozen=True)

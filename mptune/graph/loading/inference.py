@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from sys import intern
 
 import onnx
 import onnx.helper
@@ -51,7 +52,6 @@ def infer_types(
     initializers: Mapping[str, Initializer],
     foreign: Iterable[str],
     runtime_types: Mapping[str, TensorInfo],
-    names: Mapping[str, str],
     path: Path,
 ) -> dict[str, TensorInfo]:
     """Type every value of the main graph, on a copy that holds no large weights.
@@ -59,7 +59,6 @@ def infer_types(
     Args:
         foreign: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted, where
             nothing better is known.
-        names: name -> the object that stands for it everywhere.
     """
     opaque = frozenset(foreign)
     slim = without_weights(proto, nodes, initializers)
@@ -78,7 +77,7 @@ def infer_types(
         ) from None
     infos = {}
     for value in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output):
-        name = names.get(value.name, value.name)
+        name = intern(value.name)
         infos[name] = TensorInfo(name, *type_of(value.type))
     for sparse in proto.graph.sparse_initializer:  # declared as dense above, but no Cast takes one
         infos[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from functools import wraps
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from sys import intern
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import onnx
 import onnx.helper
 import onnx.inliner
@@ -32,6 +34,7 @@ from mptune.graph.loading.inference import (
     RuntimeTypes,
     infer_types,
     last_line,
+    node_types,
     types_by_schema,
     without_weights,
 )
@@ -463,6 +466,22 @@ class Model:
         return self.tensors.get(tensor) or TensorInfo(tensor, "undefined", None)
 
 
+def output_types(
+    model: Model,
+    node: Node,
+    shapes: Mapping[str, tuple[int | str | None, ...] | None],
+    values: Mapping[str, np.ndarray],
+) -> Mapping[str, onnx.TypeProto]:
+    """Types of what a node computes, from its inputs' types, shapes (the model's where none is given) and values."""
+    types = {}
+    for name in filter(None, node.inputs):
+        info = model.info(name)
+        code = onnx.TensorProto.DataType.Value(info.dtype.upper())
+        types[name] = onnx.helper.make_tensor_type_proto(code, shapes.get(name, info.shape))
+    data = {name: onnx.numpy_helper.from_array(array, name) for name, array in values.items()}
+    return node_types(node.proto, types, data, model.proto.opset_import, model.proto.ir_version)
+
+
 def load_model(
     path: str | Path, ask: AskRuntime | None = None, *, any_precision: bool = False, opset: int | None = None
 ) -> Model:
@@ -489,9 +508,8 @@ def load_model(
     proto = proto if opset is None else raised(proto, path, opset)
     opset = opset or version
     base_dir = path.resolve().parent
-    names = _names(proto.graph)
-    nodes = _sorted_nodes(proto.graph, names, path)
-    initializers = _initializers(proto.graph, nodes, names, base_dir)
+    nodes = _sorted_nodes(proto.graph, path)
+    initializers = _initializers(proto.graph, nodes, base_dir)
     sha256 = _hash(path, proto, base_dir)
     protos = [node.proto for node in nodes]
     outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
@@ -502,7 +520,7 @@ def load_model(
         runtime = ask(slim, foreign)
         if runtime.failure:
             runtime = types_by_schema(slim, foreign, runtime)
-    tensors = infer_types(proto, protos, initializers, foreign, runtime.values, names, path)
+    tensors = infer_types(proto, protos, initializers, foreign, runtime.values, path)
     graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
     model = Model(
         path=path,
@@ -591,19 +609,11 @@ def _captures(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _names(graph: onnx.GraphProto) -> dict[str, str]:
-    """One string object for each name, allocated together: at 50,000 nodes, look-ups are bound by memory latency."""
-    made: dict[str, str] = {}
-    for value in (*graph.input, *graph.initializer):
-        made.setdefault(value.name, value.name)
-    for node in graph.node:
-        for name in node.output:
-            made.setdefault(name, name)
-    return made
+def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
+    """Name the nodes uniquely and bring them into topological order, keeping the file's order where it is one.
 
-
-def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> tuple[Node, ...]:
-    """Name the nodes uniquely and bring them into topological order, keeping the file's order where it is one."""
+    Names are interned: at 50,000 nodes, look-ups are bound by memory latency.
+    """
     given = {i.name for i in graph.input} | {i.name for i in graph.initializer}
     given |= {s.values.name for s in graph.sparse_initializer}
     given.add("")
@@ -644,17 +654,16 @@ def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> t
                 state[at] = 2
                 order.append(at)
                 stack.pop()
-    shared = same.setdefault
     protos = [graph.node[at] for at in order]
     return tuple(
         Node(
             index,
             names[at],
-            shared(proto.op_type, proto.op_type),
-            shared(proto.domain, proto.domain),
-            tuple([shared(name, name) for name in proto.input]),
-            tuple([shared(name, name) for name in proto.output]),
-            tuple([shared(name, name) for name in needs[at]]),
+            intern(proto.op_type),
+            intern(proto.domain),
+            tuple(map(intern, proto.input)),
+            tuple(map(intern, proto.output)),
+            tuple(map(intern, needs[at])),
             proto,
         )
         for index, (at, proto) in enumerate(zip(order, protos, strict=True))
@@ -671,13 +680,11 @@ def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(indices) for name, indices in readers.items()}
 
 
-def _initializers(
-    graph: onnx.GraphProto, nodes: tuple[Node, ...], names: Mapping[str, str], base_dir: Path
-) -> dict[str, Initializer]:
+def _initializers(graph: onnx.GraphProto, nodes: tuple[Node, ...], base_dir: Path) -> dict[str, Initializer]:
     graph_inputs = {i.name for i in graph.input}
     constants = {}
     for proto in graph.initializer:
-        name = names[proto.name]
+        name = intern(proto.name)
         constants[name] = make_initializer(name, proto, base_dir, overridable=name in graph_inputs)
     for node in nodes:
         if node.op_type == "Constant" and node.is_standard:

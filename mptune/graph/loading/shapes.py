@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.helper
-import onnx.numpy_helper
 import onnx.shape_inference
 
-from mptune.graph.loading.inference import INLINE_LIMIT, declaration, node_types, without_weights
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.inference import INLINE_LIMIT, declaration, without_weights
+from mptune.graph.loading.model import Model, Node, output_types
 from mptune.graph.loading.tensors import TensorInfo
 
 ASSUMED_SIZE = 128
@@ -162,15 +161,9 @@ class _Walk:
         if node.op_type == "GroupNormalization" and node.inputs[0] in self._shapes:  # ONNX infers nothing for it
             self._shapes[node.outputs[0]] = self._shapes[node.inputs[0]]
             return
-        types, data = {}, {}
-        for name in node.inputs:
-            if name:
-                info = self._model.info(name)
-                code = onnx.TensorProto.DataType.Value(info.dtype.upper())
-                types[name] = onnx.helper.make_tensor_type_proto(code, self._shapes.get(name))
-                if name in self._values:
-                    data[name] = onnx.numpy_helper.from_array(self._values[name], name)
-        for name, proto in node_types(node.proto, types, data, self._opsets, self._model.proto.ir_version).items():
+        values = {name: self._values[name] for name in node.inputs if name in self._values}
+        unknown = dict.fromkeys(node.inputs)
+        for name, proto in output_types(self._model, node, {**unknown, **self._shapes}, values).items():
             tensor = proto.tensor_type
             if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
                 self._shapes.setdefault(name, tuple(int(dim.dim_value) for dim in tensor.shape.dim))

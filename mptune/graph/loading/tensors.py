@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -19,18 +19,35 @@ from mptune.graph.plan import Precision
 _QUIET_NAN = 0x7FC0
 
 
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round FP32 to the nearest BFLOAT16, ties to even, as 16 bits (uint16); overflow gives infinity, NaN stays NaN."""
+def to_stored(values: np.ndarray, precision: Precision) -> np.ndarray:
+    """Round FP32 to the nearest value of a precision, ties to even; overflow gives infinity, NaN stays NaN.
+
+    Returns:
+        float16 or float32, as its ONNX type is; of BF16, which NumPy lacks, its 16 bits as uint16.
+    """
+    if precision.dtype == "float16":
+        with np.errstate(over="ignore", under="ignore"):
+            return np.asarray(values.astype(np.float16))
     values = np.asarray(values, np.float32)
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    cut = np.uint32(Precision.FP32.mantissa_bits - precision.mantissa_bits)
     # Half of the last kept digit less one, and one more where that digit is odd. Finite values cannot wrap around.
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded: np.ndarray = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+    odd = (bits >> cut) & np.uint32(1)
+    rounded: np.ndarray = (bits + np.uint32((1 << int(cut) >> 1) - 1) + odd) >> cut << cut
     unordered = np.isnan(values)
     if unordered.any():
-        sign = (bits >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
-        rounded = np.where(unordered, sign | np.uint16(_QUIET_NAN), rounded)
-    return rounded
+        rounded = np.where(unordered, bits & np.uint32(0x80000000) | np.uint32(_QUIET_NAN << 16), rounded)
+    return rounded.view(np.float32) if precision.dtype == "float" else (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def from_stored(stored: np.ndarray) -> np.ndarray:
+    """The FP32 numbers that ``to_stored`` gave, exactly."""
+    return from_bfloat16(stored) if stored.dtype == np.uint16 else stored.astype(np.float32, copy=False)
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round FP32 to the nearest BFLOAT16, as ``to_stored``."""
+    return to_stored(values, Precision.BF16)
 
 
 def from_bfloat16(bits: np.ndarray) -> np.ndarray:
@@ -40,14 +57,6 @@ def from_bfloat16(bits: np.ndarray) -> np.ndarray:
 
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
-
-ONNX_TYPES: Mapping[Precision, int] = {
-    Precision.FP32: onnx.TensorProto.FLOAT,
-    Precision.FP16: onnx.TensorProto.FLOAT16,
-    Precision.BF16: onnx.TensorProto.BFLOAT16,
-}
-
-"""ONNX's element type of each precision."""
 
 
 @dataclass(frozen=True, slots=True)

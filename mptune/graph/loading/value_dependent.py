@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
-import onnx.helper
-import onnx.numpy_helper
 
-from mptune.graph.loading.inference import INLINE_LIMIT, node_types
-from mptune.graph.loading.model import Model, Node, once
+from mptune.graph.loading.inference import INLINE_LIMIT
+from mptune.graph.loading.model import Model, Node, once, output_types
 from mptune.graph.loading.tensors import all_graphs, type_of
 
 REASON = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
@@ -50,7 +48,9 @@ SHAPE_INPUTS: Mapping[str, frozenset[int]] = {
 
 """Inputs whose values are sizes, positions, factors or counts of a shape, by position (ONNX's operator schemas)."""
 
-_SHAPE_OF = frozenset({"Shape", "Size"})
+SHAPE_OF = frozenset({"Shape", "Size"})
+
+"""Operators that read the shape of a value, and not the value."""
 
 _INTEGERS = ("int", "uint")
 
@@ -79,12 +79,12 @@ def shape_arithmetic(model: Model) -> frozenset[int]:
     from_shapes = _from_shapes(model)
     candidates = (index for index in as_shape if index not in as_data or index in from_shapes)
     # Shape and Size read values of any type, and compute integers.
-    return frozenset(i for i in candidates if not (model.nodes[i].is_standard and model.nodes[i].op_type in _SHAPE_OF))
+    return frozenset(i for i in candidates if not (model.nodes[i].is_standard and model.nodes[i].op_type in SHAPE_OF))
 
 
 def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]:
     """Whether a node uses a value for a shape, and whether for anything else, given the same of the node's results."""
-    if reader.is_standard and reader.op_type in _SHAPE_OF:
+    if reader.is_standard and reader.op_type in SHAPE_OF:
         return False, False  # the shape of the value is read, not the value
     own = SHAPE_INPUTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
     if reader.is_standard and reader.op_type.startswith("Reduce"):
@@ -110,7 +110,7 @@ def _from_shapes(model: Model) -> frozenset[int]:
         if not node.is_standard or node.has_subgraph:
             continue
         given = [name for name in node.inputs if name]
-        if node.op_type in _SHAPE_OF or (
+        if node.op_type in SHAPE_OF or (
             any(name in small for name in given) and all(name in small or name in constant for name in given)
         ):
             indices.add(node.index)
@@ -187,6 +187,19 @@ class ShapeFacts:
     deciding: Mapping[str, frozenset[str]]
     outputs: tuple[DependentOutput, ...]
     nodes: tuple[Node, ...]
+
+
+def computed_beforehand(model: Model, sources: frozenset[str] = frozenset()) -> frozenset[int]:
+    """Indices of the nodes that compute from constants, and what these operators give, alone; Constants among them."""
+    values = {name for name, constant in model.initializers.items() if not constant.overridable}
+    indices = set[int]()
+    for node in model.nodes:
+        if not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
+            continue
+        if node.op_type in sources or all(name in values for name in node.inputs if name):
+            indices.add(node.index)
+            values.update(name for name in node.outputs if name)
+    return frozenset(indices)
 
 
 @once
@@ -300,16 +313,13 @@ class _Walk:
 
     def _inferred(self, node: Node) -> dict[str, tuple[int | str | None, ...] | None]:
         """The shapes of a node's outputs, from those of its inputs alone."""
-        types, data = {}, {}
-        for name in filter(None, node.inputs):
-            info, constant = self._model.info(name), self._model.initializers.get(name)
-            if constant is not None and constant.nbytes <= INLINE_LIMIT and constant.dtype != "string":
-                data[name] = onnx.numpy_helper.from_array(constant.numpy(), name)
-            types[name] = onnx.helper.make_tensor_type_proto(
-                onnx.TensorProto.DataType.Value(info.dtype.upper()), info.shape
-            )
-        proto = self._model.proto
-        inferred = node_types(node.proto, types, data, proto.opset_import, proto.ir_version)
+        constants = self._model.initializers
+        small = {
+            name: constants[name].numpy()
+            for name in node.inputs
+            if name in constants and constants[name].nbytes <= INLINE_LIMIT and constants[name].dtype != "string"
+        }
+        inferred = output_types(self._model, node, {}, small)
         return {name: type_of(kind)[1] for name, kind in inferred.items()}
 
 

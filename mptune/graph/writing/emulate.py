@@ -14,34 +14,102 @@ Which steps are rounded depends on the engine:
   builder fuses is known once an engine is built, and differs by version and device; a strongly typed network promises
   the types of its tensors, not the precision inside a fused kernel. So emulated errors of norms that are written out
   are upper ones there.
+
+One file may also serve all plans: a boolean input for each group and precision turns its roundings on at run time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import onnx
+import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix, value_types
-from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
+from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
+from mptune.graph.fused import FUSED_IN, FusedNodes, fused_reads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.constants import is_held
-from mptune.graph.loading.model import Node
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.model_file import (
-    add_cast,
-    add_node,
-    clip_node,
-    declare_rounded_outputs,
-    frame_of,
-    saturate,
-    serialized,
-)
-from mptune.graph.writing.weights import ConstantStore, NeededConstants, WeightBank, banked, inline, unlimited
+from mptune.graph.writing.model_file import clip_node, declare_rounded_outputs, rounding_nodes, saturate, serialized
+from mptune.graph.writing.stretches import Waist
+from mptune.graph.writing.weights import ConstantStore, LargeConstant, WeightBank, banked, inline, unlimited
+
+_FLOAT = onnx.TensorProto.FLOAT
+
+LIMIT = 256
+
+"""Every whole number up to this is a value of FP16 and of BF16."""
+
+_MOST_ELEMENTS = 1 << 16
+
+"""Constants of more elements are weights: none is looked at."""
+
+_MOVES = DATA_MOVEMENT - {"Cast", "Dropout"} | {
+    *("Concat", "Gather", "GatherElements", "GatherND", "ScatterND", "ScatterElements", "Where", "Pad", "Tile"),
+    *("Expand", "Split", "Relu", "Neg", "Abs", "Max", "Min"),
+}
+
+"""Operators whose every output element is one of their input elements, but for its sign, or zero."""
+
+_REDUCES = frozenset({"ScatterND", "ScatterElements"})
+
+"""Of these, those that may add what they write to what is there."""
+
+
+def small_integers(model: Model) -> dict[str, int]:
+    """The float values that are whole numbers of at most ``LIMIT`` for any input -> bound of their magnitude."""
+    bounds: dict[str, int] = {}
+    for name, constant in model.initializers.items():
+        if model.info(name).is_float32 and not constant.overridable and np.prod(constant.shape) <= _MOST_ELEMENTS:
+            _keep(bounds, name, _bound_of(constant.numpy()))
+    for node in model.nodes:
+        if node.is_standard and not node.has_subgraph:
+            bound = _bound(model, node, bounds)
+            for name in node.outputs if bound is not None else ():
+                if name and model.info(name).is_float32:
+                    _keep(bounds, name, bound)
+    return bounds
+
+
+def _keep(bounds: dict[str, int], name: str, bound: int | None) -> None:
+    if bound is not None and bound <= LIMIT:
+        bounds[name] = bound
+
+
+def _bound_of(values: np.ndarray) -> int | None:
+    """The largest magnitude of whole numbers; None where there is another number among them."""
+    if not np.isfinite(values).all() or (values != np.rint(values)).any():
+        return None
+    return int(np.abs(values).max(initial=0.0))
+
+
+def _bound(model: Model, node: Node, bound_of: dict[str, int]) -> int | None:
+    """The bound of a node's float outputs; None where they may be other numbers."""
+    if node.op_type == "ConstantOfShape":
+        return _bound_of(fill_value(node.proto))
+    if node.op_type == "Cast":
+        return 1 if model.info(node.inputs[0]).dtype == "bool" else bound_of.get(node.inputs[0])
+    bounds = [bound_of.get(name) for name in node.inputs if name and model.info(name).is_float32]
+    input_bounds = [bound for bound in bounds if bound is not None]
+    if not input_bounds or len(input_bounds) < len(bounds):
+        return None
+    if node.op_type in _MOVES:
+        adds = node.op_type in _REDUCES and any(a.name == "reduction" for a in node.proto.attribute)
+        return None if adds else max(input_bounds)
+    if node.op_type in ("Add", "Sub"):
+        return sum(input_bounds)
+    if node.op_type == "Mul":
+        return int(np.prod(input_bounds))
+    return None
+
 
 _CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
 """Operators whose every output element is one of their input elements, or zero."""
@@ -55,6 +123,15 @@ def needs_rounding(types: ValueTypes, node: Node) -> bool:
     return node.op_type not in _CHOOSES or not floats <= set(types.rules[node.index].inputs)
 
 
+_BEFORE_ALL = Waist()
+
+_Modes = Sequence[tuple[Precision, str]]
+
+"""The precisions that a group may have, each with the input that turns its roundings on; "" where they always are."""
+
+_NOTHING: Mapping[Any, str] = MappingProxyType({})
+
+
 class Emulator:
     """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
@@ -65,6 +142,7 @@ class Emulator:
         fused: Sequence[FusedNodes] = (),
         *,
         limits: bool = True,
+        branches: bool = False,
     ) -> None:
         """Prepare for one model.
 
@@ -73,129 +151,313 @@ class Emulator:
             fused: nodes that the engine computes as one in FP16.
             limits: hold constants beyond a precision as its largest finite value, as mptune's models do; else they
                 become infinite, as in models of other tools.
+            branches: switched roundings stand in branches of an If, not beside a Where.
         """
-        self._limits = limits
-        self._types = value_types(grouped)
-        self._fused_reads = FusedReads(self._types, fused)
-        steps = steps_inside(fused)
-        self._inside = frozenset(out for node in grouped.model.nodes if node.name in steps for out in node.outputs)
-        self._model = model = grouped.model
-        self._rounds = frozenset(
-            node.outputs[slot]
-            for node, rule in zip(model.nodes, self._types.rules, strict=True)
-            if needs_rounding(self._types, node)
+        self.types = types = value_types(grouped)
+        model = grouped.model
+        self.limits, self.branches = limits, branches
+        self.exact = frozenset(small_integers(model))
+        self.inside = steps_inside(fused)
+        self.shared_reads = fused_reads(types, fused)
+        self.rounds = frozenset(node.index for node in model.nodes if needs_rounding(types, node))
+        self.maker = {
+            node.outputs[slot]: types.group_of[node.index]
+            for node, rule in zip(model.nodes, types.rules, strict=True)
             for slot in rule.outputs
-        )
-        self._raw = new_suffix(model, "raw")
-        self._reduced = {precision: new_suffix(model, str(precision)) for precision in REDUCED}
-        self._rounded = {precision: new_suffix(model, f"{precision}_rounded") for precision in REDUCED}
-        self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
-        self._frame = frame_of(model)
-        self._constants = NeededConstants(self._types, bank, self._reduced)
+            if node.outputs[slot] not in types.integers  # whoever reads these rounds them, in its own precision
+        }
+        """Value -> position of the group that rounds it where it is computed."""
+        kinds = ["raw", "same", "chosen", "by", "or", "any", "and"]
+        kinds += [f"{p}{what}" for p in REDUCED for what in ("", "_rounded", "_held", "_switch")]
+        self.suffix = {kind: new_suffix(model, kind) for kind in kinds}
         store = inline if bank is None else banked(bank)
         self._store = store if limits else unlimited(store)
+        self.switches: Mapping[Precision, Mapping[str, str]] = {
+            precision: {
+                group.id: group.id + self.suffix[f"{precision}_switch"]
+                for position, group in enumerate(grouped.groups)
+                if position not in types.lacking(precision)
+            }
+            for precision in REDUCED
+        }
+        """Precision -> group id -> name of the scalar boolean input that puts it there; of groups that can have it."""
+
+    def on(self, plan: PrecisionPlan) -> frozenset[str]:
+        """The switches that are on under a plan."""
+        return frozenset(
+            switch
+            for precision, switches in self.switches.items()
+            for group, switch in switches.items()
+            if plan.precision[group] is precision
+        )
 
     def write(self, plan: PrecisionPlan, path: Path, store: ConstantStore | None = None) -> Path:
-        """Write the emulation to ``path``, which must lie in the weight bank's folder.
+        """Write the emulation of one plan to ``path``, which must lie in the weight bank's folder.
 
         Args:
             store: holds the constants in place of the weight bank; ``path`` may then lie elsewhere.
         """
-        resolution = self._resolve(plan)
-        read = self._read_through_casts(resolution)
-        exact = self._fused_reads.under(resolution)
-        dropped = self._constants.dropped_nodes(resolution)
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self._frame)
-        for name, precisions in resolution.constants.items():
-            for precision in REDUCED:
-                if precision in precisions:  # stored in it, and in FP32 again
-                    reduced, rounded = name + self._reduced[precision], name + self._rounded[precision]
-                    add_cast(proto.graph, reduced, rounded, Precision.FP32, rounded)
-        for name in (*(value.name for value in self._frame.graph.input), *self._types.stored):
-            self._add_roundings(proto.graph, name, resolution)
-        for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
-            if node.index not in dropped:
-                self._add_node(proto.graph, node, precision, resolution, read, exact)
-            for name in node.outputs:
-                self._add_roundings(proto.graph, name, resolution)
-        declare_rounded_outputs(proto.graph, self._model)
-        large = self._constants.add_to(proto.graph, resolution, store or self._store)
-        return write_bytes(path, serialized(proto, large))
+        resolution, model = self.types.resolve(plan), self.types.model
+        modes: dict[int, _Modes] = {
+            position: [(precision, "")]
+            for position, precision in enumerate(plan.precision[group.id] for group in self.types.groups)
+            if precision is not Precision.FP32 and position not in self.types.lacking(precision)
+        }
+        narrow = {
+            (name, precision): root
+            for (name, precision), root in resolution.folds.narrow.items()
+            if precision in resolution.casts.get(root, ()) or precision in resolution.constants.get(root, ())
+        }
+        writing = _Writing(self, modes, narrow, is_fixed=True)
+        return writing.write(path, model.nodes, store or self._store, model.proto.graph.output)
 
-    def _resolve(self, plan: PrecisionPlan) -> Resolution:
-        """As ``ValueTypes.resolve``; the model's own Casts all stay in an emulation, and read FP32.
-
-        What is cast from integers in two types is computed in FP32 and rounded for the others.
-        """
-        resolution = self._types.resolve(plan)
-        exact = {v for v in self._types.integers if Precision.FP32 in resolution.casts.get(v, ())}
-        if exact:
-            casts = {v: ({*resolution.casts[v], resolution.computed_in(v)} - {Precision.FP32}) for v in exact}
-            computed = {v: p for v, p in resolution.computed.items() if v not in exact}
-            resolution = replace(resolution, computed=computed, casts={**resolution.casts, **casts})
-        return resolution.with_fp32(c.source for c in self._types.own_casts if c.source in self._types.constants)
-
-    def _add_node(
+    def write_switched(
         self,
-        graph: onnx.GraphProto,
-        node: Node,
-        precision: Precision,
-        resolution: Resolution,
-        read: Mapping[tuple[str, Precision], str],
-        exact: Collection[tuple[int, str]],
+        path: Path,
+        switched: Collection[str],
+        start: Waist = _BEFORE_ALL,
+        precisions: Sequence[Precision] = (Precision.FP16,),
+    ) -> Path:
+        """Write the emulation of all plans with no group but these reduced to ``path``, in the weight bank's folder.
+
+        Args:
+            switched: ids of the groups that have switches; none of their nodes lies before ``start``.
+            start: its tensors become inputs, and no node before it is there.
+        """
+        modes: dict[int, _Modes] = {}
+        for position, group in enumerate(self.types.groups):
+            names = [(p, self.switches[p][group.id]) for p in precisions if group.id in self.switches[p]]
+            if names and group.id in switched:
+                modes[position] = names
+        model = self.types.model
+        writing = _Writing(self, modes)
+        return writing.write(path, model.nodes[start.last + 1 :], self._store, model.proto.graph.output, start.tensors)
+
+    def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
+        """Write the FP32 model whose outputs are the tensors of these waists."""
+        model = self.types.model
+        tensors = dict.fromkeys(tensor for waist in waists for tensor in waist.tensors)
+        nodes = model.nodes[: max(waist.last for waist in waists) + 1]
+        return _Writing(self, {}).write(path, nodes, self._store, [_value(model, tensor) for tensor in tensors])
+
+
+class _Writing:
+    """One model while it is written."""
+
+    def __init__(
+        self,
+        emulator: Emulator,
+        modes: Mapping[int, _Modes],
+        narrow: Mapping[tuple[str, Precision], str] = _NOTHING,
+        *,
+        is_fixed: bool = False,
     ) -> None:
-        inputs = []
-        for slot, name in enumerate(node.inputs):
-            wanted = self._types.precision_of_input(node, slot, precision) or Precision.FP32
-            if (name, wanted) in read:
-                name = read[name, wanted]
-            elif (
-                wanted is not Precision.FP32
-                and resolution.computed_in(name) is not wanted
-                and (node.index, name) not in exact
-            ):
-                name += self._rounded[wanted]
-            inputs.append(name)
-        proto = add_node(graph, node, inputs, [self._computed_name(name, resolution) for name in node.outputs])
-        if precision is not Precision.FP32 and self._limits:
-            saturate(proto, precision)
+        """Begin.
 
-    def _computed_name(self, value: str, resolution: Resolution) -> str:
-        """The name under which a node computes a value: another one where a rounding follows."""
-        return value + self._raw if self._is_rounded(value, resolution) else value
+        ``modes`` are those of the groups, by position. ``is_fixed``: of one plan, each group has one mode at most, and
+        the model keeps all its inputs. ``narrow``: (result of the model's own Casts, precision) -> what the plan reads
+        in its place.
+        """
+        self._emulator, self._types, self._model = emulator, emulator.types, emulator.types.model
+        self._suffix = emulator.suffix
+        self._modes, self._narrow, self._is_fixed = modes, narrow, is_fixed
+        self._graph = onnx.GraphProto(name="emulation")
+        self._made: set[str] = set()
+        self._read: set[str] = set()
+        self._reduced: set[tuple[str, Precision]] = set()
 
-    def _is_rounded(self, value: str, resolution: Resolution) -> bool:
-        """Whether a rounding follows where the value is computed."""
-        computed = resolution.computed.get(value)
-        if computed is None or value not in self._rounds:
+    def write(
+        self,
+        path: Path,
+        nodes: Sequence[Node],
+        store: ConstantStore,
+        outputs: Sequence[onnx.ValueInfoProto],
+        entered: Sequence[str] = (),
+    ) -> Path:
+        """Write these nodes with their roundings; values that are ``entered`` are inputs."""
+        for node in nodes:
+            if node.op_type != "Constant" or node.outputs[0] not in self._model.initializers:
+                self._add(node)
+        return write_bytes(path, self._finish(store, entered, outputs))
+
+    def _add(self, node: Node) -> None:
+        """Append a node, with the roundings of its inputs and outputs."""
+        emulator, rule, group = self._emulator, self._types.rules[node.index], self._types.group_of[node.index]
+        inputs, outputs = list(node.inputs), list(node.outputs)
+        modes = self._modes.get(group, ())
+        for slot in rule.inputs if modes else ():
+            if emulator.maker.get(inputs[slot]) != group and inputs[slot] not in emulator.exact:
+                inputs[slot] = self._read_by(node, inputs[slot], group, modes)
+        rounding = modes if node.index in emulator.rounds else ()
+        if node.name in emulator.inside:
+            rounding = [(precision, switch) for precision, switch in rounding if precision is not FUSED_IN]
+        behind = [
+            slot
+            for slot in rule.outputs
+            if rounding and outputs[slot] in emulator.maker and outputs[slot] not in emulator.exact
+        ]
+        for slot in behind:
+            outputs[slot] += self._suffix["raw"]
+        self._read.update(inputs, node.captures)
+        proto = self._graph.node.add()
+        proto.CopyFrom(node.proto)
+        proto.name = node.name
+        proto.input[:], proto.output[:] = inputs, outputs
+        suffixes = self._saturated(proto, rounding if behind and not self._is_fixed else ())
+        if self._is_fixed and modes and emulator.limits:
+            saturate(proto, modes[0][0])
+        for slot in behind:
+            sources = {precision: outputs[slot] + suffix for precision, suffix in suffixes.items()}
+            self._choose(rounding, outputs[slot], node.outputs[slot], sources)
+
+    def _saturated(self, node: onnx.NodeProto, modes: _Modes) -> dict[Precision, str]:
+        """Append a node again for each precision that cannot hold its attributes; what its outputs' names end with."""
+        suffixes = {}
+        for precision, _ in modes:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            if saturate(copy, precision):
+                suffixes[precision] = self._suffix[f"{precision}_held"]
+                copy.name += suffixes[precision]
+                copy.output[:] = [name + suffixes[precision] for name in node.output]
+                self._append(copy)
+        return suffixes
+
+    def _read_by(self, node: Node, tensor: str, group: int, modes: _Modes) -> str:
+        """The name that a node reads in place of a value that another group computes."""
+        source, others = self._emulator.shared_reads.get(node.index, ("", ()))
+        by = {self._types.group_of[index] for index in others}
+        if source != tensor or group in by:
+            return self._chosen(tensor, group, modes)
+        shared: list[tuple[Precision, str]] = []
+        for precision, switch in modes:
+            also = [name for position in sorted(by) for p, name in self._modes.get(position, ()) if p is precision]
+            if precision is not FUSED_IN:
+                shared.append((precision, switch))
+            elif also:
+                shared.append((precision, switch and self._both_on(switch, also, f"{tensor}.{group}")))
+        return self._chosen(tensor, group, shared) if shared else tensor
+
+    def _both_on(self, switch: str, others: Sequence[str], stem: str) -> str:
+        """The name of a value that says whether a switch is on, and one of the others."""
+        result = stem + self._suffix["and"]
+        if result not in self._made:
+            on = others[0]
+            for number, other in enumerate(others[1:]):
+                self._append(_node("Or", [on, other], f"{stem}.{number}{self._suffix['any']}"))
+                on = f"{stem}.{number}{self._suffix['any']}"
+            self._append(_node("And", [switch, on], result))
+        return result
+
+    def _chosen(self, tensor: str, group: int, modes: _Modes) -> str:
+        """The name that the nodes of a group read in place of a value that another group computes."""
+        result = f"{tensor}.{group}{self._suffix['chosen']}"
+        if self._is_fixed:
+            ((precision, _),) = modes
+            if modes[0] in self._modes.get(self._emulator.maker.get(tensor, -1), ()):
+                return tensor
+            tensor = self._narrow.get((tensor, precision), tensor)
+            result = tensor + self._suffix[f"{precision}_rounded"]
+        if result not in self._made:
+            self._choose(modes, tensor, result)
+        return result
+
+    def _choose(self, modes: _Modes, tensor: str, result: str, sources: Mapping[Precision, str] = _NOTHING) -> None:
+        """Append the nodes that compute ``result``: the value, rounded as the switch says that is on.
+
+        ``sources`` are values that are rounded in place of ``tensor``.
+        """
+        otherwise = tensor
+        for number, (precision, switch) in enumerate(modes, 1):
+            chosen = result if number == len(modes) else f"{result}.{precision}{self._suffix['or']}"
+            self._choose_between(precision, switch, sources.get(precision, tensor), otherwise, chosen)
+            otherwise = chosen
+
+    def _choose_between(self, precision: Precision, switch: str, tensor: str, otherwise: str, result: str) -> None:
+        """Append the nodes that compute ``result``: ``tensor`` rounded where the switch is on, else ``otherwise``."""
+        if switch or tensor not in self._types.constants:
+            self._read.add(tensor)
+        name = result + self._suffix["by"]  # a node of the model may have the name of its result
+        if not switch:
+            self._append(*self._rounding(precision, tensor, tensor, result))
+        elif self._emulator.branches:
+            same = result + self._suffix["same"]
+            branches = {
+                "then_branch": _branch(self._rounding(precision, tensor, result)),
+                "else_branch": _branch([_node("Identity", [otherwise], same)]),
+            }
+            self._append(_node("If", [switch], result, name, **branches))
+        else:
+            rounding = self._rounding(precision, tensor, tensor)
+            rounded = rounding[-1].output[0]
+            if rounded not in self._made:
+                self._append(*rounding)
+            self._append(_node("Where", [switch, rounded, otherwise], result, name))
+
+    def _rounding(self, precision: Precision, tensor: str, stem: str, result: str = "") -> list[onnx.NodeProto]:
+        """The nodes that cast a value to a reduced precision and back; constants are stored in it too."""
+        reduced = stem + self._suffix[precision]
+        result = result or stem + self._suffix[f"{precision}_rounded"]
+        name = stem + self._suffix[f"{precision}_rounded"]
+        if tensor in self._types.constants:
+            self._reduced.add((tensor, precision))
+            return [_node("Cast", [tensor + self._suffix[precision]], result, name, to=_FLOAT)]
+        modes = self._modes.get(self._emulator.maker.get(tensor, -1), ())
+        held, source = list[onnx.NodeProto](), tensor
+        if self._is_held(tensor, precision) and not (self._is_fixed and modes):
+            source = stem + self._suffix[f"{precision}_held"]
+            held = clip_node(tensor, source, precision, self._model.opset)
+            for _, switch in modes:  # only what is FP32 is limited
+                limited, source = source, f"{source}.{switch}"
+                held.append(_node("Where", [switch, tensor, limited], source))
+        rounding = rounding_nodes(source, reduced, result, precision)
+        rounding[-1].name = name
+        return [*held, *rounding]
+
+    def _is_held(self, tensor: str, precision: Precision) -> bool:
+        if not self._emulator.limits or tensor in self._types.integers:
             return False
-        return computed is not FUSED_IN or value not in self._inside
+        return is_held(self._model, tensor, precision)
 
-    def _add_roundings(self, graph: onnx.GraphProto, value: str, resolution: Resolution) -> None:
-        """Append the pairs of Casts after a value: for its own precision, and for those of its readers."""
-        if self._is_rounded(value, resolution):
-            computed = resolution.computed[value]
-            self._add_rounding(graph, self._computed_name(value, resolution), value, value, computed)
-        needed = resolution.casts.get(value, ())
-        for precision in REDUCED:
-            if precision in needed:
-                source = value
-                is_fp32 = resolution.computed_in(value) is Precision.FP32
-                if self._limits and is_fp32 and is_held(self._model, value, precision):
-                    source = value + self._held[precision]
-                    graph.node.extend(clip_node(value, source, precision, self._model.opset))
-                self._add_rounding(graph, source, value + self._rounded[precision], value, precision)
+    def _append(self, *nodes: onnx.NodeProto) -> None:
+        self._made.update(node.output[0] for node in nodes)
+        self._graph.node.extend(nodes)
 
-    def _add_rounding(self, graph: onnx.GraphProto, source: str, result: str, value: str, precision: Precision) -> None:
-        reduced = value + self._reduced[precision]
-        add_cast(graph, source, reduced, precision, reduced)
-        add_cast(graph, reduced, result, Precision.FP32, value + self._rounded[precision])
+    def _finish(
+        self, store: ConstantStore, entered: Sequence[str], outputs: Sequence[onnx.ValueInfoProto]
+    ) -> Iterator[bytes]:
+        """The model, with inputs and constants for what its nodes read."""
+        model, graph, large = self._model, self._graph, list[LargeConstant]()
+        read = self._read | {output.name for output in outputs}
+        for name, constant in model.initializers.items():
+            reduced = [p for p in REDUCED if (name, p) in self._reduced]
+            stored = [store(constant, name + self._suffix[p], p) for p in reduced]
+            if name in read:
+                stored.insert(0, store(constant, name, None))
+            graph.initializer.extend(tensor for tensor in stored if not isinstance(tensor, LargeConstant))
+            large += [tensor for tensor in stored if isinstance(tensor, LargeConstant)]
+        graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
+        graph.input.extend(value for value in model.proto.graph.input if self._is_fixed or value.name in read)
+        graph.input.extend(_value(model, name) for name in entered if name in read)
+        for switch in (switch for modes in self._modes.values() for _, switch in modes if switch):
+            graph.input.append(onnx.helper.make_tensor_value_info(switch, onnx.TensorProto.BOOL, []))
+        graph.output.extend(outputs)
+        declare_rounded_outputs(graph, model)
+        proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4), graph=graph)
+        proto.opset_import.extend(model.proto.opset_import)
+        return serialized(proto, large)
 
-    def _read_through_casts(self, resolution: Resolution) -> dict[tuple[str, Precision], str]:
-        """What nodes in reduced precisions read in place of the results of the model's own Casts to FP32."""
-        read = {}
-        for (name, wanted), root in resolution.folds.narrow.items():
-            is_cast = wanted in resolution.casts.get(root, ()) or wanted in resolution.constants.get(root, ())
-            read[name, wanted] = root + self._rounded[wanted] if is_cast else name
-        return read
+
+def _node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
+    return onnx.helper.make_node(op_type, inputs, [output], name=name or output, **attributes)
+
+
+def _branch(nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
+    """A subgraph that reads the graph around it, and whose last node computes its FP32 output."""
+    output = onnx.helper.make_tensor_value_info(nodes[-1].output[0], _FLOAT, None)
+    return onnx.helper.make_graph(nodes, nodes[-1].name, [], [output])
+
+
+def _value(model: Model, name: str) -> onnx.ValueInfoProto:
+    code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
+    return onnx.helper.make_tensor_value_info(name, code, None)

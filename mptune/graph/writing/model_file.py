@@ -10,10 +10,10 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES, STANDARD_DOMAINS
+from mptune.graph.loading.tensors import STANDARD_DOMAINS
 from mptune.graph.op_rules import node_rule
-from mptune.graph.plan import LARGEST, Precision
-from mptune.graph.writing.weights import LargeConstant
+from mptune.graph.plan import Precision
+from mptune.graph.writing.weights import LargeConstant, Place, external_tensor
 
 _MIN_IR_VERSION = 4
 """From 4 on, constants of the graph need not be among its inputs."""
@@ -93,9 +93,9 @@ def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
             value = float(onnx.numpy_helper.to_array(attribute.t).reshape(-1)[0])
         else:
             value = attribute.f
-        if not math.isfinite(value) or abs(value) <= LARGEST[precision]:
+        if not math.isfinite(value) or abs(value) <= precision.largest:
             continue
-        largest = math.copysign(LARGEST[precision], value)
+        largest = math.copysign(precision.largest, value)
         if attribute.HasField("t"):
             attribute.t.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, attribute.t.dims, [largest]))
         else:
@@ -106,13 +106,42 @@ def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
 
 def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precision, name: str) -> None:
     """Append a Cast of one value."""
-    proto = graph.node.add(op_type="Cast", name=name, input=[source], output=[result])
-    proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=ONNX_TYPES[precision])
+    graph.node.append(_cast(source, result, precision, name))
+
+
+def _cast(source: str, result: str, precision: Precision, name: str = "") -> onnx.NodeProto:
+    proto = onnx.NodeProto(op_type="Cast", name=name or result, input=[source], output=[result])
+    proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=precision.onnx_type)
+    return proto
+
+
+def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision) -> list[onnx.NodeProto]:
+    """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split.
+
+    Split by Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
+    Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has so many digits fewer. What would overflow stays.
+    """
+    if precision.is_rounded_by_casts:
+        return [_cast(source, reduced, precision), _cast(reduced, rounded, Precision.FP32)]
+    digits = Precision.FP32.mantissa_bits - precision.mantissa_bits
+    steps = [
+        ("Constant", [], "factor", {"value": _scalar(2.0**digits + 1)}),
+        ("Constant", [], "beyond", {"value": _scalar(2.0 ** (126 - digits))}),
+        ("Mul", [source, f"{reduced}.factor"], "scaled", {}),
+        ("Sub", [f"{reduced}.scaled", source], "rest", {}),
+        ("Sub", [f"{reduced}.scaled", f"{reduced}.rest"], "split", {}),
+        ("Abs", [source], "size", {}),
+        ("Less", [f"{reduced}.size", f"{reduced}.beyond"], "fits", {}),
+    ]
+    return [
+        *(onnx.helper.make_node(op, i, [f"{reduced}.{o}"], name=f"{reduced}.{o}", **more) for op, i, o, more in steps),
+        onnx.helper.make_node("Where", [f"{reduced}.fits", f"{reduced}.split", source], [rounded], name=rounded),
+    ]
 
 
 def clip_node(source: str, result: str, precision: Precision, opset: int) -> list[onnx.NodeProto]:
     """The nodes that compute an FP32 value limited to the finite values of a precision; named like their results."""
-    largest = LARGEST[precision]
+    largest = precision.largest
     if opset < _CLIP_HAS_INPUTS:
         return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
     ends = {f"{result}.lowest": -largest, f"{result}.highest": largest}
@@ -167,16 +196,34 @@ def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> Iterat
 
     Protobuf's format is that of protobuf.dev/programming-guides/encoding; the same model gives the same bytes.
     """
+    yield _start_of(proto, large)
+    for constant in large:
+        yield _head_of(constant)
+        yield from constant.chunks()
+
+
+def _start_of(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> bytes:
+    """What stands before the first large constant."""
     frame = onnx.ModelProto()
     frame.CopyFrom(proto)
     frame.ClearField("graph")
     graph = proto.graph.SerializeToString(deterministic=True)
-    heads = [_head_of(constant) for constant in large]
-    size = len(graph) + sum(len(head) + constant.nbytes for head, constant in zip(heads, large, strict=True))
-    yield frame.SerializeToString(deterministic=True) + _opening(_MODEL_GRAPH, size) + graph
-    for head, constant in zip(heads, large, strict=True):
-        yield head
-        yield from constant.chunks()
+    size = len(graph) + sum(len(_head_of(constant)) + constant.nbytes for constant in large)
+    return bytes(frame.SerializeToString(deterministic=True) + _opening(_MODEL_GRAPH, size) + graph)
+
+
+def inside(proto: onnx.ModelProto, large: Sequence[LargeConstant], location: str) -> dict[str, onnx.TensorProto]:
+    """References to large constants where they lie in the file ``location`` that has the bytes of ``serialized``.
+
+    ONNX's external data may lie anywhere in any file (onnx/docs/ExternalData.md), also in the middle of a model.
+    """
+    end, tensors = len(_start_of(proto, large)), {}
+    for constant in large:
+        tensor, start = constant.tensor, end + len(_head_of(constant))
+        end = start + constant.nbytes
+        place = Place(start, constant.nbytes)
+        tensors[tensor.name] = external_tensor(tensor.name, tensor.data_type, tuple(tensor.dims), location, place)
+    return tensors
 
 
 def serialized_size(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> int:

@@ -7,8 +7,8 @@ model looks at each element of that value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,9 @@ from mptune.graph.grouping.lookup import attribute
 from mptune.graph.hazards.constants import softmax_rows
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.probes import Probe, find_probes
-from mptune.graph.hazards.seen import ProbeKind
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.schemas import onnx_schema
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -50,7 +49,7 @@ class ProbeBuilder:
         self._suffix = suffix
         self._count = 0
         self._name, self.precision = "tap", Precision.FP16
-        self._known: dict[tuple[float, str], str] = {}
+        self._constants: dict[tuple[float, str], str] = {}
         self._added: dict[tuple[str, tuple[str, ...], str], str] = {}
         self._rounded: dict[tuple[str, Precision], str] = {}
         self._given: set[str] = set()
@@ -85,11 +84,11 @@ class ProbeBuilder:
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
         """The name of a constant, which is there once."""
         key = (float(value) if np.ndim(value) == 0 else hash(tuple(value)), str(np.dtype(dtype)) + str(np.ndim(value)))
-        if key not in self._known:
-            self._known[key] = f"probe.{len(self._known)}{self._suffix}"
+        if key not in self._constants:
+            self._constants[key] = f"probe.{len(self._constants)}{self._suffix}"
             array = np.asarray(value, dtype)
-            self._graph.initializer.append(onnx.numpy_helper.from_array(array, self._known[key]))
-        return self._known[key]
+            self._graph.initializer.append(onnx.numpy_helper.from_array(array, self._constants[key]))
+        return self._constants[key]
 
     def reduce(self, op: str, value: str, axes: tuple[int, ...] = (), keepdims: int = 0) -> str:
         """Reduce over some axes, or over all."""
@@ -103,7 +102,7 @@ class ProbeBuilder:
         """A value rounded to the precision of the probe and back."""
         key = value, self.precision
         if key not in self._rounded:
-            reduced = self.add("Cast", value, to=ONNX_TYPES[self.precision])
+            reduced = self.add("Cast", value, to=self.precision.onnx_type)
             self._rounded[key] = self.add("Cast", reduced, to=_FLOAT)
         return self._rounded[key]
 
@@ -143,56 +142,35 @@ class ProbeBuilder:
         return self.add("Cast", self.add("Size", value), to=_FLOAT)
 
 
-_BF16_SINCE = 13
-
-"""Operator set from which Cast has BFLOAT16."""
-
 _POLE_DEPTH = 4
 
 """So many operators before a pole are computed again: a variance is subtracted, clipped, and an epsilon is added."""
 
-_LEAST: Mapping[Precision, float] = {Precision.FP16: 1e-30, Precision.BF16: 1e-38}
+_LEAST = (1e-30, 1e-38)
 
-"""Each has no value between zero and this one; BF16 subnormal ones, which engines take for zero."""
+"""No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
 
 _RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
 
 
-@dataclass(frozen=True)
-class ProbeTap:
-    """The names of the outputs that answer one probe.
-
-    Attributes:
-        key: the value that the answer is filed under.
-        outputs: fact -> scalar output.
-        vectors: fact -> output of rank 1.
-    """
-
-    kind: ProbeKind
-    node: str
-    key: str
-    outputs: Mapping[str, str] = field(hash=False)
-    vectors: Mapping[str, str] = field(default_factory=dict, hash=False)
-    precision: Precision = Precision.FP16
-
-
-def add_probes(build: ProbeBuilder, model: Model, precisions: Sequence[str]) -> tuple[ProbeTap, ...]:
+def add_probes(build: ProbeBuilder, model: Model, precisions: Sequence[str]) -> Iterator[Probe]:
     """Append the nodes that answer the model's probes, and their outputs, to the observing graph."""
-    rows = softmax_rows(model)
-    if model.opset < _BF16_SINCE:
-        precisions = [precision for precision in precisions if precision != Precision.BF16]
-    taps = []
+    rows, nodes = softmax_rows(model), {node.name: node for node in model.nodes}
+    cast = onnx_schema("Cast", model.opset)
+    types = cast.types["T2"] if cast is not None else ()
+    # A precision without an ONNX type of its own has the answers of one of its digits.
+    asked = [Precision(name) for name in precisions]
+    precisions = [row for row in asked if row.is_rounded_by_casts and f"tensor({row.dtype})" in types]
     for probe in find_probes(model, precisions):
-        node = model.nodes[probe.node]
-        build.start(f"{probe.kind}.{probe.node}.{probe.precision}", probe.precision)
+        node = nodes[probe.node]
+        build.start(f"{probe.kind}.{node.index}.{probe.precision}", probe.precision)
         facts, vectors = _answer(build, probe, node, model, rows)
         for name in facts.values():
             build.give(name)
         for name in vectors.values():
             build.give(name, [None])
         if facts or vectors:
-            taps.append(ProbeTap(probe.kind, node.name, probe.key, facts, vectors, probe.precision))
-    return tuple(taps)
+            yield replace(probe, outputs=facts, vectors=vectors)
 
 
 _Answer = tuple[dict[str, str], dict[str, str]]
@@ -257,7 +235,8 @@ def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str
         before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
     stands = build.add("Greater", before, zero)
     # NaN is below neither limit: it was made before.
-    limit = zero if node.op_type == "Sqrt" else build.constant(_LEAST[build.precision])
+    least = next(value for value in _LEAST if value < build.precision.smallest_normal)
+    limit = zero if node.op_type == "Sqrt" else build.constant(least)
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {
@@ -349,7 +328,7 @@ class Tap:
     total: str = ""
     non_finite: str = ""
     masked: str = ""
-    probes: tuple[ProbeTap, ...] = ()
+    probes: tuple[Probe, ...] = ()
 
 
 def observed_tensors(model: Model) -> tuple[str, ...]:
@@ -378,7 +357,7 @@ def write_observing_model(
     """
     tensors, added, rows = observed_tensors(model), onnx.GraphProto(), softmax_rows(model)
     build = ProbeBuilder(added, model.opset, new_suffix(model, "tap"))
-    answers: dict[str, list[ProbeTap]] = {}
+    answers: dict[str, list[Probe]] = {}
     if by_element is not None:
         taps = [_tap_by_element(build, tensor) for tensor in tensors if tensor in by_element]
     else:

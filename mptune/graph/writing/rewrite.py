@@ -24,7 +24,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES, fill_value
+from mptune.graph.loading.tensors import Initializer, fill_value, is_external
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.model_file import (
     add_cast,
@@ -32,17 +32,19 @@ from mptune.graph.writing.model_file import (
     add_node,
     clip_node,
     frame_of,
+    inside,
     saturate,
     serialized,
     serialized_size,
 )
 from mptune.graph.writing.weights import (
     ConstantStore,
-    DataFile,
     LargeConstant,
     NeededConstants,
+    StoredConstant,
     WeightBank,
     banked,
+    in_file,
     inline,
     rounded_tensor,
 )
@@ -101,10 +103,10 @@ class Rewriter:
             with (  # The last ends first, so the data have their name before the model has.
                 whole_file(path) as model_file,
                 whole_file(data_path) as data_file,
-                DataFile(data_file, data_path.name) as data,
+                data_file.open("wb") as data,
                 model_file.open("wb") as file,
             ):
-                file.writelines(serialized(*self._typed(plan, data, metadata)))
+                file.writelines(serialized(*self._typed(plan, in_file(data, data_path.name), metadata)))
         return path
 
     def exported_files(
@@ -114,6 +116,19 @@ class Rewriter:
         if serialized_size(*self._typed(plan, inline, metadata)) <= SELF_CONTAINED_LIMIT:
             return (path,)
         return path, path.with_name(path.name + ".data")
+
+    def beside(self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None) -> ConstantStore:
+        """Constants by reference into what ``export`` wrote with the same arguments; small ones inline."""
+        if len(self.exported_files(plan, path, metadata)) == 1:
+            tensors = inside(*self._typed(plan, inline, metadata), path.name)
+        else:
+            constants = onnx.load(path, load_external_data=False).graph.initializer
+            tensors = {tensor.name: tensor for tensor in constants if is_external(tensor)}
+
+        def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
+            return tensors.get(name) or inline(constant, name, rounded_to)
+
+        return store
 
     def exported(self, plan: PrecisionPlan) -> Iterator[bytes]:
         """The bytes of the typed model, self-contained."""
@@ -131,7 +146,7 @@ class Rewriter:
         folded: FoldedValues | None = None,
     ) -> tuple[onnx.ModelProto, list[LargeConstant]]:
         """The typed model, and the constants whose data are still to be written."""
-        resolution = self.types.resolve(plan)
+        resolution = self.types.resolve(plan.stored)
         names = self._folded(resolution) if self.types.own_casts else _FoldedNames()
         left_out = LeftOut() if folded is None else folded.left_out(self.types, resolution)
         dropped = self._constants.dropped_nodes(resolution) | resolution.folds.dropped | left_out.nodes
@@ -228,7 +243,7 @@ class Rewriter:
 def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
     """Set the attribute that states the type of a node's output."""
     if node.op_type == "Cast":
-        next(a for a in node.attribute if a.name == "to").i = ONNX_TYPES[precision]
+        next(a for a in node.attribute if a.name == "to").i = precision.onnx_type
         return
     tensor = rounded_tensor(fill_value(node), precision)
     del node.attribute[:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,52 +81,44 @@ def merged_with_scales(grouped: GroupedModel) -> frozenset[str]:
 
     Those of another group than their reader are not among them: a plan may put a Cast between the two.
     """
-    return _Merging(grouped).found()
+    model, look = grouped.model, Lookup(grouped.model)
+    products: set[str] = set()  # and the scales behind them
+    ahead: set[str] = set()  # scales in front of products
+    merged: set[str] = set()
+    for node in model.nodes:
+        if node.name in products or _is_product(node):
+            reader = _next_of_group(grouped, look, node)
+            if reader is not None and _scaled(look, reader) == node.outputs[0]:
+                products.add(reader.name)
+                merged.add(node.name)
+    for node in reversed(model.nodes):
+        if node.name not in products and _scaled(look, node):
+            reader = _next_of_group(grouped, look, node)
+            if reader is not None and (_is_product(reader) or reader.name in ahead):
+                ahead.add(node.name)
+                merged.add(node.name)
+    return frozenset(merged)
 
 
-class _Merging:
-    def __init__(self, grouped: GroupedModel) -> None:
-        self._grouped = grouped
-        self._model = grouped.model
-        self._look = Lookup(grouped.model)
-
-    def found(self) -> frozenset[str]:
-        products: set[str] = set()  # and the scales behind them
-        ahead: set[str] = set()  # scales in front of products
-        merged: set[str] = set()
-        for node in self._model.nodes:
-            if node.name in products or _is_product(node):
-                reader = self._reader(node)
-                if reader is not None and self._scaled(reader) == node.outputs[0]:
-                    products.add(reader.name)
-                    merged.add(node.name)
-        for node in reversed(self._model.nodes):
-            if node.name not in products and self._scaled(node):
-                reader = self._reader(node)
-                if reader is not None and (_is_product(reader) or reader.name in ahead):
-                    ahead.add(node.name)
-                    merged.add(node.name)
-        return frozenset(merged)
-
-    def _reader(self, node: Node) -> Node | None:
-        """The one node of the same group that reads the result, where nothing else does."""
-        (out,) = node.outputs
-        reader = self._look.only_reader(node)
-        if reader is None or self._model.consumers[out] != (reader.index,) or not self._model.info(out).is_float32:
-            return None
-        return reader if self._grouped.in_one_group((node, reader)) and reader.inputs.count(out) == 1 else None
-
-    def _scaled(self, node: Node) -> str | None:
-        """What a node multiplies by, or divides by, one constant number."""
-        if not node.is_standard or node.op_type not in ("Mul", "Div"):
-            return None
-        for value, scale in (node.inputs, node.inputs[::-1])[: 1 if node.op_type == "Div" else 2]:
-            constant, shape = self._model.initializers.get(scale), self._model.info(value).shape
-            if constant is None or not self._look.is_scalar(scale) or not shape or value in self._model.initializers:
-                continue
-            if len(constant.shape) <= len(shape):
-                return value
+def _next_of_group(grouped: GroupedModel, look: Lookup, node: Node) -> Node | None:
+    """The one node of the same group that reads the result, where nothing else does."""
+    (out,), reader = node.outputs, look.only_reader(node)
+    if reader is None or look.model.consumers[out] != (reader.index,) or not look.model.info(out).is_float32:
         return None
+    return reader if grouped.in_one_group((node, reader)) and reader.inputs.count(out) == 1 else None
+
+
+def _scaled(look: Lookup, node: Node) -> str | None:
+    """What a node multiplies by, or divides by, one constant number."""
+    if not node.is_standard or node.op_type not in ("Mul", "Div"):
+        return None
+    for value, scale in (node.inputs, node.inputs[::-1])[: 1 if node.op_type == "Div" else 2]:
+        constant, shape = look.model.initializers.get(scale), look.model.info(value).shape
+        if constant is None or not look.is_scalar(scale) or not shape or value in look.model.initializers:
+            continue
+        if len(constant.shape) <= len(shape):
+            return value
+    return None
 
 
 def _is_product(node: Node) -> bool:
@@ -141,13 +133,37 @@ _WHERE_HAS_BF16 = 16
 
 """The first operator set in which Where has BFLOAT16."""
 
-_EPSILON_STEPS = ("tiny", "large", "whole_one", "more", "partly", "wide", "narrow", "added", "taken")
-
-_SIGMOID_STEPS = ("size", "exponent", "power", "sum", "large", "small", "positive", "stepwise", "whole")
-
 _ROUNDED_BY_BOTH, _ROUNDED_BY_BF16 = 1.0 + 2.0**-12, 1.0 + 2.0**-9
 
 """Which precisions round them to 1: FP16 has 11 bits, BF16 8."""
+
+_Row = tuple[str, Sequence[str], str] | tuple[str, Sequence[str], str, Mapping[str, Any]]
+
+"""Operator, inputs, what it computes ("": the result of the node that is written out), and attributes."""
+
+_SIGMOID: tuple[_Row, ...] = (
+    ("Abs", ("x",), "size"),
+    ("Neg", ("size",), "exponent"),
+    ("Exp", ("exponent",), "power"),
+    ("Add", ("power", "unit"), "sum"),
+    ("Div", ("unit", "sum"), "large"),
+    ("Sub", ("unit", "large"), "small"),
+    ("Greater", ("x", "zero"), "positive"),
+    ("Where", ("positive", "large", "small"), "stepwise"),
+    ("Greater", ("mark", "unit"), "whole"),
+    ("Sigmoid", ("x",), "kept"),
+    ("Where", ("whole", "kept", "stepwise"), ""),
+)
+
+_EPSILON: tuple[_Row, ...] = (
+    ("Mul", ("tiny", "large"), "partly"),
+    ("Mul", ("partly", "large"), "wide"),
+    ("Sub", ("unit", "wide"), "narrow"),
+    ("Mul", ("more", "narrow"), "added"),
+    ("Add", ("own", "added"), "epsilon"),
+)
+
+_SCALARS = frozenset({"whole", *(row[2] for row in _EPSILON)})
 
 
 class Steps:
@@ -157,8 +173,7 @@ class Steps:
         self._model = model
         self._roots = roots
         self._silus = silus
-        kinds = ("unrounded", "axes", "column", "count", "step", "root", "one", "zero", "mark", "kept", *_SIGMOID_STEPS)
-        self._suffix = {kind: new_suffix(model, kind) for kind in (*kinds, *_EPSILON_STEPS)}
+        self._suffix = new_suffix(model, "step")
         self.nodes: list[Node] = []
         self.tensors: dict[str, TensorInfo] = {}
         self.parts: dict[str, tuple[str, ...]] = {}
@@ -167,19 +182,20 @@ class Steps:
 
     def add(self, node: Node) -> None:
         """Take a node, written out where the provider rounds in its midst."""
-        before = len(self.nodes)
-        if node.is_standard and node.op_type in ("Conv", "ConvTranspose"):
+        is_float = bool(node.outputs) and node.is_standard and self._model.info(node.outputs[0]).is_float32
+        if is_float and node.op_type in ("Conv", "ConvTranspose"):
             self._convolution(node)
-        elif node.is_standard and node.op_type == "ReduceMean":
+        elif is_float and node.op_type == "ReduceMean":
             self._mean(node)
-        elif node.is_standard and node.op_type == "Sigmoid":
-            self._sigmoid(node)
-        elif node.name in self._roots:
-            self._times_root_of_half(node)
-        if len(self.nodes) == before:
+        elif is_float and node.op_type == "Sigmoid" and self._model.opset >= _WHERE_HAS_BF16:
+            # A constant near 1, which only a precision rounds to 1 whose kernel rounds after each step, tells where.
+            mark = _ROUNDED_BY_BOTH if node.name in self._silus else _ROUNDED_BY_BF16
+            self._write(node, _SIGMOID, {"unit": 1.0, "zero": 0.0, "mark": mark}, {"x": node.inputs[0]})
+        elif node.name in self._roots:  # x / sqrt(2) as x * sqrt(0.5)
+            root = np.full(self._model.initializers[node.inputs[1]].shape, math.sqrt(0.5))
+            self._write(node, [("Mul", ["x", "root"], "")], {"root": root}, {"x": node.inputs[0]})
+        if node.name not in self.parts:
             self.nodes.append(node)
-        else:
-            self.parts[node.name] = tuple(n.name for n in self.nodes[before:] if n.op_type != "Constant")
 
     def constants(self, nodes: Sequence[Node]) -> dict[str, Initializer]:
         """The constants among ``nodes``, the new ones and those of the model where they stand now."""
@@ -192,141 +208,89 @@ class Steps:
                 initializers[name] = replace(self._model.initializers[name], node_index=node.index)
         return initializers
 
-    def _convolution(self, node: Node) -> None:
-        """``Conv(x, w, b)`` as ``Conv(x, w) + b``."""
-        (out,) = node.outputs
-        rank = self._rank(out) or self._rank(node.inputs[1])
-        if len(node.inputs) < 3 or not node.inputs[2] or rank is None or not self._model.info(out).is_float32:
-            return
-        bias = node.inputs[2]
-        raw, column = out + self._suffix["unrounded"], out + self._suffix["column"]
-        self._tensor(raw, self._model.info(out).shape)
-        self._tensor(column, None)
-        self._reshaping("Unsqueeze", bias, column, range(1, rank - 1))
-        proto = onnx.NodeProto()
-        proto.CopyFrom(node.proto)
-        proto.input[:], proto.output[:] = node.inputs[:2], [raw]
-        self._append(proto)
-        self._append(onnx.helper.make_node("Add", [raw, column], [out]), node.name)
-
-    def _mean(self, node: Node) -> None:
-        """``ReduceMean(x)`` over the last axes as ``ReduceSum(x) / count``."""
-        x, (out,) = node.inputs[0], node.outputs
-        shape = self._model.info(x).shape
-        axes = reduced_axes(self._model, node, len(shape or ()))
-        if shape is None or not axes or not self._model.info(out).is_float32:
-            return
-        sizes = [size for size in shape[axes[0] :] if isinstance(size, int)]
-        if not axes[0] > 0 or axes != tuple(range(axes[0], len(shape))) or len(sizes) < len(axes):
-            return
-        keep = next((a.i for a in node.proto.attribute if a.name == "keepdims"), 1)
-        raw, count = out + self._suffix["unrounded"], out + self._suffix["count"]
-        self._tensor(raw, self._model.info(out).shape)
-        self._reshaping("ReduceSum", x, raw, axes, keepdims=keep)
-        self._constant(count, np.array(math.prod(sizes), np.float32))
-        self._append(onnx.helper.make_node("Div", [raw, count], [out]), node.name)
-
-    def _sigmoid(self, node: Node) -> None:
-        """``Sigmoid(x)`` in steps, taken where the precision is one whose kernel rounds after each of them.
-
-        That is seen by a constant near 1, which such a precision rounds to 1: in FP32 the sigmoid stays as it is.
-        """
-        x, (out,) = node.inputs[0], node.outputs
-        if self._model.opset < _WHERE_HAS_BF16 or not self._model.info(out).is_float32:
-            return
-        shape = self._model.info(out).shape
-        unit, zero, mark, kept = (out + self._suffix[kind] for kind in ("one", "zero", "mark", "kept"))
-        name = {step: out + self._suffix[step] for step in _SIGMOID_STEPS}
-        self._constant(unit, np.array(1.0, np.float32))
-        self._constant(zero, np.array(0.0, np.float32))
-        rounded = _ROUNDED_BY_BOTH if node.name in self._silus else _ROUNDED_BY_BF16
-        self._constant(mark, np.array(rounded, np.float32))
-        for op_type, inputs, step in (
-            ("Abs", (x,), "size"),
-            ("Neg", (name["size"],), "exponent"),
-            ("Exp", (name["exponent"],), "power"),
-            ("Add", (name["power"], unit), "sum"),
-            ("Div", (unit, name["sum"]), "large"),
-            ("Sub", (unit, name["large"]), "small"),
-            ("Greater", (x, zero), "positive"),
-            ("Where", (name["positive"], name["large"], name["small"]), "stepwise"),
-            ("Greater", (mark, unit), "whole"),
-        ):
-            self.tensors[name[step]] = TensorInfo(
-                name[step],
-                "bool" if op_type == "Greater" else "float",
-                () if step == "whole" else shape,
-            )
-            self._append(onnx.helper.make_node(op_type, inputs, [name[step]]))
-        self._tensor(kept, shape)
-        self._append(onnx.helper.make_node("Sigmoid", [x], [kept]))
-        self._append(onnx.helper.make_node("Where", [name["whole"], kept, name["stepwise"]], [out]), node.name)
-
     def add_with_epsilon(self, node: Node, slot: int, epsilon: float) -> None:
         """Take the node of a norm that adds its epsilon, with another one in FP16.
 
         A constant that is zero in FP16 alone tells where the norm is FP16.
         """
-        own, before = node.inputs[slot], len(self.nodes)
-        name = {step: own + node.outputs[0] + self._suffix[step] for step in _EPSILON_STEPS}
+        own = node.inputs[slot]
         in_fp16 = float(np.float16(self._model.initializers[own].numpy().reshape(-1)[0]))
-        for constant, value in (
-            ("tiny", 2.0**-30),
-            ("large", 2.0**15),
-            ("whole_one", 1.0),
-            ("more", epsilon - in_fp16),
-        ):
-            self._constant(name[constant], np.array(value, np.float32))
-        name["own"] = own
-        for op_type, inputs, step in (
-            ("Mul", ("tiny", "large"), "partly"),
-            ("Mul", ("partly", "large"), "wide"),
-            ("Sub", ("whole_one", "wide"), "narrow"),
-            ("Mul", ("more", "narrow"), "added"),
-            ("Add", ("own", "added"), "taken"),
-        ):
-            self._tensor(name[step], ())
-            self._append(onnx.helper.make_node(op_type, [name[i] for i in inputs], [name[step]]), rounds=False)
-        proto = onnx.NodeProto()
-        proto.CopyFrom(node.proto)
-        proto.input[slot] = name["taken"]
-        self._append(proto, node.name)
+        numbers = {"tiny": 2.0**-30, "large": 2.0**15, "unit": 1.0, "more": epsilon - in_fp16}
+        rows = [*_EPSILON, ("Add", ["epsilon", "x"] if slot == 0 else ["x", "epsilon"], "")]
+        self._write(node, rows, numbers, {"own": own, "x": node.inputs[1 - slot]}, unrounded=_SCALARS)
+
+    def _convolution(self, node: Node) -> None:
+        """``Conv(x, w, b)`` as ``Conv(x, w) + b``."""
+        shape = self._model.info(node.outputs[0]).shape or self._model.info(node.inputs[1]).shape
+        if len(node.inputs) < 3 or not node.inputs[2] or shape is None:
+            return
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.proto.attribute}
+        column, axes = self._with_axes("Unsqueeze", "b", "column", range(1, len(shape) - 1))
+        rows = [column, (node.op_type, ["x", "w"], "raw", attributes), ("Add", ["raw", "column"], "")]
+        self._write(node, rows, axes, dict(zip("xwb", node.inputs, strict=True)))
+
+    def _mean(self, node: Node) -> None:
+        """``ReduceMean(x)`` over the last axes as ``ReduceSum(x) / count``."""
+        shape = self._model.info(node.inputs[0]).shape
+        axes = reduced_axes(self._model, node, len(shape or ()))
+        if shape is None or not axes or axes[0] == 0 or axes != tuple(range(axes[0], len(shape))):
+            return
+        sizes = [size for size in shape[axes[0] :] if isinstance(size, int)]
+        if len(sizes) < len(axes):
+            return
+        keep = next((a.i for a in node.proto.attribute if a.name == "keepdims"), 1)
+        total, constants = self._with_axes("ReduceSum", "x", "raw", axes, keepdims=keep)
+        self._write(
+            node,
+            [total, ("Div", ["raw", "count"], "")],
+            {**constants, "count": math.prod(sizes)},
+            {"x": node.inputs[0]},
+        )
+
+    def _with_axes(
+        self, op_type: str, x: str, result: str, axes: Sequence[int], **attributes: Any
+    ) -> tuple[_Row, dict[str, np.ndarray]]:
+        """An operator with axes, which later operator sets read as an input, and the constant of these."""
+        if self._model.opset < _AXES_ARE_INPUTS[op_type]:
+            return (op_type, [x], result, {"axes": list(axes), **attributes}), {}
+        return (op_type, [x, "axes"], result, attributes), {"axes": np.array(axes, np.int64)}
+
+    def _write(
+        self,
+        node: Node,
+        rows: Sequence[_Row],
+        constants: Mapping[str, float | np.ndarray],
+        others: Mapping[str, str],
+        unrounded: Collection[str] = (),
+    ) -> None:
+        """Append nodes in place of one; ``others`` are the values of the model that the rows read."""
+        (out,), before = node.outputs, len(self.nodes)
+        names = {"": out, **others}
+        for step in (*constants, *(row[2] for row in rows if row[2])):
+            names[step] = f"{out}.{step}{self._suffix}"
+        for step, value in constants.items():
+            array = (
+                value if isinstance(value, np.ndarray) and value.dtype == np.int64 else np.asarray(value, np.float32)
+            )
+            self._values[names[step]] = tensor = onnx.numpy_helper.from_array(array)
+            dtype = "int64" if array.dtype == np.int64 else "float"
+            self.tensors[names[step]] = TensorInfo(names[step], dtype, array.shape)
+            self._append(onnx.helper.make_node("Constant", [], [names[step]], value=tensor))
+        for op_type, inputs, step, *attributes in rows:
+            if step:
+                shape = () if step in _SCALARS else None if step == "column" else self._model.info(out).shape
+                dtype = "bool" if op_type == "Greater" else "float"
+                self.tensors[names[step]] = TensorInfo(names[step], dtype, shape)
+            proto = onnx.helper.make_node(
+                op_type, [names[i] for i in inputs], [names[step]], **(attributes[0] if attributes else {})
+            )
+            self._append(proto, "" if step else node.name, rounds=step not in unrounded)
         self.parts[node.name] = tuple(n.name for n in self.nodes[before:] if n.op_type != "Constant")
 
-    def _times_root_of_half(self, node: Node) -> None:
-        """``x / sqrt(2)`` as ``x * sqrt(0.5)``."""
-        root = node.outputs[0] + self._suffix["root"]
-        shape = self._model.initializers[node.inputs[1]].shape
-        self._constant(root, np.full(shape, math.sqrt(0.5), np.float32))
-        self._append(onnx.helper.make_node("Mul", [node.inputs[0], root], node.outputs), node.name)
-
-    def _rank(self, tensor: str) -> int | None:
-        shape = self._model.info(tensor).shape
-        return None if shape is None else len(shape)
-
-    def _tensor(self, name: str, shape: tuple[int | str | None, ...] | None) -> None:
-        self.tensors[name] = TensorInfo(name, "float", shape)
-
-    def _constant(self, name: str, value: np.ndarray) -> None:
-        self._values[name] = onnx.numpy_helper.from_array(value)
-        self.tensors[name] = TensorInfo(name, "float" if value.dtype == np.float32 else "int64", value.shape)
-        self._append(onnx.helper.make_node("Constant", [], [name], value=self._values[name]))
-
-    def _reshaping(self, op_type: str, x: str, out: str, axes: Sequence[int], **attributes: Any) -> None:
-        """An operator with axes, which later operator sets read as an input."""
-        if self._model.opset < _AXES_ARE_INPUTS[op_type]:
-            self._append(onnx.helper.make_node(op_type, [x], [out], axes=list(axes), **attributes))
-            return
-        self._constant(out + self._suffix["axes"], np.array(axes, np.int64))
-        self._append(onnx.helper.make_node(op_type, [x, out + self._suffix["axes"]], [out], **attributes))
-
     def _append(self, proto: onnx.NodeProto, name: str = "", *, rounds: bool = True) -> None:
-        proto.name = name or proto.output[0] + self._suffix["step"]
+        proto.name = name or proto.output[0]
         inputs, outputs = tuple(proto.input), tuple(proto.output)
         self.nodes.append(Node(-1, proto.name, proto.op_type, proto.domain, inputs, outputs, (), proto, rounds))
-
-
-__all__ = ["merged_with_scales", "with_rounding_steps"]
 
 
 def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ()) -> GroupedModel:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,14 +22,13 @@ from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import (
     EXTERNAL_HINT,
-    ONNX_TYPES,
     Initializer,
     external_location,
-    from_bfloat16,
+    from_stored,
     is_external,
-    to_bfloat16,
+    to_stored,
 )
-from mptune.graph.plan import DEFAULT_PRECISIONS, LARGEST, Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 
 _FORMAT = 1
 
@@ -44,8 +41,6 @@ _ALIGN = 4096
 _CHUNK = 1 << 22
 
 """Values that are read at once."""
-
-_BF16_MAGNITUDE, _BF16_INFINITY = np.uint16(0x7FFF), np.uint16(0x7F80)
 
 UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
 
@@ -87,48 +82,40 @@ class Rounding:
 def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
     """Round FP32 to the nearest finite value of a reduced precision, ties to even.
 
-    Signs and infinities are kept; a finite value beyond the largest (``LARGEST``) becomes the largest. A mask of -1e9
+    Signs and infinities are kept; a finite value beyond the largest becomes the largest. A mask of -1e9
     stays a number so, which ``0 * mask`` and a row that is masked whole need. ONNX Runtime's float16 converter and
     ModelOpt AutoCast do the same; a Cast while the model runs gives infinity.
 
     Returns:
-        float16, or for BF16, which NumPy lacks, its 16 bits as uint16.
+        As ``to_stored``.
     """
     return _rounded(values, precision)[0]
 
 
 def _rounded(values: np.ndarray, precision: Precision) -> tuple[np.ndarray, int]:
     """What ``round_values`` returns, and how many values are beyond the largest."""
-    if precision is Precision.BF16:
-        rounded = to_bfloat16(values)
-        infinite = (rounded & _BF16_MAGNITUDE) == _BF16_INFINITY
-    else:
-        with np.errstate(over="ignore", under="ignore"):
-            rounded = np.asarray(values.astype(np.float16))
-        infinite = np.isinf(rounded)
+    rounded = to_stored(values, precision)
+    infinite = np.isinf(from_stored(rounded) if rounded.dtype == np.uint16 else rounded)
     if not infinite.any():
         return rounded, 0
     beyond = infinite & np.isfinite(values)
-    if precision is Precision.BF16:  # one below infinity's bits
-        rounded = np.where(beyond, rounded - np.uint16(1), rounded)
-    else:
-        rounded = np.where(beyond, np.copysign(np.float16(LARGEST[precision]), rounded), rounded)
-    return rounded, int(np.count_nonzero(beyond))
+    largest = to_stored(np.copysign(np.float32(precision.largest), values), precision)
+    return np.where(beyond, largest, rounded), int(np.count_nonzero(beyond))
 
 
 def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> onnx.TensorProto:
     """A self-contained TensorProto of FP32 values, rounded to a reduced precision (``round_values``)."""
     rounded = round_values(values, precision)
-    if precision is Precision.BF16:
+    if rounded.dtype == np.uint16:
         raw = rounded.astype("<u2", copy=False).tobytes()
-        return onnx.TensorProto(name=name, data_type=ONNX_TYPES[precision], dims=values.shape, raw_data=raw)
+        return onnx.TensorProto(name=name, data_type=precision.onnx_type, dims=values.shape, raw_data=raw)
     return onnx.numpy_helper.from_array(rounded, name)
 
 
 def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> tuple[np.ndarray, Rounding]:
     """Round values of a constant; what ``round_values`` gives, and what that did to them."""
     stored, overflowed = _rounded(values, precision)
-    rounded = from_bfloat16(stored) if precision is Precision.BF16 else stored
+    rounded = from_stored(stored) if stored.dtype == np.uint16 else stored
     absmax = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
     if not np.isfinite(rounded).all():
         absmax = float(np.max(np.abs(values), where=np.isfinite(values), initial=0.0))
@@ -306,7 +293,7 @@ class WeightBank:
 
 def type_code(constant: Initializer, rounded_to: Precision | None) -> int:
     """ONNX's element type of a constant that is rounded to a precision, or left as it is."""
-    return constant.proto.data_type if rounded_to is None else ONNX_TYPES[rounded_to]
+    return constant.proto.data_type if rounded_to is None else rounded_to.onnx_type
 
 
 def external_tensor(name: str, data_type: int, shape: tuple[int, ...], location: str, place: Place) -> onnx.TensorProto:
@@ -367,8 +354,6 @@ def _join(parts: list[Rounding]) -> Rounding:
     )
 
 
-_FP32_BYTES, _REDUCED_BYTES = 4, 2
-
 _STREAM_FROM_BYTES = 1 << 12
 
 _BESIDE_FROM_BYTES = 1 << 10
@@ -387,7 +372,7 @@ class LargeConstant:
         """Size of the raw data."""
         if self.rounded_to is None:
             return self.constant.nbytes
-        return self.constant.nbytes // _FP32_BYTES * _REDUCED_BYTES
+        return self.constant.nbytes // Precision.FP32.nbytes * self.rounded_to.nbytes
 
     def chunks(self) -> Iterator[bytes]:
         """The raw data, a few megabytes at a time."""
@@ -426,11 +411,7 @@ def unlimited(store: ConstantStore) -> ConstantStore:
     def plain(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
         if rounded_to is None or not rounding_of(constant, rounded_to).overflowed:
             return store(constant, name, rounded_to)
-        values = constant.numpy()
-        if rounded_to is Precision.BF16:
-            return rounded_tensor(from_bfloat16(to_bfloat16(values)), rounded_to, name)
-        with np.errstate(over="ignore"):
-            return rounded_tensor(values.astype(np.float16).astype(np.float32), rounded_to, name)
+        return rounded_tensor(from_stored(to_stored(constant.numpy(), rounded_to)), rounded_to, name)
 
     return plain
 
@@ -486,137 +467,25 @@ class NeededConstants:
         return frozenset((*self._moved, *unread))
 
 
-class DataFile:
-    """Large constants in one file beside a model, small ones inline: for models past 2 GiB.
+def in_file(file: BinaryIO, location: str) -> ConstantStore:
+    """Large constants in a file beside the model, which is called ``location`` there; small ones inline.
 
-    Every method passes OSError on.
+    For models past 2 GiB. Passes OSError on.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Write to ``path``; ``name`` is the file's name in the model."""
-        self._path = path
-        self._name = name
-
-    def __enter__(self) -> DataFile:
-        self._file = self._path.open("wb")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def __call__(self, constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
-        """As ``ConstantStore``."""
+    def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
         if constant.nbytes < _BESIDE_FROM_BYTES or constant.dtype in UNBANKABLE:
             return inline(constant, name, rounded_to)
-        start = align(self._file)
+        start = align(file)
         for chunk in raw_chunks(constant, rounded_to):
-            self._file.write(chunk)
-        place = Place(start, self._file.tell() - start)
-        return external_tensor(name, type_code(constant, rounded_to), constant.shape, self._name, place)
+            file.write(chunk)
+        place = Place(start, file.tell() - start)
+        return external_tensor(name, type_code(constant, rounded_to), constant.shape, location, place)
+
+    return store
 
 
 def raw_chunks(constant: Initializer, rounded_to: Precision | None) -> Iterator[bytes]:
     """The raw data of a constant, rounded to a precision or as it is."""
     for chunk in chunks(constant):
         yield (chunk if rounded_to is None else round_values(chunk, rounded_to)).tobytes()
-
-
-_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_TYPE, _TENSOR_RAW_DATA = 7, 5, 8, 2, 9
-
-"""Field numbers in onnx.proto."""
-
-_FROM_BYTES = 1 << 10
-
-_HEADER_BYTES = 1 << 16
-
-"""A tensor without data of its own is no longer than this."""
-
-
-@dataclass(frozen=True)
-class StoredData:
-    """Where the data of a constant lie."""
-
-    location: str
-    place: Place
-    data_type: int
-
-
-def stored_in(model: Path) -> ConstantStore:
-    """Constants by reference into a model that mptune wrote, or into the file of weights beside it; small ones inline.
-
-    ONNX's external data may lie anywhere in any file (onnx/docs/ExternalData.md), also in the middle of a model.
-    """
-    places = stored_data(model)
-
-    def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
-        stored = places.get(name)
-        code = type_code(constant, rounded_to)
-        if stored is None or stored.data_type != code or stored.place.length < _FROM_BYTES:
-            return inline(constant, name, rounded_to)
-        return external_tensor(name, code, constant.shape, stored.location, stored.place)
-
-    return store
-
-
-def stored_data(model: Path) -> dict[str, StoredData]:
-    """Where the data of the initializers of the main graph lie; without those that are not raw.
-
-    Only tags and lengths are read (protobuf.dev/programming-guides/encoding), whatever the model's size.
-    """
-    places: dict[str, StoredData] = {}
-    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for number, start, end in _fields(data, 0, len(data)):
-            if number != _MODEL_GRAPH:
-                continue
-            for inner, first, last in _fields(data, start, end):
-                if inner == _GRAPH_INITIALIZER:
-                    places.update(_tensor(data, first, last, model.name))
-    return places
-
-
-def _tensor(data: mmap.mmap, start: int, end: int, file: str) -> dict[str, StoredData]:
-    fields = {number: (first, last) for number, first, last in _fields(data, start, end)}
-    name, code, raw = (fields.get(number) for number in (_TENSOR_NAME, _TENSOR_TYPE, _TENSOR_RAW_DATA))
-    if name is None or code is None:
-        return {}
-    text = data[name[0] : name[1]].decode("utf-8")
-    if raw is not None:
-        return {text: StoredData(file, Place(raw[0], raw[1] - raw[0]), _varint(data, code[0])[0])}
-    if end - start > _HEADER_BYTES:
-        return {}
-    tensor = onnx.TensorProto.FromString(data[start:end])
-    if not is_external(tensor):
-        return {}
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    place = Place(int(entries.get("offset", 0)), int(entries.get("length", 0)))
-    return {text: StoredData(entries["location"], place, tensor.data_type)}
-
-
-def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each field's value."""
-    while at < end:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == 2:
-            size, at = _varint(data, at)
-            after = at + size
-        elif kind == 0:
-            after = _varint(data, at)[1]
-        else:
-            after = at + (8 if kind == 1 else 4)
-        yield tag >> 3, at, after
-        at = after
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """A number, and where the next begins."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

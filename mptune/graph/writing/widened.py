@@ -14,8 +14,7 @@ import onnx.numpy_helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.model import Model, Node, needed_nodes
-from mptune.graph.loading.tensors import ONNX_TYPES
-from mptune.graph.plan import Precision
+from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.model_file import add_cast, declare_rounded_outputs
 from mptune.graph.writing.observe import without_outputs
 from mptune.graph.writing.weights import WeightBank
@@ -90,11 +89,11 @@ def _round(graph: onnx.GraphProto, value: str, suffix: str, names: dict[str, str
 
 _FLOAT = onnx.TensorProto.FLOAT
 
-_PRECISIONS: Mapping[str, Precision] = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
+_PRECISIONS: Mapping[str, Precision] = {p.dtype: p for p in REDUCED if p.stored is p}
 
 """By element type."""
 
-_REDUCED_CODES = frozenset(ONNX_TYPES[precision] for precision in _PRECISIONS.values())
+_REDUCED_CODES = frozenset(precision.onnx_type for precision in _PRECISIONS.values())
 
 _INLINE_BYTES = 1 << 30
 

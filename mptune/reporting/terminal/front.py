@@ -224,7 +224,7 @@ def print_front(
     Warnings in ``warned`` have been printed before.
     """
     console = make_console(sys.stdout if stream is None else stream)
-    nothing = [text for text in front.warnings if NOTHING in text]
+    nothing = [finding.message for finding in front.findings if finding.code == NOTHING]
     for text in nothing:
         print_text(console, f"warning: {text}", "yellow")
     print_breaks(console, front)

@@ -42,9 +42,9 @@ _OF_CONSTANTS = frozenset({"overflow", "vanishing", "epsilon", "int64"})
 def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> None:
     """Print the inspection of a model; to stdout by default."""
     console = make_console(sys.stdout if stream is None else stream)
-    first = [text for text in inspection.warnings if NOTHING in text]
-    for text in first:
-        print_text(console, f"warning: {text}", "yellow")
+    for finding in inspection.findings:
+        if finding.code == NOTHING:
+            print_text(console, f"warning: {finding.message}", "yellow")
     for name, value in _facts(inspection):
         print_fact(console, name, value)
     _section(console, "groups")
@@ -57,7 +57,7 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
     _section(console, "operators")
     console.print(_operators(inspection))
     _hazards(console, inspection)
-    for text in inspection.warnings[len(first) :]:
+    for text in inspection.warnings:
         print_text(console, f"warning: {text}", "yellow")
 
 

@@ -13,8 +13,8 @@ from mptune.reporting.terminal.console import make_console, plain_table, print_f
 from mptune.reporting.text import environment_facts
 
 if TYPE_CHECKING:
+    from mptune.engines.backends.backend import BackendStatus
     from mptune.engines.environment import Environment
-    from mptune.engines.toolchains.choose import ToolchainStatus
     from mptune.selftest.run import SelfTest
     from mptune.targets.target import Target
     from mptune.tuning.space import NamedSpace
@@ -108,7 +108,7 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
         file = space.file
         print_text(console, Text.assemble((space.name, "bold"), f"  {file.description}"))
         facts = [f"groups: {file.granularity}"]
-        facts += [f"pin {name}: {', '.join(pins)}" for name in ("fp32", "fp16") if (pins := getattr(file.pin, name))]
+        facts += [f"pin {name}: {', '.join(pins)}" for name in ("fp32", "fp16") if (pins := file.pin.get(name))]
         facts += [f"seed {seed.name}: {', '.join(seed.fp32)} in FP32, the rest in FP16" for seed in file.seed]
         for fact in facts:
             print_text(console, fact, indent=4)
@@ -116,7 +116,7 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
     console.print("A space of your own: --space FILE.toml")
 
 
-def print_doctor(environment: Environment, toolchains: Sequence[ToolchainStatus], stream: TextIO | None = None) -> None:
+def print_doctor(environment: Environment, toolchains: Sequence[BackendStatus], stream: TextIO | None = None) -> None:
     """Print what this machine has, which toolchains work, and how to install those that do not."""
     console = make_console(sys.stdout if stream is None else stream)
     for name, value in environment_facts(environment):

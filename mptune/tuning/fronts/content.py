@@ -10,7 +10,7 @@ from typing import Any
 
 from mptune.choice import Choice
 from mptune.finding import Finding
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm, encode
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
@@ -122,7 +122,8 @@ class FrontContent:
 
 def fp16_name(plan: PrecisionPlan) -> str:
     """What a plan is called that has every group in FP16 but for those that are BF16, or pinned to FP32."""
-    name, others = ("all-BF16", 0) if plan.bf16_groups and not plan.fp16_groups else ("all-FP16", len(plan.bf16_groups))
+    first, *others = plan.reduced_counts or (Precision.FP16,)
     pinned = len(plan.fp32_groups)
-    but = [f"{others} in BF16"] * bool(others) + [f"{pinned} pinned"] * bool(pinned)
-    return f"{name} but {' and '.join(but)}" if but else name
+    but = [f"{plan.reduced_counts[precision]} in {precision.name}" for precision in others]
+    but += [f"{pinned} pinned"] * bool(pinned)
+    return f"all-{first.name} but {' and '.join(but)}" if but else f"all-{first.name}"

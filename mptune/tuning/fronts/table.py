@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from mptune.data.metrics.paired import is_compared_by_ratio
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import WIDEST, cut, printable
 from mptune.printable import printable_html as escape
 from mptune.tuning.evaluation import Evaluation
@@ -131,9 +131,9 @@ def memory_details(evaluation: Evaluation) -> str:
 
 
 def group_counts(plan: PrecisionPlan) -> str:
-    """FP16 groups / FP32 groups; with BF16 groups FP16+BF16/FP32."""
-    reduced = f"{len(plan.fp16_groups)}+{len(plan.bf16_groups)}" if plan.bf16_groups else str(len(plan.fp16_groups))
-    return f"{reduced}/{len(plan.fp32_groups)}"
+    """FP16 groups / FP32 groups; with BF16 groups FP16+BF16/FP32, likewise with others."""
+    others = (count for precision, count in plan.reduced_counts.items() if precision is not Precision.FP16)
+    return f"{'+'.join(map(str, (len(plan.fp16_groups), *others)))}/{len(plan.fp32_groups)}"
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,10 @@ class Outcome:
 def findings(outcome: Outcome) -> tuple[str, ...]:
     """What to know before trusting the front."""
     faster = [p for p in outcome.points if faster_beyond_noise(p, outcome.fp32)]
-    found = [_failures(outcome)] if faster and outcome.failures else []
-    found += [] if faster or outcome.is_untunable else [_why_nothing_is_faster(outcome)]
+    warnings = [_failures(outcome)] if faster and outcome.failures else []
+    warnings += [] if faster or outcome.is_untunable else [_why_nothing_is_faster(outcome)]
     if faster and _has_errors_of_fp32(outcome):
-        found.append(
+        warnings.append(
             "no plan has a larger error than all-FP32, so the fastest is the best: if that is a surprise, check that "
             "the calibration data reach the whole model"
         )
@@ -111,18 +111,18 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
         and _sampled(outcome.evaluations)
         and not (outcome.is_exhausted or outcome.is_given)
     ):
-        found.append(f"no searched plan is on the front, only seeds: {outcome.more} may find better ones")
+        warnings.append(f"no searched plan is on the front, only seeds: {outcome.more} may find better ones")
     if outcome.has_seeds_alone and outcome.mixed and outcome.free:
         ended = "the search ended before its budget, with" if outcome.is_cut_short else "the budget went to"
-        found.append(f"{ended} the baseline and the seeds, and nothing was searched: {outcome.more} goes on")
-    found += _little_gain(outcome, faster)
+        warnings.append(f"{ended} the baseline and the seeds, and nothing was searched: {outcome.more} goes on")
+    warnings += _little_gain(outcome, faster)
     spread = _half_width(outcome.fp32)
     if spread > NOISY:
-        found.append(
+        warnings.append(
             f"the baseline's latency is known to +-{spread:.0%} only, and plans that are closer cannot be "
             "distinguished: the front shows those that can"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 def _little_gain(outcome: Outcome, faster: Sequence[Evaluation]) -> list[str]:
@@ -138,8 +138,6 @@ def _little_gain(outcome: Outcome, faster: Sequence[Evaluation]) -> list[str]:
 
 
 def _why_nothing_is_faster(outcome: Outcome) -> str:
-    if not outcome.fp32.plan.precision and outcome.unreached is None:
-        return f"the model has no layer group that could be {outcome.reduced}, so there was nothing to search"
     if outcome.free == 0 and outcome.unreached is None:
         return (
             "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each "

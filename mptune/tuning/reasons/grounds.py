@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mptune.files import parse_json, write_json
 from mptune.graph.plan import Precision
-from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.boundaries import Boundary, End
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import Pin, SearchSpace
 
@@ -52,16 +54,10 @@ class Grounds:
         groups = tuple(GroupFacts(g.id, g.name, g.kind, pins.get(g.id), reduced(g.id)) for g in space.groups)
         if prior is None or prior.gains_ms is None:
             return cls(groups)
-        terms = Prior(
-            prior.groups,
-            gains_ms=prior.gains_ms,
-            boundaries=prior.boundaries,
-            boundary_costs_ms=prior.boundary_costs_ms,
-            fixed_gain_ms=prior.fixed_gain_ms,
-            exact=prior.exact,
-            operators=prior.operators,
+        preferred = prior.of_columns(
+            np.setdiff1d(np.arange(len(prior.groups)), [column for _, column in prior.further])
         )
-        return cls(groups, terms)
+        return cls(groups, replace(preferred, log_square_errors=None, log_square_sds=None, part_shares=None))
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -109,10 +105,10 @@ def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> Non
         RunError: the disk is full, or the place cannot be written.
     """
     path = data_dir / EXPLAIN_JSON
-    known, now = Grounds.load(path), Grounds.of(space, prior)
-    if now.prior is None and known.free == now.free:
-        now = Grounds(now.groups, known.prior)
-    if now != known:
+    before, now = Grounds.load(path), Grounds.of(space, prior)
+    if now.prior is None and before.free == now.free:
+        now = Grounds(now.groups, before.prior)
+    if now != before:
         now.save(path)
 
 
@@ -124,11 +120,8 @@ def _terms_to_json(prior: Prior) -> dict[str, Any]:
     return {
         "groups": list(prior.groups),
         "gains_ms": list(prior.gains_ms or ()),
-        "ties": [
-            [list(boundary.members), boundary.fp32, boundary.fp16]
-            for boundary in prior.boundaries
-            if isinstance(boundary, Boundary)
-        ],
+        "precisions": list(prior.precisions),
+        "ties": [[boundary.producer, *boundary.readers] for boundary in prior.boundaries],
         "tie_costs_ms": list(prior.boundary_costs_ms),
         "fixed_gain_ms": prior.fixed_gain_ms,
         "exact": prior.exact,
@@ -148,9 +141,14 @@ def _terms_from_json(document: Mapping[str, Any]) -> Prior:
     return Prior(
         groups=tuple(gains),
         gains_ms=tuple(gains.values()),
-        boundaries=tuple(Boundary(tuple(map(int, members)), *map(bool, sides)) for (members, *sides), _ in ties),
+        boundaries=tuple(Boundary(_end(producer), tuple(map(_end, readers))) for (producer, *readers), _ in ties),
         boundary_costs_ms=tuple(float(ms) for _, ms in ties),
         fixed_gain_ms=float(document["fixed_gain_ms"]),
         exact=bool(document["exact"]),
         operators=tuple(frozenset(map(_text, names)) for names in document.get("operators", ())),
+        precisions=tuple(map(_text, document["precisions"])),
     )
+
+
+def _end(value: Any) -> End:
+    return value if isinstance(value, str) else tuple(map(int, value))

@@ -70,7 +70,7 @@ class _Maker:
 
     def columns(self) -> list[Finding]:
         """Columns that move more than their output shows, and errors near zero."""
-        found = []
+        findings = []
         error = self.chosen.counted_held_out or self.chosen.counted
         for name, by_column in error.columns.items():
             statistics = error.per_output.get(name, {})
@@ -91,8 +91,8 @@ class _Maker:
                         "output_relative_l2": whole,
                         "max_abs": float(apart[worst]),
                     }
-                    found.append(self._of_columns(code, OutputColumns(name, columns), numbers))
-        return found
+                    findings.append(self._of_columns(code, OutputColumns(name, columns), numbers))
+        return findings
 
     def _of_columns(self, code: str, output: OutputColumns, numbers: Mapping[str, float]) -> Finding:
         return self._finding(

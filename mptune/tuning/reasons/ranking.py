@@ -79,8 +79,8 @@ def error_agreement(pairs: Sequence[Pair]) -> Agreement:
     def error(evaluation: Evaluation) -> float:
         return max(evaluation.judged_error, ERROR_FLOOR)
 
-    def apart(one: Evaluation, other: Evaluation) -> bool:
-        low, high = sorted((error(one), error(other)))
+    def apart(first: Evaluation, other: Evaluation) -> bool:
+        low, high = sorted((error(first), error(other)))
         return high >= ERRORS_APART * low
 
     return _agreement(pairs, error, apart)

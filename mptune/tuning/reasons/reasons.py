@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mptune.engines.base import Failure
 from mptune.finding import Finding
+from mptune.findings.wording import fill
 from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import Evaluation, Origin
@@ -73,10 +73,12 @@ def explain(
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     if not grounds.groups or any(e.plan.precision.keys() != {g.id for g in grounds.groups} for e in points):
         return Explanation()
-    both = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
+    every = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
     ignored = chosen.ignored if chosen is not None else points[0].ignored if points else ()
-    known: Mapping[str, float] = next((one.ignoring(ignored).errors for one in both if one.errors), {})
-    errors = {group: error for group, error in known.items() if not math.isnan(error)}
+    usable: Mapping[str, float] = next(
+        (sensitivity.ignoring(ignored).errors for sensitivity in every if sensitivity.errors), {}
+    )
+    errors = {group: error for group, error in usable.items() if not math.isnan(error)}
     plans = {e.plan.fingerprint: e for e in (*points, *others, *([chosen] if chosen is not None else []))}
     reasons = _Reasons(grounds, errors, record, findings, tuple(plans.values()))
     kept = {fingerprint: reasons.of(evaluation) for fingerprint, evaluation in plans.items()}
@@ -96,16 +98,16 @@ class _Reasons:
     ) -> None:
         self._grounds = grounds
         self._findings = {
-            group.id: found.code
+            group.id: reason.code
             for group in grounds.groups
-            if (found := finding_of(group.id, findings, None if group.pin is None else group.pin.reason)) is not None
+            if (reason := finding_of(group.id, findings, None if group.pin is None else group.pin.reason)) is not None
         }
         self._free = grounds.free
         self._errors = errors
         self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
         built = record.built_plans(self._free).thinned(_LEARNT_FROM)
         free = [group for group in grounds.groups if group.pin is None]
-        self._unsuccessful = _Unsuccessful.of(record, free, errors, _HeldOut.of(record, evaluations))
+        self._to_blame, self._open = _of_no_sound_plan(record, free, errors, evaluations)
         self._latency: LatencyModel | None = None
         self._terms: Floats
         self._gains: dict[str, float] = {}
@@ -126,8 +128,8 @@ class _Reasons:
             for group in self._grounds.groups
             if evaluation.plan.precision.get(group.id) is Precision.FP32
         ]
-        errors = {one.group: -1.0 if one.one_group_error is None else one.one_group_error for one in kept}
-        return tuple(sorted(kept, key=lambda one: -errors[one.group]))
+        errors = {group.group: -1.0 if group.one_group_error is None else group.one_group_error for group in kept}
+        return tuple(sorted(kept, key=lambda group: -errors[group.group]))
 
     def _saved(self, evaluation: Evaluation) -> dict[str, float]:
         """Milliseconds that each FP32 group would save the plan, its Casts counted in."""
@@ -153,8 +155,8 @@ class _Reasons:
             if group.pin.precision is not Precision.FP32:
                 return Reason.UNKNOWN, "all-FP32 is the baseline, whatever is pinned"
             return Reason.BOUNDARIES if group.pin.reason in _WORTHLESS else Reason.PINNED, group.pin.reason
-        if group.id in self._unsuccessful.broken:
-            return self._unsuccessful.broken[group.id]
+        if group.id in self._to_blame:
+            return self._to_blame[group.id]
         gain = self._gains.get(group.id)
         if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
             return Reason.BOUNDARIES, f"{name} saves nothing in it"
@@ -175,8 +177,8 @@ class _Reasons:
         if tried is not None:
             error_then = f"the error of this plan is {tried.error_value:.1e}"
             return Reason.ERROR, f"with it in {name} {error_then}{_saving(saves_ms, name)}"
-        if group.id in self._unsuccessful.lost:
-            return self._unsuccessful.lost[group.id]
+        if group.id in self._open:
+            return self._open[group.id]
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
             return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
@@ -211,17 +213,17 @@ class _Reasons:
         return tuple(sorted(worths, key=self._rank))
 
     def _rank(self, worth: GroupWorth) -> tuple[int, float]:
-        if worth.error_per_ms is not None and worth.group not in self._unsuccessful.broken:
+        if worth.error_per_ms is not None and worth.group not in self._to_blame:
             return 0, worth.error_per_ms
-        last = 3 if worth.is_pinned else 2 if worth.group in self._unsuccessful.broken else 1
+        last = 3 if worth.is_pinned else 2 if worth.group in self._to_blame else 1
         return last, 0.0 if worth.one_group_error is None else worth.one_group_error
 
     def _is_slower_throughout(self, evaluation: Evaluation) -> bool:
         """Whether a plan is all-FP32, and one with all free groups in less, which has no boundaries, is not faster."""
         if evaluation.plan.reduced_groups:
             return False
-        whole = [one for one in self._evaluated.values() if set(self._free) <= set(one.plan.reduced_groups)]
-        return bool(whole) and not any(faster_beyond_noise(one, evaluation) for one in whole)
+        whole = [e for e in self._evaluated.values() if set(self._free) <= set(e.plan.reduced_groups)]
+        return bool(whole) and not any(faster_beyond_noise(e, evaluation) for e in whole)
 
     def _alone(self) -> dict[str, float]:
         """What each group saves when it alone is FP16, its Casts counted in."""
@@ -251,90 +253,74 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
     return chosen.plan.precision[group.id].name if reason is None else f"FP32: {reason.value}"
 
 
-@dataclass(frozen=True)
-class _HeldOut:
-    """Which groups plans had in a reduced precision that were not finite on the held-out samples, and that were.
+_CAME_OF_IT: Mapping[str, str] = {
+    "held out": "{plans} with it in {precision} that met the held-out samples gave NaN or Inf there",
+    "no outputs": "{plans} with it in {precision} gave no outputs[ ({cause})]",
+    "not finite": "{plans} with it in {precision} came out not finite[ ({cause})]",
+    "failed": "{plans} with it in {precision} failed[ ({cause})]",
+    "blamed": "{plans} with it in {precision} came out not finite or gave no outputs",
+    "alone": "alone in {precision} its outputs are NaN or Inf",
+}
+"""What came of the plans with a group of which no plan gave finite outputs."""
 
-    Attributes:
-        broken: of each plan that was not.
-        sound: of all plans that were.
+
+def _of_no_sound_plan(
+    record: StudyRecord,
+    groups: Sequence[GroupFacts],
+    errors: Mapping[str, float],
+    evaluations: Sequence[Evaluation],
+) -> tuple[dict[str, tuple[Reason, str]], dict[str, tuple[Reason, str]]]:
+    """Groups that are to blame for all that is known, each with why it is FP32; and those of which that is open.
+
+    Of the latter, others in the same plans may be to blame. A plan that gave no outputs shows a failure, and no
+    overflow.
     """
+    free = [group.id for group in groups]
+    built = record.built_plans(free).thinned(_LEARNT_FROM)
+    squares = None
+    if errors:
+        squares = tuple(2.0 * math.log(max(errors[g], ERROR_FLOOR)) if g in errors else math.nan for g in free)
+    prior = Prior(tuple(free), squares)
+    models = OverflowModel(prior, built), FailureModel(prior, built)
+    is_blamed = np.maximum(*(model.probabilities for model in models)) > 0.5
+    good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
+    failures = record.failures()
+    broken_held_out, sound_held_out = _held_out(record, evaluations)
+    to_blame: dict[str, tuple[Reason, str]] = {}
+    open_: dict[str, tuple[Reason, str]] = {}
 
-    broken: Sequence[frozenset[str]]
-    sound: frozenset[str]
+    def add(kind: str, group: GroupFacts, count: int, reason: Reason, *, is_open: bool) -> None:
+        names = {"plans": _all_plans(count), "precision": group.reduced.name, "cause": _first_cause(group, failures)}
+        text = fill(_CAME_OF_IT[kind], names)
+        (open_ if is_open else to_blame)[group.id] = (reason, f"{text}; {_OPEN}" if is_open else text)
 
-    @classmethod
-    def of(cls, record: StudyRecord, evaluations: Sequence[Evaluation]) -> _HeldOut:
-        ignored = evaluations[0].ignored if evaluations else ()
-        dropped = dropped_plans(record, ignored)
-        met = [e for e in evaluations if e.held_out is not None and e.is_finite and e.plan.fingerprint not in dropped]
-        every = {e.plan.fingerprint: e.plan for e in record.evaluations() if e.plan.fingerprint in dropped}
-        return cls(
-            [frozenset(plan.reduced_groups) for plan in every.values()],
-            frozenset(group for e in met for group in e.plan.reduced_groups),
-        )
-
-    def of_group(self, group: GroupFacts) -> tuple[str, bool] | None:
-        """What is to say of a group that no sound plan has, and whether some plan has no other such group."""
-        holding = [groups for groups in self.broken if group.id in groups]
-        if not holding or group.id in self.sound:
-            return None
-        what = f"{_all_plans(len(holding))} with it in {group.reduced.name}"
-        is_alone = any(groups - self.sound == {group.id} for groups in holding)
-        text = f"{what} that met the held-out samples gave NaN or Inf there"
-        return (text if is_alone else f"{text}; {_OPEN}"), is_alone
+    for column, group in enumerate(groups):
+        failed, nothing = int(bad[:, column].sum()), int(built.plans[built.gave_nothing, column].sum())
+        if len(good) and good[:, column].any():
+            holding = [reduced for reduced in broken_held_out if group.id in reduced]
+            if holding and group.id not in sound_held_out:
+                is_alone = any(reduced - sound_held_out == {group.id} for reduced in holding)
+                reason = Reason.ERROR if is_alone else Reason.FAILED
+                add("held out", group, len(holding), reason, is_open=not is_alone)
+        elif failed and failed == nothing and is_blamed[column]:
+            add("no outputs", group, failed, Reason.FAILED, is_open=False)
+        elif math.isinf(errors.get(group.id, 0.0)):
+            add("alone", group, failed, Reason.ERROR, is_open=False)
+        elif failed and is_blamed[column]:
+            add("blamed", group, failed, Reason.ERROR, is_open=False)
+        elif failed:
+            kind = "no outputs" if failed == nothing else "not finite" if not nothing else "failed"
+            add(kind, group, failed, Reason.FAILED, is_open=True)
+    return to_blame, open_
 
 
-@dataclass(frozen=True)
-class _Unsuccessful:
-    """What came of the plans with groups of which no plan gave finite outputs.
-
-    Attributes:
-        broken: groups that are to blame for all that is known, each with why it is FP32.
-        lost: groups of which that is not known: others in the same plans may be to blame.
-    """
-
-    broken: Mapping[str, tuple[Reason, str]]
-    lost: Mapping[str, tuple[Reason, str]]
-
-    @classmethod
-    def of(
-        cls, record: StudyRecord, groups: Sequence[GroupFacts], errors: Mapping[str, float], held_out: _HeldOut
-    ) -> _Unsuccessful:
-        """A plan that gave no outputs shows a failure, and no overflow."""
-        free = [group.id for group in groups]
-        built = record.built_plans(free).thinned(_LEARNT_FROM)
-        squares = None
-        if errors:
-            squares = tuple(2.0 * math.log(max(errors[g], ERROR_FLOOR)) if g in errors else math.nan for g in free)
-        prior = Prior(tuple(free), squares)
-        models = OverflowModel(prior, built), FailureModel(prior, built)
-        is_blamed = np.maximum(*(model.probabilities for model in models)) > 0.5
-        good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
-        failures = record.failures()
-        broken: dict[str, tuple[Reason, str]] = {}
-        lost: dict[str, tuple[Reason, str]] = {}
-        for column, group in enumerate(groups):
-            failed = int(bad[:, column].sum())
-            if len(good) and good[:, column].any():
-                if dropped := held_out.of_group(group):
-                    text, is_alone = dropped
-                    (broken if is_alone else lost)[group.id] = (Reason.ERROR if is_alone else Reason.FAILED, text)
-                continue
-            nothing = int(built.plans[built.gave_nothing, column].sum())
-            what = f"{_all_plans(failed)} with it in {group.reduced.name}"
-            cause = _first_cause(group, failures)
-            if failed and failed == nothing and is_blamed[column]:
-                broken[group.id] = (Reason.FAILED, f"{what} gave no outputs{cause}")
-            elif math.isinf(errors.get(group.id, 0.0)):
-                broken[group.id] = (Reason.ERROR, f"alone in {group.reduced.name} its outputs are NaN or Inf")
-            elif failed and is_blamed[column]:
-                broken[group.id] = (Reason.ERROR, f"{what} came out not finite or gave no outputs")
-            elif failed:
-                came = "gave no outputs" if failed == nothing else "came out not finite" if not nothing else "failed"
-                text = f"{what} {came}{cause}; {_OPEN}"
-                lost[group.id] = (Reason.FAILED, text)
-        return cls(broken, lost)
+def _held_out(record: StudyRecord, evaluations: Sequence[Evaluation]) -> tuple[list[frozenset[str]], frozenset[str]]:
+    """The reduced groups of each plan that was not finite on the held-out samples, and of all plans that were."""
+    dropped = dropped_plans(record, evaluations[0].ignored if evaluations else ())
+    met = [e for e in evaluations if e.held_out is not None and e.is_finite and e.plan.fingerprint not in dropped]
+    every = {e.plan.fingerprint: e.plan for e in record.evaluations() if e.plan.fingerprint in dropped}
+    broken = [frozenset(plan.reduced_groups) for plan in every.values()]
+    return broken, frozenset(group for e in met for group in e.plan.reduced_groups)
 
 
 def _all_plans(count: int) -> str:
@@ -347,7 +333,7 @@ def _first_cause(group: GroupFacts, failures: Sequence[tuple[PrecisionPlan, Orig
     if first is None:
         return ""
     text = " ".join(describe(first).split())
-    return f" ({text if len(text) <= _LONGEST_CAUSE else text[: _LONGEST_CAUSE - 3] + '...'})"
+    return text if len(text) <= _LONGEST_CAUSE else text[: _LONGEST_CAUSE - 3] + "..."
 
 
 def _rounded(value: float) -> float:

@@ -8,7 +8,8 @@ from typing import Any
 
 from mptune.engines.jobs.reference_report import Place, ReferenceReport
 from mptune.engines.toolchains.reference import ALONG_SEQUENCE, BY_INDEX
-from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Severity, Where
+from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
+from mptune.findings.wording import Severity
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 
@@ -41,16 +42,16 @@ def reference_findings(
     Args:
         indices: in the data, of each sample of the set; empty where they are all of the data.
     """
-    found = _Reference(report, origin, indices)
-    return (*found.not_finite(), *found.zero(), *found.constant(), *found.repeats(), *found.rows(), *found.batch())
+    facts = _Reference(report, origin, indices)
+    return (*facts.not_finite(), *facts.zero(), *facts.constant(), *facts.repeats(), *facts.rows(), *facts.batch())
 
 
 def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings without what runs showed of nodes that the graph alone names: a code and a place are named once."""
     kept: list[Finding] = []
     for finding in findings:
-        known = {node for other in kept if other.code == finding.code for node in other.where.nodes}
-        if finding.code != "not-deterministic" or not known:
+        named = {node for other in kept if other.code == finding.code for node in other.where.nodes}
+        if finding.code != "not-deterministic" or not named:
             kept.append(finding)
     return tuple(kept)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mptune.engines.base import Failure
+from mptune.findings.wording import fill, listed
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.failures import describe
 
@@ -31,44 +32,36 @@ class Unconfirmed:
     @property
     def reason(self) -> str:
         """Why, a few words."""
-        if self.failure is None:
-            return f"its outputs are {self._not_finite}"
-        return describe(self.failure)
+        return describe(self.failure) if self.failure else f"its outputs are {self._not_finite}"
 
     @property
     def _not_finite(self) -> str:
-        times = f", but finite in {self.finite_rounds} other process{'es' * (self.finite_rounds > 1)}"
-        return f"not finite on the held-out samples{times if self.finite_rounds else ''}"
+        names = {"rounds": self.finite_rounds or None}
+        return fill(
+            "not finite on the held-out samples[, but finite in {rounds:/# other process/# other processes}]", names
+        )
 
     @property
     def outcome(self) -> str:
-        """What was seen of the plan and is done with it, without its name."""
+        """What was seen of the plan, what is done with it, and what to do, without its name."""
         if self.failure is not None:
-            return "failed when it was re-measured: the figures are the search's, and the same command measures again"
-        if self.evaluation.origin == ORIGIN_FP32:
-            return f"{self._not_finite}, when re-measured"
-        return f"{self._not_finite}, and dropped"
-
-    @property
-    def cure(self) -> str:
-        """What to do, or the failure."""
-        if self.failure is not None:
-            return self.reason
+            again = "the figures are the search's, and the same command measures again"
+            return f"failed when it was re-measured: {again}: {self.reason}"
+        is_fp32 = self.evaluation.origin == ORIGIN_FP32
+        cure = "give more calibration samples, so that the search sees such values"
         if self.finite_rounds:
-            return "the same engine does not give the same again: run `mptune compare` with --repeat and --stress"
-        if self.evaluation.origin == ORIGIN_FP32:
-            return "the FP32 engine gives NaN or Inf where the reference has none; try another --engine"
-        return "give more calibration samples, so that the search sees such values"
+            cure = "the same engine does not give the same again: run `mptune compare` with --repeat and --stress"
+        elif is_fp32:
+            cure = "the FP32 engine gives NaN or Inf where the reference has none; try another --engine"
+        return f"{self._not_finite}, {'when re-measured' if is_fp32 else 'and dropped'}: {cure}"
 
 
 def unconfirmed_warnings(plans: Iterable[Unconfirmed]) -> tuple[str, ...]:
     """One line for all plans of which the same was seen, each with what to do."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[str, list[str]] = {}
     for plan in plans:
-        name = f"{plan.evaluation.plan.fingerprint} ({plan.evaluation.origin})"
-        alike.setdefault((plan.outcome, plan.cure), []).append(name)
+        alike.setdefault(plan.outcome, []).append(f"{plan.evaluation.plan.fingerprint} ({plan.evaluation.origin})")
     return tuple(
-        f"plan{'s' * (len(names) > 1)} {', '.join(names[:_NAMED])}"
-        f"{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''}: {outcome}: {cure}"
-        for (outcome, cure), names in alike.items()
+        f"plan{'s' * (len(names) > 1)} {listed(names, _NAMED, ' and {others} more')}: {outcome}"
+        for outcome, names in alike.items()
     )

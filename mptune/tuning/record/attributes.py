@@ -18,6 +18,7 @@ from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
+from mptune.tuning.space import choices_in_question
 
 if TYPE_CHECKING:
     from mptune.graph.grouping.groups import LayerGroup
@@ -75,8 +76,8 @@ def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | Non
         attrs[FAULTS] = faults
     attrs["speedup"] = round(evaluation.speedup, 4)
     attrs["FP16 groups"] = len(evaluation.plan.fp16_groups)
-    if evaluation.plan.bf16_groups:
-        attrs["BF16 groups"] = len(evaluation.plan.bf16_groups)
+    counts = evaluation.plan.reduced_counts
+    attrs |= {f"{p.name} groups": count for p, count in counts.items() if p is not Precision.FP16}
     if evaluation.has_own_value and evaluation.is_finite:
         attrs[LAW_ATTR] = evaluation.error.value("relative_l2")
     attrs[EVALUATION] = evaluation.to_json()
@@ -105,9 +106,9 @@ def choices_of(trials: Iterable[FrozenTrial]) -> dict[str, Sequence[Any]]:
 
 def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None:
     """How many plans a search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
-    choices = choices_of(trials).values()
-    needs_bf16 = has_failed or any(str(Precision.BF16) in each[:2] for each in choices)
-    return math.prod(len(each) if needs_bf16 else 2 for each in choices) if choices else None
+    choices = choices_of(trials)
+    in_question = choices_in_question(choices, has_failed=has_failed)
+    return math.prod(map(len, in_question.values())) if choices else None
 
 
 class ParameterNames:

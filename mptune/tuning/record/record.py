@@ -42,10 +42,11 @@ from mptune.tuning.record.attributes import (
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.storage import batch, close_storage, storing
 from mptune.tuning.record.study_trials import Proposal, StudyTrials
+from mptune.tuning.sampler.plan_rows import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Count, Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
-from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, read_built_plans, set_feasible
+from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, TrialReader, set_feasible
 from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
@@ -128,8 +129,8 @@ class StudyRecord:
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """The plans that were evaluated, over these free groups; without those of a group that is not as it prefers."""
-        names, reduced = map(self._names.of, groups), map(str, map(self.space.reduced_of, groups))
-        return read_built_plans(self.trials.every(), tuple(names), -1, tuple(reduced))
+        columns = Columns(tuple(map(self._names.of, groups)), tuple(str(self.space.reduced_of(g)) for g in groups))
+        return TrialReader(columns).built_plans(self.trials.every(), -1)
 
     # -- asking and telling -------------------------------------------------------------------------------------
 

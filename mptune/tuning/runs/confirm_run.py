@@ -20,7 +20,7 @@ from mptune.choice import Choice
 from mptune.data.archive import labels_beside
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.parts import parts_path
-from mptune.engines.base import SampleSet, Toolchain, Workspace
+from mptune.engines.base import ReportsProgress, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (
     TargetChoice,
@@ -228,7 +228,8 @@ class ConfirmRun(MeasuringRun):
             lent_samples(self._run, self.directory) as workspace,
             contextlib.closing(self._open(workspace, settings)) as toolchain,
         ):
-            toolchain.listen(self._listener.building)
+            if isinstance(toolchain, ReportsProgress):
+                toolchain.listen(self._listener.building)
             self._listener.stage(f"measuring {len(space.seeds)} plans on {toolchain.device}")
             if left:
                 Tuner(record, space, toolchain, settings, self._listener, limits=limits).run()

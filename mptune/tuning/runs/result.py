@@ -240,7 +240,7 @@ def _warnings(
         is_cut_short=record.spent < file.search.budget,
         sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
         plan_count=plan_count(record.trials.every(), has_failed=bool(failed)),
-        is_untunable=any(NOTHING in text for text in file.warnings),
+        is_untunable=any(finding.code == NOTHING for finding in findings),
     )
     warnings = (
         *file.warnings,

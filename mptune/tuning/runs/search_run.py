@@ -13,7 +13,7 @@ from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
 from mptune.diagnosis.sizes import chosen_sweep
-from mptune.engines.base import Failure, SampleSet, Toolchain
+from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
@@ -30,14 +30,12 @@ from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_measured
-from mptune.targets.unsearched.already_mixed import already_mixed_findings
-from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
-from mptune.targets.unsearched.quantised import quantised_findings
+from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.enlarged import with_reasons
 from mptune.tuning.reasons.grounds import keep_grounds
+from mptune.tuning.reasons.group_findings import with_reasons
 from mptune.tuning.record.storage import check_opens, check_storage, named_storage
 from mptune.tuning.record.study import (
     BUDGET_NOTE,
@@ -358,7 +356,7 @@ class SearchRun(MeasuringRun):
         path = self._workload.workspace.data_dir / SENSITIVITY_JSON
         if is_own(metric) and self.record.baseline() is None:
             try_objective(toolchain, space, metric, definition_of_metric(metric, self._settings.metric_function))
-        terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
+        terms = in_fresh_processes(toolchain.predictor.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         latency_terms = None if isinstance(terms, Failure) else terms
@@ -368,7 +366,7 @@ class SearchRun(MeasuringRun):
         errors = OneGroupErrors(
             space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, searched=searched, limits=limits
         )
-        if toolchain.error_source == "measured" and toolchain.emulation_holds:
+        if toolchain.error_source == "measured" and toolchain.predictor.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
             self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=limits, searched=searched)
         guide = Guide(
@@ -391,7 +389,8 @@ class SearchRun(MeasuringRun):
             opener = self._opener or self._open_by_target
             toolchain = opener(self._workload, self._settings)
             self._engines.callback(toolchain.close)
-            toolchain.listen(self._listener.building)
+            if isinstance(toolchain, ReportsProgress):
+                toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
             if not self._is_worker and has_evaluation(self.directory, self.file, self._settings.storage):
                 check_target(self.directory.path, self.file, section)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import Toolchain
-from mptune.engines.environment import Environment
+from mptune.engines.environment import Environment, engine_packages
 from mptune.engines.toolchains.choose import is_here
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
@@ -40,8 +40,7 @@ from mptune.tuning.runs.seals import damaged, is_sealed, refuse_damaged, seal, s
 from mptune.tuning.runs.search_run import SPACE_FILE, SearchRun
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
-from mptune.tuning.steps.kernels import CODES as KERNEL_CODES
-from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
+from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels, kernel_codes
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import Observations, search_space
 
@@ -240,7 +239,7 @@ class MixedRun(WorkerRun):
             seal(self.directory.data)
         kernels = self._kernels
         about_kernels = kernels.findings(self.grouped)
-        others = (finding for finding in self.file.findings if finding.code not in KERNEL_CODES.values())
+        others = (finding for finding in self.file.findings if finding.code not in kernel_codes())
         self._save(findings=(*others, *about_kernels))
         self._warn(*kernels.warnings)
         self.work()
@@ -297,7 +296,7 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
 
 def _fresh_file(file: RunFile) -> RunFile:
     """Findings and warnings about the model and the data hold on every device."""
-    kept = tuple(finding for finding in file.findings if finding.code not in (TARGET_CODE, *KERNEL_CODES.values()))
+    kept = tuple(finding for finding in file.findings if finding.code not in (TARGET_CODE, *kernel_codes()))
     choice = file.choice.again().model_copy(update={"replaced": None})
     return file.model_copy(update={"findings": kept, "warnings": (), "choice": choice})
 
@@ -316,11 +315,6 @@ def _share(home: RunDirectory, run: RunDirectory) -> None:
                     (folder / name).unlink(missing_ok=True)
                     link_or_copy(str(source / name), str(folder / name))
 
-
-_COMPARED = frozenset(
-    {"mptune", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx", "cuda driver"}
-)
-"""Versions that change figures."""
 
 _DIGITS = 6
 
@@ -345,7 +339,8 @@ def difference(
 def versions(environment: Environment) -> dict[str, str]:
     """The versions that change figures, and the drivers of the GPUs."""
     drivers = sorted({gpu.driver for gpu in environment.gpus if gpu.driver})
-    compared = {name: version for name, version in environment.versions.items() if name in _COMPARED}
+    names = {"mptune", "cuda driver", *engine_packages()}
+    compared = {name: version for name, version in environment.versions.items() if name in names}
     return {**compared, "driver": ", ".join(drivers)} if drivers else compared
 
 

@@ -131,8 +131,8 @@ class EhviEstimator:
             return np.full(len(plans), math.nan)
         wanted = plan_keys(plans)
         position = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        found: Floats = np.where(keys[position] == wanted, errors[position], math.nan)
-        return found
+        errors_of_plans: Floats = np.where(keys[position] == wanted, errors[position], math.nan)
+        return errors_of_plans
 
     def coordinates(
         self, plans: Bools, n_draws: int = _DRAWS + 1, emulated_errors: Floats | None = None

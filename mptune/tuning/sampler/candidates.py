@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.cuts.boundaries import Boundary
-from mptune.tuning.sampler.cuts.casts import Casts
-from mptune.tuning.sampler.cuts.labels import Solver, exclusive
-from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
+from mptune.tuning.sampler.cuts.min_cut import CutSolver
+from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats, exclusive, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 
 ENUMERABLE_GROUPS = 12
@@ -43,7 +42,7 @@ _CELLS = 4_000_000
 def find_candidates(
     prior: Prior,
     estimator: EhviEstimator,
-    solver: Solver,
+    solver: CutSolver,
     built: Bools,
     generator: np.random.Generator,
 ) -> CandidatePool:
@@ -58,22 +57,21 @@ def find_candidates(
     """
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
-    second = [second for _, second in prior.twins]
     if n_groups <= ENUMERABLE_GROUPS:
         every = (np.arange(2**n_groups)[:, None] >> np.arange(n_groups) & 1).astype(bool)
-        pool.add(every[~(every[:, [first for first, _ in prior.twins]] & every[:, second]).any(axis=1)])
+        first, second = np.array(prior.exclusive, dtype=np.int64).reshape(-1, 2).T
+        pool.add(every[~(every[:, first] & every[:, second]).any(axis=1)])
         return pool
     one_group = np.eye(n_groups, dtype=bool)
     all_fp16 = np.ones((1, n_groups), dtype=bool)
-    all_fp16[:, second] = False
+    all_fp16[:, [column for _, column in prior.further]] = False
     pool.add(np.vstack([built, exact_optima(solver, estimator, generator), one_group, all_fp16]))
     pool.add_neighbours(prior, generator)
     return pool
 
 
-def exact_optima(solver: Solver, estimator: EhviEstimator, generator: np.random.Generator) -> Bools:
-    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts,
-    of three precisions by expansions.
+def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.random.Generator) -> Bools:
+    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts.
 
     Returns:
         Shape (``_SWEPT_DRAWS * _SWEEP_WEIGHTS``, n_groups).
@@ -152,20 +150,20 @@ class CandidatePool:
         """
         n_groups = len(prior.groups)
         flips = [np.eye(n_groups, dtype=bool)]
-        pairs = [pair for boundary in prior.boundaries for pair in _pairs(boundary)]
+        pairs = [pair for boundary in prior.boundaries for pair in _pairs(boundary, prior.columns)]
         if pairs:
             flips.append(_masks(np.array(pairs), n_groups))
         n_random = math.ceil(_RANDOM_SHARE * n_groups)
         for round_ in range(_NEIGHBOUR_ROUNDS):
             before = self._screened[2].max()
             best = _largest(np.where(self._is_expanded, -math.inf, self._screened[2]), _EXPANDED_PLANS)
-            best, front = (some[~self._is_expanded[some]] for some in (best, self._front))
+            best, front = (positions[~self._is_expanded[positions]] for positions in (best, self._front))
             spread = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), _EXPANDED_PLANS // 2)).astype(int))]
             chosen = np.union1d(best[: _EXPANDED_PLANS - len(spread)], spread)
             self._is_expanded[chosen] = True
             centres = self.plans[chosen]
-            some = generator.random((n_random, n_groups)).argpartition(2, axis=1)[:, :3]
-            masks = np.vstack([*flips, _masks(some[:, :2], n_groups), _masks(some, n_groups)])
+            positions = generator.random((n_random, n_groups)).argpartition(2, axis=1)[:, :3]
+            masks = np.vstack([*flips, _masks(positions[:, :2], n_groups), _masks(positions, n_groups)])
             most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
             if len(masks) > most:
                 masks = masks[generator.choice(len(masks), size=most, replace=False)]
@@ -181,7 +179,7 @@ class CandidatePool:
         """Add the plans that differ from each centre as its masks say.
 
         Args:
-            prior: names the twins.
+            prior: names the columns.
             centres: shape (n_centres, n_groups).
             masks: shape (n_centres, n_masks, n_groups).
 
@@ -189,8 +187,8 @@ class CandidatePool:
             The screened EHVI of each, shape (n_centres, n_masks).
         """
         around = (centres[:, None, :] ^ masks).reshape(-1, masks.shape[2])
-        if prior.twins:
-            exclusive(around, np.repeat(centres, masks.shape[1], axis=0), prior.twins)
+        if prior.exclusive:
+            exclusive(around, np.repeat(centres, masks.shape[1], axis=0), prior.exclusive)
         self.add(around)
         order = np.argsort(self._keys)
         position = order[np.searchsorted(self._keys, plan_keys(around), sorter=order)]
@@ -198,14 +196,12 @@ class CandidatePool:
         return ehvi
 
 
-def _pairs(boundary: Boundary | Casts) -> list[tuple[int, int]]:
-    """Two columns at a time that share a tensor; of three precisions those of one precision, so that both groups take
-    it, or leave it, together."""
-    if isinstance(boundary, Boundary):
-        return [boundary.members[:2]] if len(boundary.members) >= 2 else []  # type: ignore[list-item]
-    ends = [(boundary.producer, reader) for reader in boundary.readers]
-    both = [(a, b) for one, other in ends for a, b in zip(one, other, strict=True) if a >= 0 and b >= 0]
-    return [pair for pair in dict.fromkeys(both) if pair[0] != pair[1]]
+def _pairs(boundary: Boundary, columns: Columns) -> list[tuple[int, int]]:
+    """Columns of one precision of the first two groups that share a tensor, so that both take it, or leave it."""
+    if len(boundary.ends) < 2:
+        return []
+    first, second = boundary.ends[:2]
+    return [(a, b) for a in first for b in second if a != b and columns.precisions[a] == columns.precisions[b]]
 
 
 def _combined(best: Bools) -> Bools:
@@ -230,6 +226,6 @@ def _masks(positions: NDArray[np.int64], n_groups: int) -> Bools:
 
 def _largest(values: Floats, count: int) -> NDArray[np.int64]:
     """Positions of the ``count`` largest values, the largest first."""
-    some = np.argpartition(-values, count - 1)[:count] if count < len(values) else np.arange(len(values))
-    largest: NDArray[np.int64] = some[np.argsort(-values[some], kind="stable")]
+    positions = np.argpartition(-values, count - 1)[:count] if count < len(values) else np.arange(len(values))
+    largest: NDArray[np.int64] = positions[np.argsort(-values[positions], kind="stable")]
     return largest

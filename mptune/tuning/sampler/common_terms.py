@@ -12,11 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mptune.graph.plan import Precision
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import Prior
-
-_BF16 = str(Precision.BF16)
 
 _COSTS_FACTOR, _COSTS_MORE = 0.5, 0.15
 """Doubt of the costs of all boundaries: as a share of each, and an equal amount, as a share of a group's mean gain."""
@@ -25,8 +22,8 @@ _GAINS_FACTOR, _OPERATOR_FACTOR = 0.2, 0.3
 """Doubt of the gains of all groups, and of those that have an operator, as a share of each gain."""
 
 _BEYOND_FACTOR = 0.5
-"""The same of the gains of groups that may be BF16 and not FP16. What overflows is of one kind in most networks: in one
-whose nine norms do, they all are slower in BF16 on an H200, where the roofline has them gain."""
+"""The same of the gains of groups that may not have the preferred precision. What overflows is of one kind in most
+networks: in one whose nine norms do, they all are slower in BF16 on an H200, where the roofline has them gain."""
 
 _SHRUNK = 0.8
 """Power of the prior's gains that is more likely than the gains themselves: what is estimated with an error regresses
@@ -34,10 +31,10 @@ towards the mean, so that large estimates are too large and small ones too small
 networks on an H200 against their rooflines: slopes of 0.28, 0.58, 0.69, 0.99 and 1.25."""
 
 _AS_GIVEN, _SAVES_NOTHING = -1.0, -1.0
-"""Log of the odds, before any timing, that the prior's gains are right as they are, and that BF16 saves nothing in all
-groups that may be BF16 and not FP16."""
+"""Log of the odds, before any timing, that the prior's gains are right as they are, and that nothing is saved in all
+groups that may not have the preferred precision."""
 
-_TWINS_DIFFER = 0.05
+_ALIKE_DIFFER = 0.05
 """Doubt of what BF16 saves beyond FP16 in the same group, as a share of the doubt of what FP16 saves."""
 
 
@@ -50,7 +47,7 @@ def gain_guesses(prior: Prior, plans: Bools) -> list[tuple[Sequence[float] | Non
     """
     if prior.gains_ms is None or prior.exact:
         return [(prior.gains_ms, 0.0)]
-    shrunk, beyond = _shrunk(prior.gains_ms), beyond_fp16(prior)
+    shrunk, beyond = _shrunk(prior.gains_ms), prior.unpreferred
     guesses: list[tuple[Sequence[float] | None, float]] = [(shrunk, 0.0), (prior.gains_ms, _AS_GIVEN)]
     if plans[:, beyond].any():
         guesses.append((tuple(np.where(beyond, 0.0, shrunk)), _SAVES_NOTHING))
@@ -69,7 +66,7 @@ def mix(prior: Prior, mean: Floats, *, profiled: bool) -> tuple[Floats, Floats]:
     """How the law's terms deviate from the prior's.
 
     Args:
-        prior: names the groups, their operators and twins.
+        prior: names the groups and their operators.
         mean: the prior's gains, boundary costs and fixed gain, in ms, shape (n_terms,).
         profiled: the gains are an engine's profiler's, not a roofline's: they share no doubts.
 
@@ -78,13 +75,13 @@ def mix(prior: Prior, mean: Floats, *, profiled: bool) -> tuple[Floats, Floats]:
         their own for each, and those that they share; and the standard deviations of the latter, shape (n_common,).
     """
     mixing = np.eye(len(mean))
-    for first, second in prior.twins:
-        mixing[second, first], mixing[second, second] = 1.0, _TWINS_DIFFER
+    for first, second in prior.alike:
+        mixing[second, first], mixing[second, second] = 1.0, _ALIKE_DIFFER
     if prior.exact:
         return mixing, np.zeros(0)
     n_groups = len(prior.groups)
     operators = shared_operators(prior)
-    beyond = beyond_fp16(prior)[:, None]
+    beyond = prior.unpreferred[:, None]
     beyond = beyond[:, beyond.any(axis=0)]
     doubts = [_GAINS_FACTOR] + [_OPERATOR_FACTOR] * operators.shape[1] + [_BEYOND_FACTOR] * beyond.shape[1]
     kinds = np.hstack([np.ones((n_groups, 1)), operators, beyond])
@@ -95,18 +92,9 @@ def mix(prior: Prior, mean: Floats, *, profiled: bool) -> tuple[Floats, Floats]:
     common[n_groups:-1, 0] = mean[n_groups:-1]
     common[n_groups:-1, 1] = np.abs(gains).mean()
     common[:n_groups, 2:] = gains * kinds
-    for first, second in prior.twins:
+    for first, second in prior.alike:
         common[second] = common[first]
     return np.hstack([mixing, common]), np.array([_COSTS_FACTOR, _COSTS_MORE, *doubts])
-
-
-def beyond_fp16(prior: Prior) -> Bools:
-    """Which groups may be BF16 and not FP16, shape (n_groups,); none where all are so."""
-    reduced = prior.reduced or ("",) * len(prior.groups)
-    is_bf16 = np.array([name == _BF16 for name in reduced], dtype=bool)
-    is_bf16[[second for _, second in prior.twins]] = False
-    beyond: Bools = is_bf16 & ~is_bf16.all()
-    return beyond
 
 
 def shared_operators(prior: Prior) -> Bools:

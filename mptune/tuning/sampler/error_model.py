@@ -14,6 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from mptune.graph.precision import Precision
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
@@ -35,7 +36,13 @@ _EMULATION_WEIGHT = 4
 """So many plans that were both emulated and measured weigh as much as the assumption above."""
 
 _LEAST_RATIO_SD = 0.15
-"""Standard deviation of the log of the squared ratio of a group's errors in BF16 and in FP16, at least."""
+"""Standard deviation of the log of the squared ratio of a group's errors in two precisions, at least."""
+
+_ASSUMED_SD = 0.5
+"""Standard deviation of the log of a squared error that is taken from the group's error in another precision."""
+
+_UNKNOWN_SD = 3.0
+"""The same where the other one overflows: a factor of 4.5 in the error."""
 
 _MAD_TO_SD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
@@ -74,7 +81,7 @@ class ErrorModel:
         self._plans, self._values, self._noise = (a[informative] for a in (self._plans, self._values, self._noise))
         widths = _PRIOR_WIDTHS if prior.log_square_errors is not None else (4.5,)
         doubts = np.array(prior.log_square_sds or np.zeros(len(mean)), dtype=float)
-        self._tied, ratio_sds = _tied_twins(prior, doubts)
+        self._tied, ratio_sds = _tied(prior, doubts)
         fits, start = [], mean
         for width in widths:  # each from the mode of the one before it, which is nearer than the prior's mean
             sd = np.hypot(width, doubts)
@@ -147,7 +154,7 @@ class ErrorModel:
         return model, u, evidence - _WIDTH_PENALTY * log_width
 
     def _apart(self, u: Floats) -> Floats:
-        """The independent parameters: ``u``, but of a tied twin in BF16 what it is above that in FP16."""
+        """The independent parameters: ``u``, but of a tied column what it is above that of the preferred precision."""
         apart: Floats = u.copy()
         apart[..., self._tied[:, 1]] -= u[..., self._tied[:, 0]]
         return apart
@@ -161,7 +168,8 @@ class ErrorModel:
     def _by_apart(self, jacobian: Floats) -> Floats:
         """Derivatives with respect to the independent parameters, from those with respect to ``u``."""
         by_apart: Floats = jacobian.copy()
-        by_apart[..., self._tied[:, 0]] += jacobian[..., self._tied[:, 1]]
+        for first, second in self._tied:
+            by_apart[..., first] += jacobian[..., second]
         return by_apart
 
     @property
@@ -214,23 +222,35 @@ class ErrorModel:
         return errors
 
 
-def _tied_twins(prior: Prior, doubts: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """The twins whose errors are known by each other, and how well: what FP16 makes of a group, BF16 makes 8 times.
+def assumed_error(square: float, sd: float, preferred: Precision, precision: Precision) -> tuple[float, float]:
+    """Log of a group's squared error in a precision, and its standard deviation, from those in the preferred one.
+
+    By how many bits of mantissa it has fewer: the error in BF16 is 8 times that in FP16.
+    """
+    if not math.isfinite(square):
+        return math.nan, _UNKNOWN_SD
+    return square + 2.0 * math.log(2.0) * (preferred.mantissa_bits - precision.mantissa_bits), math.hypot(
+        sd, _ASSUMED_SD
+    )
+
+
+def _tied(prior: Prior, doubts: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """The columns of one group whose errors are known by each other, and how well.
 
     Args:
-        prior: names the twins.
-        doubts: ``log_square_sds``, shape (n_groups,).
+        prior: names the columns.
+        doubts: ``log_square_sds``, shape (n_columns,).
 
     Returns:
-        Positions, FP16's first, shape (n_tied, 2), and standard deviations of the difference of their ``u``, shape
-        (n_tied,). Twins of which one error is not known, or infinite, are not tied.
+        Positions, the preferred precision's first, shape (n_tied, 2), and standard deviations of the difference of
+        their ``u``, shape (n_tied,). Columns of which one error is not known, or infinite, are not tied.
     """
-    twins = np.array(prior.twins, dtype=np.int64).reshape(-1, 2)
+    pairs = np.array(prior.further, dtype=np.int64).reshape(-1, 2)
     if prior.log_square_errors is None:
-        return twins[:0], np.zeros(0)
-    twins = twins[np.isfinite(np.array(prior.log_square_errors, dtype=float))[twins].all(axis=1)]
-    first, second = doubts[twins].T ** 2
-    return twins, np.sqrt(np.maximum(second - first, _LEAST_RATIO_SD**2))
+        return pairs[:0], np.zeros(0)
+    pairs = pairs[np.isfinite(np.array(prior.log_square_errors, dtype=float))[pairs].all(axis=1)]
+    first, second = doubts[pairs].T ** 2
+    return pairs, np.sqrt(np.maximum(second - first, _LEAST_RATIO_SD**2))
 
 
 def _emulation_accuracy(ratios: Floats) -> tuple[float, float]:

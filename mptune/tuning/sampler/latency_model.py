@@ -16,8 +16,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.common_terms import beyond_fp16, gain_guesses, mix
-from mptune.tuning.sampler.cuts.boundaries import Crossings
+from mptune.tuning.sampler.common_terms import gain_guesses, mix
+from mptune.tuning.sampler.cuts.boundaries import Counts, Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
@@ -89,7 +89,7 @@ class _Terms:
     scale: float = 1.0
     log_odds: float = 0.0
 
-    def excess_ms(self, columns: Bools, crossed: Bools) -> Floats:
+    def excess_ms(self, columns: Bools, crossed: Counts) -> Floats:
         """Latency of the plans above the law, in ms, shape (n_plans,); arguments as ``LayerProfiles.excess_ms``."""
         if self.profiles is None:
             return np.zeros(columns.shape[1])
@@ -123,8 +123,8 @@ class LatencyModel:
         """Condition the prior on what has been timed, and profiled."""
         self._prior = prior
         self._n_groups = len(prior.groups)
-        self._beyond = np.flatnonzero(beyond_fp16(prior))
-        self._crossings = Crossings(prior.boundaries)
+        self._beyond = np.flatnonzero(prior.unpreferred)
+        self._crossings = Crossings(prior.columns, prior.boundaries)
         self.base_ms, self._base_sd_ms = built.base_ms, built.base_sd_ms
         timed = np.isfinite(built.latency_ms)
         # The baseline says nothing about what is saved against it.
@@ -135,7 +135,7 @@ class LatencyModel:
         saved, noise_ms = built.base_ms - built.latency_ms[timed], built.latency_sd_ms[timed]
         profiles = None
         if built.group_ms is not None and not prior.exact:
-            profiles = LayerProfiles(prior.boundaries, built.plans, built.group_ms, prior.twins)
+            profiles = LayerProfiles(prior, built.plans, built.group_ms)
         # Plans that are slower than all-FP32 are not believed before the others, of which the law is learnt, are.
         slow: Bools = (saved < -_SLOWER * self.base_ms) & (not prior.exact)
         for _ in range(_ROUNDS):
@@ -155,12 +155,12 @@ class LatencyModel:
         saved: Floats,
         noise_ms: Floats,
         kept: Bools,
-        sides: tuple[Bools, Bools],
+        sides: tuple[Bools, Counts],
         profiles: LayerProfiles | None,
     ) -> None:
         """Condition the law on the plans that are kept, each with its row of the design and what it saved in ms."""
         design, saved, noise_ms = design[kept], saved[kept], noise_ms[kept]
-        columns, crossed = (side[:, kept] for side in sides)
+        columns, crossed = sides[0][:, kept], sides[1][:, kept]
         met_cliffs = not kept.all()
         alternatives = [
             replace(self._scaled(gains_ms, design, saved, met_cliffs=met_cliffs), log_odds=log_odds)
@@ -186,7 +186,7 @@ class LatencyModel:
             inflated_ms = np.where(is_outlier, np.maximum(noise_ms, np.abs(residual_ms)), noise_ms)
 
     def _excess(
-        self, design: Floats, saved: Floats, noise_ms: Floats, kept: Bools, sides: tuple[Bools, Bools]
+        self, design: Floats, saved: Floats, noise_ms: Floats, kept: Bools, sides: tuple[Bools, Counts]
     ) -> tuple[Floats, Bools]:
         """By how much each plan is slower than what the others say of it, in ms, and whether that is far too much."""
         values = saved + self._terms.excess_ms(*sides)
@@ -212,10 +212,10 @@ class LatencyModel:
             plans: shape (n_timed, n_groups).
             excess_ms: above the law, of the slow plans; 0.0 for all others; shape (n_timed,).
         """
-        known = self.cliffs.group_probabilities > _KNOWN
-        shares = excess_ms / np.maximum(plans[:, known].sum(axis=1), 1)
+        is_known = self.cliffs.group_probabilities > _KNOWN
+        shares = excess_ms / np.maximum(plans[:, is_known].sum(axis=1), 1)
         costs = np.where(plans & (shares > 0)[:, None], shares[:, None], math.inf).min(axis=0, initial=math.inf)
-        return np.where(known & np.isfinite(costs), costs, 0.0)
+        return np.where(is_known & np.isfinite(costs), costs, 0.0)
 
     def _fit(self, terms: _Terms, saved: Floats, design: Floats, noise_ms: Floats) -> list[_Fit]:
         """Condition these terms on what the plans saved, with the likely widths, doubts of fusions and noises."""
@@ -253,10 +253,10 @@ class LatencyModel:
 
     def _refined(self, terms: _Terms, profiles: LayerProfiles, design: Floats, saved: Floats) -> list[_Terms]:
         """Precision-weighted mean of the prior's gains and profiled ones; none where these contradict the timings."""
-        known = np.isfinite(profiles.gains_ms)
-        gains, sd = (np.where(known, figures, 0.0) for figures in (profiles.gains_ms, profiles.sd_ms))
+        is_known = np.isfinite(profiles.gains_ms)
+        gains, sd = (np.where(is_known, figures, 0.0) for figures in (profiles.gains_ms, profiles.sd_ms))
         others = terms.mean.copy()
-        others[: self._n_groups][known] = 0.0
+        others[: self._n_groups][is_known] = 0.0
         expected = design[:, : self._n_groups] @ gains
         largest = int(np.argmax(expected)) if len(expected) else -1
         left = saved[largest] - design[largest] @ others if largest >= 0 else 0.0
@@ -265,19 +265,19 @@ class LatencyModel:
         # Profiling costs time itself: what the plan of the largest gain saved says what a profiled millisecond is.
         scale = float(left / expected[largest])
         own = (_ROOFLINE_WIDTH * terms.unit[: self._n_groups]) ** 2
-        trust = np.where(known, own / (own + (scale * sd) ** 2), 0.0)
+        trust = np.where(is_known, own / (own + (scale * sd) ** 2), 0.0)
         mean, unit = terms.mean.copy(), terms.unit.copy()
         mean[: self._n_groups] += trust * (scale * gains - mean[: self._n_groups])
         refined = np.sqrt(own * (1.0 - trust)) / _PROFILE_WIDTH
-        unit[: self._n_groups] = np.where(known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._n_groups])
+        unit[: self._n_groups] = np.where(is_known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._n_groups])
         return [_Terms(mean, unit, profiles, scale)]
 
-    def _sides(self, plans: Bools) -> tuple[Bools, Bools]:
+    def _sides(self, plans: Bools) -> tuple[Bools, Counts]:
         """The plans as columns, shape (n_groups, n_plans), and the boundaries they cross, (n_boundaries, n_plans)."""
         columns = np.ascontiguousarray(plans.T)
         return columns, self._crossings.of(columns)
 
-    def _design(self, columns: Bools, crossed: Bools) -> NDArray[np.float32]:
+    def _design(self, columns: Bools, crossed: Counts) -> NDArray[np.float32]:
         """Coefficient of each term in each plan, shape (n_terms, n_plans); exact in float32: 0, 1 and -1."""
         design = np.empty((self._n_groups + len(self._prior.boundaries) + 1, columns.shape[1]), dtype=np.float32)
         design[: self._n_groups] = columns

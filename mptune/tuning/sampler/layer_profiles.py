@@ -7,14 +7,12 @@ depends on which of its boundaries are crossed is what the additive law leaves o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
-from mptune.tuning.sampler.cuts.casts import Casts
+from mptune.tuning.sampler.cuts.boundaries import Boundary, Counts, Crossings
 from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.posterior import Prior
 
 _NOISE, _NEIGHBOURS = 0.05, 0.05
 """Prior standard deviations, as shares of a group's time: of a profile's noise, and of its neighbours' effect."""
@@ -22,7 +20,7 @@ _NOISE, _NEIGHBOURS = 0.05, 0.05
 _PRIOR_WEIGHT = 20.0
 """So many observations weigh as much as these two."""
 
-_TWINS_DIFFER = 0.05
+_ALIKE_DIFFER = 0.05
 """Standard deviation of what BF16 saves beyond FP16 in the same group, as a share of what either saves."""
 
 _LARGEST_DEGREE = 10
@@ -33,33 +31,26 @@ class LayerProfiles:
     """Profiles of the engines of some plans, summed up.
 
     Attributes:
-        gains_ms: of each group, shape (n_groups,); NaN where it was not profiled in both precisions. What one of two
-            twins gains tells of the other.
+        gains_ms: of each column, shape (n_groups,); NaN where it was not profiled in both precisions. What a group
+            gains in one precision tells of those that take as long.
         sd_ms: their standard errors; NaN likewise.
     """
 
-    def __init__(
-        self,
-        boundaries: tuple[Boundary | Casts, ...],
-        plans: Bools,
-        group_ms: Floats,
-        twins: Sequence[tuple[int, int]] = (),
-    ) -> None:
+    def __init__(self, prior: Prior, plans: Bools, group_ms: Floats) -> None:
         """Sum up.
 
         Args:
-            boundaries: groups that share one are neighbours.
+            prior: names the groups; those that share a boundary are neighbours.
             plans: shape (n_plans, n_groups), True is FP16.
             group_ms: time of each group, shape (n_plans, n_groups); NaN where that is not known.
-            twins: columns of one group: FP32 is where both are False.
         """
-        self._twins = np.array(twins, dtype=np.int64).reshape(-1, 2)
+        self._prior, boundaries = prior, prior.boundaries
         group_ms = np.where(self._others(plans.T).T, np.nan, group_ms)
         self._neighbourhoods = Neighbourhoods(boundaries, plans.shape[1])
-        known = np.isfinite(group_ms)
-        (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, known & half) for half in (~plans, plans))
+        is_known = np.isfinite(group_ms)
+        (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, is_known & half) for half in (~plans, plans))
         columns = np.ascontiguousarray(plans.T)
-        crossed = Crossings(boundaries).of(columns)
+        crossed = Crossings(prior.columns, boundaries).of(columns)
         noise, neighbours = self._learn_neighbours(columns, crossed, group_ms, np.where(plans, fp16, fp32))
         with np.errstate(divide="ignore", invalid="ignore"):
             squares = fp32**2 / fp32_count + fp16**2 / fp16_count
@@ -68,21 +59,21 @@ class LayerProfiles:
         self.gains_ms, self.sd_ms = self._pooled(gains_ms, sd_ms)
 
     def _pooled(self, gains_ms: Floats, sd_ms: Floats) -> tuple[Floats, Floats]:
-        """The gains of twins and their standard errors: means of both, weighed by their precision."""
+        """The gains and their standard errors: of columns that take as long, means weighed by their precision."""
         pooled, pooled_sd = gains_ms.copy(), sd_ms.copy()
-        for one, other in (*self._twins, *self._twins[:, ::-1]):
-            # By the other twin alone, which differs, and then with its own.
-            from_other_sd = np.hypot(sd_ms[other], _TWINS_DIFFER * abs(gains_ms[other]))
-            if not np.isfinite(gains_ms[one]):
-                pooled[one], pooled_sd[one] = gains_ms[other], from_other_sd
+        for own, other in (*self._prior.alike, *((b, a) for a, b in self._prior.alike)):
+            # By the other column alone, which differs, and then with its own.
+            from_other_sd = np.hypot(sd_ms[other], _ALIKE_DIFFER * abs(gains_ms[other]))
+            if not np.isfinite(gains_ms[own]):
+                pooled[own], pooled_sd[own] = gains_ms[other], from_other_sd
             elif np.isfinite(gains_ms[other]):
-                trust = sd_ms[one] ** 2 / max(sd_ms[one] ** 2 + from_other_sd**2, 1e-300)
-                pooled[one] += trust * (gains_ms[other] - gains_ms[one])
-                pooled_sd[one] = np.sqrt(1.0 - trust) * sd_ms[one]
+                trust = sd_ms[own] ** 2 / max(sd_ms[own] ** 2 + from_other_sd**2, 1e-300)
+                pooled[own] += trust * (gains_ms[other] - gains_ms[own])
+                pooled_sd[own] = np.sqrt(1.0 - trust) * sd_ms[own]
         return pooled, pooled_sd
 
     def _learn_neighbours(
-        self, columns: Bools, crossed: Bools, group_ms: Floats, mean_ms: Floats
+        self, columns: Bools, crossed: Counts, group_ms: Floats, mean_ms: Floats
     ) -> tuple[float, float]:
         """Estimate each neighbourhood's effect, shrunk towards 0 by the noise.
 
@@ -93,13 +84,13 @@ class LayerProfiles:
         Returns:
             The variances of noise and of neighbours' effects, as shares of a group's time.
         """
-        known = np.isfinite(group_ms) & (mean_ms > 0)
-        codes, means = self._neighbourhoods.codes(columns, crossed).T[known], mean_ms[known]
-        cells = (2 * np.arange(len(columns)) + columns.T)[known]
+        is_known = np.isfinite(group_ms) & (mean_ms > 0)
+        codes, means = self._neighbourhoods.codes(columns, crossed).T[is_known], mean_ms[is_known]
+        cells = (2 * np.arange(len(columns)) + columns.T)[is_known]
         size = self._neighbourhoods.size
         mean_of, counts = np.zeros(size), np.bincount(codes, minlength=size)
         mean_of[codes] = means
-        deviation = group_ms[known] / means - 1.0
+        deviation = group_ms[is_known] / means - 1.0
         effects = np.bincount(codes, weights=deviation, minlength=size) / np.maximum(counts, 1)
         unit = means.mean() if len(means) else 1.0
         weights, weight_of = means / unit, mean_of / unit
@@ -117,7 +108,7 @@ class LayerProfiles:
         self._excess_ms: NDArray[np.float32] = (shrunk * mean_of).astype(np.float32)
         return noise, neighbours
 
-    def excess_ms(self, columns: Bools, crossed: Bools) -> Floats:
+    def excess_ms(self, columns: Bools, crossed: Counts) -> Floats:
         """Time of each plan above the sum of its groups' mean times, in profiled ms, shape (n_plans,).
 
         Args:
@@ -125,18 +116,19 @@ class LayerProfiles:
             crossed: shape (n_boundaries, n_plans).
         """
         excess_ms = self._excess_ms[self._neighbourhoods.codes(columns, crossed)]
-        if len(self._twins):
+        if self._prior.further:
             excess_ms[self._others(columns)] = 0.0
-            second = self._twins[:, 1]
-            excess_ms[second] *= columns[second]  # of two that are FP32 the first one counts
+            second = [column for _, column in self._prior.further]
+            excess_ms[second] *= columns[second]  # of several that are FP32 the first one counts
         excess: Floats = excess_ms.sum(axis=0, dtype=float)
         return excess
 
     def _others(self, columns: Bools) -> Bools:
-        """Where a column is False and its twin True: the group is then not in FP32, shape (n_columns, n_plans)."""
+        """Where a column is False and another one of its group True: that is not FP32, shape (n_columns, n_plans)."""
         others = np.zeros(columns.shape, dtype=bool)
-        for first, second in self._twins:
-            others[first], others[second] = columns[second], columns[first]
+        for first, second in self._prior.exclusive:
+            others[first] |= columns[second]
+            others[second] |= columns[first]
         return others
 
 
@@ -147,7 +139,7 @@ class Neighbourhoods:
         size: one more than the largest number.
     """
 
-    def __init__(self, boundaries: tuple[Boundary | Casts, ...], n_groups: int) -> None:
+    def __init__(self, boundaries: tuple[Boundary, ...], n_groups: int) -> None:
         """Number the boundaries of each group, and give each group a range of numbers of its own."""
         self._weights = np.zeros((n_groups, len(boundaries)), dtype=np.float32)
         degrees = np.zeros(n_groups, dtype=int)
@@ -160,7 +152,7 @@ class Neighbourhoods:
         self.size = int(ends[-1]) if n_groups else 0
         self._starts = (ends - 2 ** (degrees + 1)).astype(np.int32)[:, None]
 
-    def codes(self, columns: Bools, crossed: Bools) -> NDArray[np.int32]:
+    def codes(self, columns: Bools, crossed: Counts) -> NDArray[np.int32]:
         """The number of each group's neighbourhood in each plan, shape (n_groups, n_plans); arguments as above."""
         local = self._weights @ (crossed > 0).astype(np.float32)
         local += columns

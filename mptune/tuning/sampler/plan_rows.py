@@ -1,59 +1,79 @@
-"""Plans as rows of booleans (True is FP16, or what else a group is if not FP32), their texts, and their keys.
-
-The sampler's mathematics is binary: a minimum cut is exact for two labels only. A plan with any other precision has no
-row (``to_row``).
-"""
+"""Plans as rows of booleans, a column for each reduced precision that a group may have; their texts, and their keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.graph.plan import Precision
+from mptune.graph.precision import Precision
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 PRECISIONS = (str(Precision.FP32), str(Precision.FP16))
-"""Choices of a group's parameter; the position is the boolean of a row."""
+"""Choices of a parameter where nothing else is known of its group."""
 
 _MULTIPLIER, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # 2^64 / golden ratio: Fibonacci hashing
 
 
-_IS_FP16 = {precision: bool(position) for position, precision in enumerate(PRECISIONS)}
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of rows stand for.
+
+    Attributes:
+        groups: of each column; one that may have several reduced precisions stands there several times.
+        precisions: of each column, where it is True; a group without any is FP32.
+    """
+
+    groups: tuple[str, ...]
+    precisions: tuple[str, ...]
+
+    @classmethod
+    def fp16(cls, groups: Iterable[str]) -> Columns:
+        """Of groups that may be FP16."""
+        names = tuple(groups)
+        return cls(names, (PRECISIONS[1],) * len(names))
+
+    @cached_property
+    def options(self) -> dict[str, tuple[str, ...]]:
+        """Every precision that each group may have, FP32 first."""
+        options: dict[str, tuple[str, ...]] = dict.fromkeys(self.groups, (PRECISIONS[0],))
+        for group, precision in zip(self.groups, self.precisions, strict=True):
+            options[group] = (*options[group], precision)
+        return options
+
+    def row(self, choices: Mapping[str, str]) -> list[bool] | None:
+        """The precisions of the groups as booleans; None where a group's is missing, or none of its options."""
+        if any(choices.get(group) not in options for group, options in self.options.items()):
+            return None
+        return [choices[group] == name for group, name in zip(self.groups, self.precisions, strict=True)]
+
+    def choices(self, row: Bools) -> dict[str, str]:
+        """Group -> precision of a row."""
+        choices = dict.fromkeys(self.groups, PRECISIONS[0])
+        pairs = zip(self.groups, self.precisions, row, strict=True)
+        choices.update({group: name for group, name, is_reduced in pairs if is_reduced})
+        return choices
 
 
-def to_row(choices: Mapping[str, str], groups: Sequence[str], reduced: Sequence[str] = ()) -> list[bool] | None:
-    """The precisions of these groups as booleans; None where one is missing, or neither of the group's two.
+def exclusive(plans: Bools, before: Bools, pairs: Iterable[tuple[int, int]]) -> Bools:
+    """Plans with at most one of two columns of a group: the one that is new where both are True.
 
     Args:
-        choices: group -> precision.
-        groups: in the order of the row; one that may have both reduced precisions stands there twice.
-        reduced: what each is where it is not FP32; empty where all are FP16.
+        plans: shape (n_plans, n_columns); changed in place.
+        before: what each was made from, the same shape.
+        pairs: columns of one group.
     """
-    if reduced and len(set(groups)) < len(groups):
-        names: dict[str, set[str]] = {}
-        for group, name in zip(groups, reduced, strict=True):
-            names.setdefault(group, {PRECISIONS[0]}).add(name)
-        if any(choices.get(group, "") not in of for group, of in names.items()):
-            return None
-        return [choices[group] == name for group, name in zip(groups, reduced, strict=True)]
-    if any(name != PRECISIONS[1] for name in reduced):
-        two = ({PRECISIONS[0]: False, name: True} for name in reduced)
-        row = [of.get(choices.get(group, "")) for group, of in zip(groups, two, strict=True)]
-    else:
-        row = [_IS_FP16.get(choices.get(group, "")) for group in groups]
-    return None if None in row else [bool(is_reduced) for is_reduced in row]
-
-
-def choices_of(row: Sequence[bool] | Bools, groups: Sequence[str], reduced: Sequence[str] = ()) -> dict[str, str]:
-    """Group -> precision of a row; arguments as ``to_row`` takes them."""
-    names = reduced or (PRECISIONS[1],) * len(groups)
-    choices = dict.fromkeys(groups, PRECISIONS[0])
-    choices.update({g: name for g, name, is_reduced in zip(groups, names, row, strict=True) if is_reduced})
-    return choices
+    for first, second in pairs:
+        clash = plans[:, first] & plans[:, second]
+        if clash.any():
+            plans[:, first] &= ~(clash & ~before[:, second])
+            plans[:, second] &= ~(clash & before[:, second])
+    return plans
 
 
 def to_bits(plan: Bools) -> str:

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mptune.graph.precision import Precision
 from mptune.tuning.sampler.cuts.boundaries import Boundary
-from mptune.tuning.sampler.cuts.casts import Casts
-from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class Alternatives:
-    """What is known of groups that may be BF16 where they prefer FP16 (``mptune.tuning.sampler.cuts.labels``).
-
-    Attributes:
-        groups: positions of these groups.
-        log_square_errors: of each alone in BF16, as ``Prior`` has them; NaN where that was not taken.
-        log_square_sds: of each of these.
-        gains_ms: what a reduced precision saves in each of all the groups, without any Casts. None where nothing is
-            known.
-        tensors: what the groups share, by columns: those of all groups, then those of these.
-        costs_ms: of one Cast of each.
-        fixed_gain_ms: as ``Prior`` has it, against these Casts.
-    """
-
-    groups: tuple[int, ...]
-    log_square_errors: tuple[float, ...]
-    log_square_sds: tuple[float, ...]
-    gains_ms: tuple[float, ...] | None = None
-    tensors: tuple[Casts, ...] = ()
-    costs_ms: tuple[float, ...] = ()
-    fixed_gain_ms: float = 0.0
+_OF_COLUMNS = ["groups", "log_square_errors", "gains_ms", "operators", "log_square_sds", "part_shares", "precisions"]
+"""Fields of ``Prior`` with an entry for each column."""
 
 
 @dataclass(frozen=True)
 class Prior:
     """What is known of a search space before any build, as plain data; all sequences are parallel to ``groups``.
+
+    A group that may have several reduced precisions stands in ``groups`` once for each, the one that it prefers first:
+    what is said of FP16 below then holds for each.
 
     Attributes:
         groups: ids of the free groups: the names of the parameters.
@@ -56,24 +43,73 @@ class Prior:
             where it was taken on few samples, or from other groups. None is 0 everywhere.
         part_shares: squared error of each group in each part of the outputs, over that in its worst part: the law of
             squares holds for a part, and the error of a plan is the largest over them. None where one part decides.
-        reduced: what each group is where it is not FP32; empty where all are FP16.
-        alternatives: what groups may be beside that; None where no group has both reduced precisions to choose from.
-        twins: positions of FP16 and BF16 of one group, where ``groups`` has it twice.
+        precisions: of each, where it is not FP32; empty where all are FP16.
     """
 
     groups: tuple[str, ...]
     log_square_errors: tuple[float, ...] | None = None
     gains_ms: tuple[float, ...] | None = None
-    boundaries: tuple[Boundary | Casts, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
     boundary_costs_ms: tuple[float, ...] = ()
     fixed_gain_ms: float = 0.0
     exact: bool = False
     operators: tuple[frozenset[str], ...] = ()
     log_square_sds: tuple[float, ...] | None = None
     part_shares: tuple[tuple[float, ...], ...] | None = None
-    reduced: tuple[str, ...] = ()
-    alternatives: Alternatives | None = None
-    twins: tuple[tuple[int, int], ...] = ()
+    precisions: tuple[str, ...] = ()
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What the columns of a plan stand for."""
+        return Columns(self.groups, self.precisions) if self.precisions else Columns.fp16(self.groups)
+
+    @cached_property
+    def rows(self) -> tuple[Precision, ...]:
+        """The precision of each column."""
+        return tuple(map(Precision, self.columns.precisions))
+
+    @cached_property
+    def further(self) -> tuple[tuple[int, int], ...]:
+        """Columns of groups that may have several reduced precisions: the preferred one, and each further one."""
+        first = {group: column for column, group in reversed(list(enumerate(self.groups)))}
+        pairs = ((first[group], column) for column, group in enumerate(self.groups))
+        return tuple(pair for pair in pairs if pair[0] != pair[1])
+
+    @cached_property
+    def alike(self) -> tuple[tuple[int, int], ...]:
+        """Those of ``further`` that take as long in both precisions, as their values are as large."""
+        return tuple((a, b) for a, b in self.further if self.rows[a].nbytes == self.rows[b].nbytes)
+
+    @cached_property
+    def exclusive(self) -> tuple[tuple[int, int], ...]:
+        """Every two columns of one group, of which a plan has one at most."""
+        columns: dict[str, list[int]] = {}
+        for column, group in enumerate(self.groups):
+            columns.setdefault(group, []).append(column)
+        return tuple(sorted(pair for own in columns.values() for pair in combinations(own, 2)))
+
+    @cached_property
+    def unpreferred(self) -> Bools:
+        """Groups that may not have the precision that others prefer, shape (n_columns,): FP16 where any may be FP16."""
+        order = list(Precision)
+        best = min(map(order.index, self.rows), default=0)
+        is_other = np.array([order.index(row) != best for row in self.rows], dtype=bool)
+        is_other[[column for _, column in self.further]] = False
+        return is_other
+
+    def of_columns(self, columns: NDArray[np.int64]) -> Prior:
+        """The same with some of the columns."""
+        places = np.full(len(self.groups), -1)
+        places[columns] = np.arange(len(columns))
+
+        def kept(values: tuple[T, ...] | None) -> Any:
+            return tuple(values[c] for c in columns) if values else values
+
+        return replace(
+            self,
+            boundaries=tuple(boundary.moved(places.tolist()) for boundary in self.boundaries),
+            **{name: kept(getattr(self, name)) for name in _OF_COLUMNS},
+        )
 
 
 @dataclass(frozen=True)
@@ -115,9 +151,9 @@ class BuiltPlans:
 
     def with_emulated(self, plans: Bools, errors: Floats) -> BuiltPlans:
         """With more plans that were emulated; NaN where that failed."""
-        known = ~np.isnan(errors)
+        is_valid = ~np.isnan(errors)
         before = (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
-        return replace(self, emulated=(np.vstack([before[0], plans[known]]), np.append(before[1], errors[known])))
+        return replace(self, emulated=(np.vstack([before[0], plans[is_valid]]), np.append(before[1], errors[is_valid])))
 
     def of_columns(self, columns: NDArray[np.int64]) -> BuiltPlans:
         """The same with some of the columns; emulated plans that have others are left out."""
@@ -137,8 +173,8 @@ class BuiltPlans:
         """
         rows, emulated = _spread_positions(len(self.plans), most), self.emulated
         if emulated is not None:
-            some = _spread_positions(len(emulated[0]), most)
-            emulated = emulated[0][some], emulated[1][some]
+            positions = _spread_positions(len(emulated[0]), most)
+            emulated = emulated[0][positions], emulated[1][positions]
         return replace(
             self,
             plans=self.plans[rows],

@@ -40,18 +40,12 @@ from mptune.json_form import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates
-from mptune.tuning.sampler.cuts.labels import (
-    Solver,
-    all_columns,
-    choices_by_group,
-    make_solver,
-    narrowed,
-    unknown_alone,
-)
+from mptune.tuning.sampler.cuts.in_question import narrowed
+from mptune.tuning.sampler.cuts.min_cut import CutSolver
 from mptune.tuning.sampler.error_model import ErrorModel
-from mptune.tuning.sampler.group_tests.emulation_design import design_plans
+from mptune.tuning.sampler.group_tests.emulation_design import design_plans, unknown_alone
 from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
-from mptune.tuning.sampler.plan_rows import Bools, Floats, choices_of, to_bits
+from mptune.tuning.sampler.plan_rows import Bools, Floats, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, emulated_attr, is_precision
 
@@ -110,13 +104,13 @@ class PrecisionSampler(BaseSampler):
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = RandomSampler(seed=self._seed)
         self._reference_error = error_scale or REFERENCE_ERROR
-        self._solver: tuple[tuple[Any, ...], Solver] | None = None
+        self._solver: tuple[tuple[Any, ...], CutSolver] | None = None
         self._reader: tuple[tuple[Any, ...], TrialReader] | None = None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every group that the prior names; without one, every precision parameter of an earlier trial."""
         if self._prior is not None:
-            return {group: CategoricalDistribution(of) for group, of in choices_by_group(self._prior).items()}
+            return {group: CategoricalDistribution(options) for group, options in self._prior.columns.options.items()}
         for other in study.get_trials(deepcopy=False):
             precisions = {name: d for name, d in other.distributions.items() if is_precision(d)}
             if precisions and other.number != trial.number:
@@ -143,22 +137,21 @@ class PrecisionSampler(BaseSampler):
         generator = np.random.default_rng([self._seed, trial.number])
         with _blas().limit(limits=1, user_api="blas"):
             of_now = narrowed(prior, built)
-            plan, ehvi, found = self.propose(of_now.prior, of_now.built, generator)
-        emulated_errors = of_now.widened(found)
+            plan, ehvi, new_errors = self.propose(of_now.prior, of_now.built, generator)
+        emulated_errors = of_now.widened(new_errors)
         if plan is None:
             return {}
         attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}
         for name, value in attrs.items():
             # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
-        return _choices(of_now.prior, plan)
+        return of_now.prior.columns.choices(plan)
 
     def _reader_of(self, study: Study, prior: Prior) -> TrialReader:
         """That of the study and the groups, which knows the trials that have been finished before."""
-        groups, reduced = all_columns(prior)
-        of = (study._storage, study._study_id, groups, reduced)
-        if self._reader is None or self._reader[0] != of:
-            self._reader = of, TrialReader(groups, self._judge, reduced)
+        key = (study._storage, study._study_id, prior.columns)
+        if self._reader is None or self._reader[0] != key:
+            self._reader = key, TrialReader(prior.columns, self._judge)
         return self._reader[1]
 
     def sample_independent(
@@ -219,11 +212,11 @@ class PrecisionSampler(BaseSampler):
             return max(float(np.nanmax(built.error, initial=0.0)), 10 * ERROR_FLOOR)
         return self._reference_error
 
-    def _solver_of(self, prior: Prior) -> Solver:
+    def _solver_of(self, prior: Prior) -> CutSolver:
         """That of the prior's boundaries, which is kept while they stay the same."""
-        structure = prior.groups, prior.reduced, prior.boundaries
+        structure = prior.columns, prior.boundaries
         if self._solver is None or self._solver[0] != structure:
-            self._solver = structure, make_solver(prior)
+            self._solver = structure, CutSolver(prior.columns, prior.boundaries)
         return self._solver[1]
 
     def _allowed_to_learn(self, prior: Prior, built: BuiltPlans) -> int:
@@ -242,25 +235,21 @@ class PrecisionSampler(BaseSampler):
         emulated = built.plans[:0] if built.emulated is None else built.emulated[0]
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
         generator = np.random.default_rng([len(prior.groups), len(emulated)])
-        known = np.vstack([built.plans, emulated])
-        alone = unknown_alone(prior, overflow.probabilities, known)[:most]
+        tried = np.vstack([built.plans, emulated])
+        alone = unknown_alone(prior, overflow.probabilities, tried)[:most]
         may_be = overflow.probabilities <= 0.5
-        for first, second in prior.twins:
+        for first, second in prior.further:
             may_be[second] &= ~may_be[first]
         weights = gains + gains.mean()
-        return np.vstack([alone, design_plans(error_model, weights, may_be, known, most - len(alone), generator)])
+        return np.vstack([alone, design_plans(error_model, weights, may_be, tried, most - len(alone), generator)])
 
     def _emulated(self, prior: Prior, plans: Bools, emulated_errors: dict[str, float | str]) -> Floats:
         """The errors of plans, shape (n_plans,), NaN where emulation fails; those that are known are noted."""
         assert self._emulate is not None
-        errors = np.array(self._emulate([_choices(prior, plan) for plan in plans]), dtype=float)
+        errors = np.array(self._emulate([prior.columns.choices(plan) for plan in plans]), dtype=float)
         pairs = zip(plans, errors, strict=True)
         emulated_errors.update({to_bits(plan): encode_float(e) for plan, e in pairs if not math.isnan(e)})
         return errors
-
-
-def _choices(prior: Prior, plan: Bools) -> dict[str, str]:
-    return choices_of(plan, prior.groups, prior.reduced)
 
 
 @cache

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, from_bits, to_bits, to_row
+from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Columns, Floats, from_bits, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans
 
 JSON_MARK = "~"
@@ -101,20 +101,6 @@ def is_precision(distribution: BaseDistribution) -> bool:
     return isinstance(distribution, CategoricalDistribution) and set(distribution.choices) == set(PRECISIONS)
 
 
-def read_built_plans(
-    trials: Sequence[FrozenTrial], groups: Sequence[str], asking: int, reduced: Sequence[str] = ()
-) -> BuiltPlans:
-    """What the trials of a study say about the groups; arguments as ``TrialReader.built_plans`` takes them.
-
-    Args:
-        trials: of any state.
-        groups: ids of the free groups.
-        asking: number of the trial that a plan is wanted for: it is left out.
-        reduced: what each group is where it is not FP32; empty where all are FP16.
-    """
-    return TrialReader(groups, reduced=reduced).built_plans(trials, asking)
-
-
 _UNKNOWN = (math.nan, 0.0, math.nan, math.nan)
 """Latency, its standard error, error and whether the plan is finite, before it is measured."""
 
@@ -145,17 +131,10 @@ class _Reading:
 class TrialReader:
     """Reads the trials of one study again and again; each finished trial is decoded once."""
 
-    def __init__(self, groups: Sequence[str], judge: Judge | None = None, reduced: Sequence[str] = ()) -> None:
-        """Nothing is read yet.
-
-        Args:
-            groups: ids of the free groups.
-            judge: of the errors; None takes the objectives as they are.
-            reduced: what each is where it is not FP32; empty where all are FP16.
-        """
-        self._groups = tuple(groups)
+    def __init__(self, columns: Columns, judge: Judge | None = None) -> None:
+        """Nothing is read yet; errors are as ``judge`` says, None takes the objectives as they are."""
+        self._columns = columns
         self._judge = judge
-        self._reduced = tuple(reduced)
         self._finished: dict[int, _Reading] = {}
         self._emulated: dict[str, float] = {}  # of the finished trials
 
@@ -172,19 +151,27 @@ class TrialReader:
         for reading, trial in zip(readings, trials, strict=True):
             if reading.emulated and not trial.state.is_finished():
                 emulated_errors.update(reading.emulated)
-        known = [
-            one for one, trial in zip(readings, trials, strict=True) if one.bits is not None and trial.number != asking
+        read_plans = [
+            reading
+            for reading, trial in zip(readings, trials, strict=True)
+            if reading.bits is not None and trial.number != asking
         ]
         # All-FP32 has a plan of its own where the search space pins groups to FP16: then it is no row.
-        finite = (one for one in known if one.figure[3] == 1.0)
-        base = next((one.figure for one in finite if one.is_outside or not one.row.any()), (math.nan, 0.0))
-        inside = [one for one in known if not one.is_outside]
+        finite = (reading for reading in read_plans if reading.figure[3] == 1.0)
+        base = next(
+            (reading.figure for reading in finite if reading.is_outside or not reading.row.any()), (math.nan, 0.0)
+        )
+        inside = [reading for reading in read_plans if not reading.is_outside]
         # A plan that failed, and is or was tried again, counts as its last trial says.
-        last = {one.bits: position for position, one in enumerate(inside)}
-        kept = [one for position, one in enumerate(inside) if not one.failed or last[one.bits] == position]
-        plans = np.array([one.row for one in kept], dtype=bool).reshape(len(kept), len(self._groups))
-        latency, sd, errors, finites = np.array([one.figure for one in kept], dtype=float).reshape(len(kept), 4).T
-        measured_errors = {one.bits: one.figure[2] for one in kept if math.isfinite(one.figure[2])}
+        last = {reading.bits: position for position, reading in enumerate(inside)}
+        kept = [
+            reading for position, reading in enumerate(inside) if not reading.failed or last[reading.bits] == position
+        ]
+        plans = np.array([reading.row for reading in kept], dtype=bool).reshape(len(kept), len(self._columns.groups))
+        latency, sd, errors, finites = (
+            np.array([reading.figure for reading in kept], dtype=float).reshape(len(kept), 4).T
+        )
+        measured_errors = {reading.bits: reading.figure[2] for reading in kept if math.isfinite(reading.figure[2])}
         only_emulated = {bits: error for bits, error in emulated_errors.items() if bits not in measured_errors}
         ratios = [
             max(emulated_errors[bits], ERROR_FLOOR) / measured
@@ -195,9 +182,9 @@ class TrialReader:
         if only_emulated:
             emulated = from_bits(list(only_emulated)), np.array(list(only_emulated.values()), dtype=float)
         group_ms = None
-        if any(one.group_ms is not None for one in kept):
-            unknown = np.full(len(self._groups), math.nan)
-            group_ms = np.array([unknown if one.group_ms is None else one.group_ms for one in kept])
+        if any(reading.group_ms is not None for reading in kept):
+            unknown = np.full(len(self._columns.groups), math.nan)
+            group_ms = np.array([unknown if reading.group_ms is None else reading.group_ms for reading in kept])
         return BuiltPlans(
             plans,
             latency,
@@ -209,22 +196,24 @@ class TrialReader:
             emulated=emulated,
             emulation_ratios=np.array(ratios, dtype=float),
             group_ms=group_ms,
-            failed=np.array([one.failed for one in kept], dtype=bool),
+            failed=np.array([reading.failed for reading in kept], dtype=bool),
         )
 
     def _reading(self, position: int, trial: FrozenTrial) -> _Reading:
-        known = self._finished.get(position)
-        if known is None:
-            known = self._read(trial)
+        reading = self._finished.get(position)
+        if reading is None:
+            reading = self._read(trial)
             if trial.state.is_finished():
-                self._emulated.update(known.emulated)
-                self._finished[position] = replace(known, emulated={})
-        return known
+                self._emulated.update(reading.emulated)
+                self._finished[position] = replace(reading, emulated={})
+        return reading
 
     def _read(self, trial: FrozenTrial) -> _Reading:
-        found: Mapping[str, Any] = trial.user_attrs.get(emulated_attr(self._judge), {})
-        emulated = {bits: decode_float(error) for bits, error in found.items() if len(bits) == len(self._groups)}
-        row = None if trial.state is TrialState.FAIL else to_row(_choices(trial), self._groups, self._reduced)
+        stored: Mapping[str, Any] = trial.user_attrs.get(emulated_attr(self._judge), {})
+        emulated = {
+            bits: decode_float(error) for bits, error in stored.items() if len(bits) == len(self._columns.groups)
+        }
+        row = None if trial.state is TrialState.FAIL else self._columns.row(_choices(trial))
         if row is None:
             return _Reading(emulated=emulated)
         profile: Mapping[str, float] = timing_of(trial).get("group_ms", {})
@@ -232,7 +221,7 @@ class TrialReader:
             to_bits(np.array(row, dtype=bool)),
             np.array(row, dtype=bool),
             _figures(trial, self._judge),
-            np.array([profile.get(group, math.nan) for group in self._groups]) if profile else None,
+            np.array([profile.get(group, math.nan) for group in self._columns.groups]) if profile else None,
             trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs,
             PLAN_ATTR in trial.user_attrs,
             emulated,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.tasks import definition_of_metric
 from mptune.engines.base import Failure, ReferenceReport, Toolchain
 from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import BaselineError
-from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Severity, Where, by_severity
+from mptune.finding import Finding, FindingOrigin, OutputColumns, Where, by_severity
+from mptune.findings.wording import Severity
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
@@ -85,20 +85,13 @@ def optimisation_findings(
     if not large:
         return ()
     worst = max(large, key=lambda name: large[name])
-    more = f" ({len(large) - 1} other outputs too)" if len(large) > 1 else ""
-    code = "reference-depends-on-optimisation"
     return (
-        Finding(
-            code=code,
-            severity=CODES[code].severity,
-            origin=origin,
-            where=Where(outputs=tuple(OutputColumns(name) for name in large), samples=(sample,)),
-            evidence={"relative_l2": large[worst], "limit": limit, "output": worst},
-            text=f"with and without graph optimisations, ONNX Runtime's FP32 results differ by {large[worst]:.1e} "
-            f"(relative L2, rounding is below {limit:.0e}) at output {worst!r}{more}: every error is taken against the "
-            "optimised results",
-            cure="see which result is right (SessionOptions.graph_optimization_level); of a quantised model, give the "
-            "one from before its quantisation",
+        Finding.of(
+            "reference-depends-on-optimisation",
+            origin,
+            Where(outputs=tuple(OutputColumns(name) for name in large), samples=(sample,)),
+            {"relative_l2": large[worst], "limit": limit, "output": worst},
+            others=len(large) - 1,
         ),
     )
 
@@ -140,7 +133,7 @@ def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definit
     One of them alone may be without a value: a metric may have none where outputs equal the reference.
     """
     fp32 = PrecisionPlan.uniform(space.model_sha256, [group.id for group in space.groups], Precision.FP32)
-    errors = toolchain.emulate([fp32, fp32.replace({space.free[0]: space.reduced_of(space.free[0])})])
+    errors = toolchain.predictor.emulate([fp32, fp32.replace({space.free[0]: space.reduced_of(space.free[0])})])
     if isinstance(errors, Failure):
         return  # What emulates the groups one by one says so.
     if not errors[0].has(metric):
@@ -163,73 +156,35 @@ def held_out_baseline(
     error: OutputError | None, *, tf32: bool, origin: FindingOrigin = "search"
 ) -> tuple[Finding, ...]:
     """As ``check_baseline`` on the held-out samples, which stops nothing any more; nothing where they were not met."""
-    findings = () if error is None else check_baseline(error, tf32=tf32, origin=origin, skip=True)
-    about = (finding for finding in findings if finding.code == ENGINE_CODE)
-    return tuple(
-        replace(finding, severity="warning", text=f"on the held-out samples {finding.text}") for finding in about
-    )
+    every = () if error is None else _engine_findings(error, tf32, origin, is_held_out=True)
+    return tuple(finding for finding in every if finding.code == ENGINE_CODE)
 
 
-def _engine_findings(error: OutputError, tf32: bool, origin: FindingOrigin) -> Iterator[Finding]:
+def _engine_findings(
+    error: OutputError, tf32: bool, origin: FindingOrigin, *, is_held_out: bool = False
+) -> Iterator[Finding]:
+    def differs(kind: str, outputs: Iterable[str], evidence: Mapping[str, float], **names: object) -> Finding:
+        where = Where(outputs=tuple(OutputColumns(name) for name in outputs))
+        severity: Severity | None = "warning" if is_held_out else None
+        names["held_out"] = is_held_out
+        return Finding.of(ENGINE_CODE, origin, where, evidence, kind=kind, severity=severity, **names)
+
     if error.non_finite:
         bad = [name for name, values in error.per_output.items() if any(values.get("non_finite", ()))]
-        yield _engine_differs(
-            "error",
-            origin,
-            bad,
-            {"non_finite": error.non_finite},
-            f"the all-FP32 engine gives {error.non_finite} NaN or Inf where the reference has none",
-            "the engine itself is wrong: try another --engine, or another version of it",
-        )
+        yield differs("not finite", bad, {"non_finite": error.non_finite})
         return
     # A row at a threshold may come and go with the order of a sum: pairs show whether the engine computes the same.
     pairs = error.of_pairs
     value, limit = pairs.value("relative_l2"), FP32_LIMIT_TF32 if tf32 else FP32_LIMIT
     shown = f"{value:.1e}" if math.isfinite(value) else str(value)
     if not value <= limit:
-        yield _engine_differs(
-            "error",
-            origin,
-            [_worst_output(pairs)],
-            {"relative_l2": value, "limit": limit},
-            f"the all-FP32 engine is off by {shown} against the reference (limit {limit:.0e})",
-            "look for TF32, missing synchronisation, a broken broadcast, or outputs that jump (TopK, NMS, "
-            "ArgMax); try another --engine",
-        )
+        yield differs("far", [_worst_output(pairs)], {"relative_l2": value, "limit": limit}, shown=shown)
         return
     if error.unmatched_rows:
-        count = f"{error.unmatched_rows} rows" if error.unmatched_rows > 1 else "1 row"
-        yield Finding(
-            code="value-dependent-shape",
-            severity="info",
-            origin=origin,
-            where=Where(),
-            evidence={"rows": error.unmatched_rows},
-            text=f"the all-FP32 engine and the reference differ in {count} that only one of them has: rows at a "
-            "threshold come and go with FP32 rounding already",
-            cure="",
-        )
+        evidence = {"rows": error.unmatched_rows}
+        yield Finding.of("value-dependent-shape", origin, Where(), evidence, kind="unmatched")
     if value > FP32_WARNING and not tf32:
-        yield _engine_differs(
-            "warning",
-            origin,
-            [_worst_output(pairs)],
-            {"relative_l2": value, "limit": FP32_WARNING},
-            f"the all-FP32 engine is off by {shown} against the reference: that much is not FP16's doing",
-            "look for TF32 in the engine",
-        )
-
-
-def _engine_differs(
-    severity: Severity,
-    origin: FindingOrigin,
-    outputs: Iterable[str],
-    evidence: Mapping[str, float],
-    text: str,
-    cure: str,
-) -> Finding:
-    where = Where(outputs=tuple(OutputColumns(name) for name in outputs))
-    return Finding(ENGINE_CODE, severity, origin, where, evidence, text, cure)
+        yield differs("near", [_worst_output(pairs)], {"relative_l2": value, "limit": FP32_WARNING}, shown=shown)
 
 
 def _worst_output(error: OutputError) -> str:

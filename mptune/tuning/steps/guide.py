@@ -81,7 +81,7 @@ class Guide:
         self._terms = terms
         self._emulator = emulator
         self._searched = searched
-        self._per_plan = toolchain.emulated_samples.per_plan
+        self._per_plan = toolchain.predictor.emulated_samples.per_plan
         self._told = ""
         self.prior: Prior = self._guide()
         """What the sampler knows beside the evaluations."""
@@ -132,7 +132,7 @@ class Guide:
         """The errors of the evaluated seeds on the samples that one-group errors are taken on."""
         if not self._errors.sensitivity().doubts:
             return []
-        count = self._toolchain.emulated_samples.count
+        count = self._toolchain.predictor.emulated_samples.count
         origins = {seed.origin for seed in self._space.seeds}
         seeds = (e for e in self._record.evaluations() if e.origin in origins)
         usable = [e for e in seeds if e.is_finite and e.plan.reduced_groups]

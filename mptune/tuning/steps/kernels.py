@@ -7,23 +7,26 @@ space.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from mptune.engines.base import Failure, MissingKernel, Toolchain
+from mptune.engines.base import Failure, MissingKernel, NamesKernels, Toolchain
 from mptune.errors import RunError
 from mptune.files import parse_json, write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.plan import Precision
+from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
 
 KERNELS_JSON = "kernels.json"
 """Name of the file in the run's data directory."""
 
-CODES = {Precision.FP16: "no-fp16-kernel", Precision.BF16: "no-bf16-kernel"}
+
+def kernel_codes() -> tuple[str, ...]:
+    """The codes of findings that ``MissingKernels`` gives rise to."""
+    return tuple(f"no-{precision}-kernel" for precision in REDUCED)
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,13 @@ class MissingKernels(JsonForm):
     """What the engine said.
 
     Attributes:
-        nodes: that another execution provider runs in FP16.
+        nodes: precision -> the nodes that another execution provider, or none, runs in it.
         warnings: one line each.
-        bf16: nodes that another one, or none, runs in BF16.
         fused: nodes that it computes as one.
     """
 
-    nodes: tuple[MissingKernel, ...] = ()
+    nodes: Mapping[Precision, tuple[MissingKernel, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    bf16: tuple[MissingKernel, ...] = ()
     fused: tuple[FusedNodes, ...] = ()
 
     def save(self, path: Path) -> None:
@@ -62,7 +63,7 @@ class MissingKernels(JsonForm):
     def pins(self, grouped: GroupedModel, precision: Precision = Precision.FP16) -> dict[str, str]:
         """Group id -> why it cannot have a reduced precision, of the groups that hold such a node."""
         reasons: dict[str, str] = {}
-        for node in self.bf16 if precision is Precision.BF16 else self.nodes:
+        for node in self.nodes.get(precision, ()):
             group = grouped.owners.get(node.node)
             if group is not None:
                 runs = f": {node.actual} runs it" if node.actual else ""
@@ -73,7 +74,7 @@ class MissingKernels(JsonForm):
     def findings(self, grouped: GroupedModel) -> tuple[Finding, ...]:
         """One finding for each operator and precision."""
         findings = []
-        for precision, nodes in ((Precision.FP16, self.nodes), (Precision.BF16, self.bf16)):
+        for precision, nodes in self.nodes.items():
             by_operator: dict[str, list[MissingKernel]] = {}
             for node in nodes:
                 if node.node in grouped.owners:
@@ -89,18 +90,21 @@ def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path
 
 def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
     """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
-    nodes, warnings = _ask(toolchain, Precision.FP16)
-    answer = toolchain.fused_nodes()
+    answers = {Precision.FP16: _ask(toolchain, Precision.FP16)}
+    answer = toolchain.fused_nodes() if isinstance(toolchain, NamesKernels) else ()
     if isinstance(answer, Failure):
         toolchain.restart()
     fused = () if isinstance(answer, Failure) else answer
-    if Precision.BF16 not in precisions:
-        return MissingKernels(nodes, warnings, fused=fused)
-    bf16, more = _ask(toolchain, Precision.BF16)
-    return MissingKernels(nodes, (*warnings, *more), bf16, fused)
+    # A precision that is stored as FP32 takes FP32's kernels.
+    others = (p for p in REDUCED if p in precisions and p not in answers and p.stored is not Precision.FP32)
+    answers |= {precision: _ask(toolchain, precision) for precision in others}
+    warnings = tuple(line for _, lines in answers.values() for line in lines)
+    return MissingKernels({p: nodes for p, (nodes, _) in answers.items() if nodes}, warnings, fused)
 
 
 def _ask(toolchain: Toolchain, precision: Precision) -> tuple[tuple[MissingKernel, ...], tuple[str, ...]]:
+    if not isinstance(toolchain, NamesKernels):
+        return (), ()
     answer = toolchain.missing_kernels(precision)
     if isinstance(answer, Failure):
         toolchain.restart()
@@ -117,21 +121,20 @@ def _ask(toolchain: Toolchain, precision: Precision) -> tuple[tuple[MissingKerne
 
 def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel, precision: Precision) -> Finding:
     groups = tuple(dict.fromkeys(grouped.owners[node.node] for node in nodes))
-    first, count, name = nodes[0], len(nodes), precision.name
-    many = f"{count} nodes run" if count > 1 else "1 node runs"
-    where = f"in {name} {many} on {first.actual}, with copies between" if first.actual else "nor has another provider"
-    held = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
-    return Finding(
-        code=CODES[precision],
-        severity="info",
-        origin="search",
-        where=Where(nodes=tuple(node.node for node in nodes), groups=groups),
-        evidence={
+    first = nodes[0]
+    return Finding.of(
+        f"no-{precision}-kernel",
+        "search",
+        Where(nodes=tuple(node.node for node in nodes), groups=groups),
+        {
             "operator": op_type,
-            "nodes": count,
+            "nodes": len(nodes),
             "fp32_provider": first.wanted,
             f"{precision}_provider": first.actual or "none",
         },
-        text=first.reason or f"{first.wanted} has no {name} kernel for {op_type}: {where}",
-        cure=f"{held} kept in FP32" if precision is Precision.FP16 else f"{held} kept out of BF16",
+        kind="stated" if first.reason else "elsewhere" if first.actual else "nowhere",
+        reason=first.reason,
+        precision=precision.name,
+        provider=first.actual,
+        groups=len(groups),
     )

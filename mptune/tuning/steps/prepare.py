@@ -19,7 +19,7 @@ from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.workload import Workload
 from mptune.files import parse_json, write_json
 from mptune.finding import Finding
-from mptune.graph.casting.value_types import ValueTypes, unsupported
+from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.fused import of_model
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.constants import masked_row_findings
@@ -27,7 +27,7 @@ from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import near_the_end
 from mptune.graph.hazards.seen import MaskedRows, Seen
 from mptune.graph.loading.model import Model
-from mptune.graph.plan import Precision
+from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.mismatch import profile_warnings
@@ -54,13 +54,10 @@ def search_space(
         precisions,
         of_model(grouped.model, kernels.fused),
     )
-    without_bf16: dict[str, str] = {}
-    if Precision.BF16 in precisions:
-        missing = unsupported(ValueTypes(grouped), Precision.BF16)
-        without_bf16 = {group: missing.reason(ops) for group, ops in missing.groups.items()}
-        without_bf16 |= kernels.pins(grouped, Precision.BF16)
-    pins = kernels.pins(grouped)
-    space = make_space(grouped, named, hazards, observations.absmax, pins, precisions, without_bf16)
+    asked = [precision for precision in REDUCED if precision in precisions]
+    lacking = {p: unsupported(value_types(grouped), p).reasons | kernels.pins(grouped, p) for p in asked}
+    lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
+    space = make_space(grouped, named, hazards, observations.absmax, lacking, precisions)
     return replace(space, warnings=(*space.warnings, *near_the_end(hazards))), hazards
 
 
@@ -147,13 +144,11 @@ def observe(
     others = check_reference(held_out, indices=indices.get("held_out", ()), skip=skip)
     codes = {(finding.code, finding.where.outputs) for finding in findings}
     findings += tuple(
-        replace(finding, text=f"held-out samples: {finding.text}")
-        for finding in others
-        if (finding.code, finding.where.outputs) not in codes
+        finding.on_held_out_samples() for finding in others if (finding.code, finding.where.outputs) not in codes
     )
     meanwhile()
     listener.stage("observing the ranges of values")
-    ranges = in_fresh_processes(toolchain.observe, toolchain, listener, "observing ranges")
+    ranges = in_fresh_processes(toolchain.reference_model.observe, toolchain, listener, "observing ranges")
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     warnings = check_ranges(ranges)
@@ -169,7 +164,9 @@ def observe(
 
 
 def _reference(toolchain: Toolchain, which: SampleSet, listener: Listener) -> ReferenceReport | Failure:
-    return in_fresh_processes(lambda: toolchain.reference(which), toolchain, listener, "taking the reference")
+    return in_fresh_processes(
+        lambda: toolchain.reference_model.reference(which), toolchain, listener, "taking the reference"
+    )
 
 
 def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.graph.plan import Precision
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.cuts.boundaries import Boundary
-from mptune.tuning.sampler.cuts.casts import FIXED, NEVER, CastCounts, Casts, End
+from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings, End
+from mptune.tuning.sampler.error_model import assumed_error
 from mptune.tuning.sampler.plan_rows import Floats
-from mptune.tuning.sampler.posterior import Alternatives, Prior
+from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.sensitivity import Sensitivity
 
@@ -51,124 +51,77 @@ def make_prior(
         exact: Whether latencies are predicted by these terms, so that they have no uncertainty.
         anchors: Errors of evaluated plans, on the samples that one-group errors are taken on.
     """
-    position = {group: index for index, group in enumerate(space.free)}
+    further = [(group, row) for group in space.free for row in space.reduced_precisions(group)[1:]]
+    columns = [*((group, space.reduced_of(group)) for group in space.free), *further]
     estimates = log_square_errors(space, sensitivity, anchors)
-    squares = tuple(mean for mean, _ in estimates.values()) if sensitivity.errors else None
-    sds = tuple(sd for _, sd in estimates.values()) if any(sd for _, sd in estimates.values()) else None
+    errors = [
+        estimates[group]
+        if row is space.reduced_of(group)
+        else assumed_error(*estimates[group], space.reduced_of(group), row)
+        for group, row in columns
+    ]
     shares = part_shares([_by_part(sensitivity, group) for group in space.free]) if sensitivity.errors else None
-    ops = {group.id: frozenset(group.ops) for group in space.groups}
-    operators = tuple(ops[group] for group in space.free)
-    reduced = tuple(str(space.reduced_of(group)) for group in space.free)
-    reduced = () if set(reduced) <= {str(Precision.FP16)} else reduced
-    alternatives = _alternatives(space, terms, position)
+    if shares is not None:
+        shares = (*shares, *(shares[space.free.index(group)] for group, _ in further))
+    ops = {group.id: group.ops for group in space.groups}
+    # What one precision cannot do is no fault of another one: its operators are others.
+    operators = [frozenset(op if row is space.reduced_of(g) else f"{row} {op}" for op in ops[g]) for g, row in columns]
+    precisions = tuple(str(row) for _, row in columns)
+    prior = Prior(
+        tuple(group for group, _ in columns),
+        tuple(mean for mean, _ in errors) if sensitivity.errors else None,
+        operators=tuple(operators),
+        log_square_sds=tuple(sd for _, sd in errors) if any(sd for _, sd in errors) else None,
+        part_shares=shares,
+        precisions=() if {*precisions} <= {str(Precision.FP16)} else precisions,
+    )
     if terms is None:
-        return Prior(
-            space.free,
-            squares,
-            operators=operators,
-            log_square_sds=sds,
-            part_shares=shares,
-            reduced=reduced,
-            alternatives=alternatives,
-        )
-    boundaries = _boundaries(space, terms, position)
+        return prior
+    boundaries = _boundaries(space, terms, columns)
+    crossings = Crossings(prior.columns, tuple(boundaries))
     # What the pins and TF32 save against all-FP32, the Casts that the pins need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
-    crossed = sum(c for boundary, c in boundaries.items() if boundary.fp16)
-    return Prior(
-        groups=space.free,
-        log_square_errors=squares,
-        log_square_sds=sds,
-        part_shares=shares,
-        gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
+    casts = crossings.of(np.zeros((len(columns), 1), dtype=bool))[:, 0].tolist()
+    crossed = sum(cost_ms * count for cost_ms, count in zip(boundaries.values(), casts, strict=True) if count)
+    return replace(
+        prior,
+        gains_ms=tuple(terms.gain_ms(group, row) for group, row in columns),
         boundaries=tuple(boundaries),
         boundary_costs_ms=tuple(boundaries.values()),
         fixed_gain_ms=terms.saved_ms(pins) + crossed,
         exact=exact,
-        operators=operators,
-        reduced=reduced,
-        alternatives=alternatives,
     )
 
 
-def _alternatives(space: SearchSpace, terms: LatencyTerms | None, position: Mapping[str, int]) -> Alternatives | None:
-    """What is known of the groups that may be FP16 and BF16; None where there are none."""
-    either = [group for group in space.free if group in space.alternatives]
-    if not either:
-        return None
-    groups, unknown = tuple(position[group] for group in either), (math.nan,) * len(either)
-    if terms is None:
-        return Alternatives(groups, unknown, (0.0,) * len(either))
-    columns = {group: len(space.free) + index for index, group in enumerate(either)}
+def _boundaries(
+    space: SearchSpace, terms: LatencyTerms, columns: Sequence[tuple[str, Precision]]
+) -> dict[Boundary, float]:
+    """The boundaries between groups with their costs in ms."""
+    own: dict[str, tuple[int, ...]] = {}
+    for column, (group, _) in enumerate(columns):
+        own[group] = (*own.get(group, ()), column)
 
-    def end(group: str) -> End:
-        if group in space.pinned:
-            return FIXED[tuple(Precision).index(space.pinned[group].precision)]
-        if group in columns:
-            return position[group], columns[group]
-        return (NEVER, position[group]) if space.reduced_of(group) is Precision.BF16 else (position[group], NEVER)
+    def end(group: str | None) -> End:
+        if group is None:
+            return str(Precision.FP32)
+        return str(space.pinned[group].precision.stored) if group in space.pinned else own[group]
 
-    costs_ms: dict[Casts, float] = {}
-    for term in terms.boundaries:
-        producer = FIXED[0] if term.producer_group is None else end(term.producer_group)
-        readers = dict.fromkeys((*map(end, term.consumer_groups), *((FIXED[0],) if term.fp32_consumer else ())))
-        tensor = Casts(producer, tuple(reader for reader in readers if reader != producer))
-        if tensor.readers and tensor.members:
-            costs_ms[tensor] = costs_ms.get(tensor, 0.0) + max(term.cost_ms, 0.0)
-    pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
-    nothing = np.zeros((len(space.free) + len(either), 1), dtype=bool)
-    cast_ms = float(np.array(list(costs_ms.values())) @ CastCounts(list(costs_ms)).of(nothing)[:, 0])
-    return Alternatives(
-        groups,
-        unknown,
-        (0.0,) * len(either),
-        tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
-        tuple(costs_ms),
-        tuple(costs_ms.values()),
-        terms.saved_ms(pins) + cast_ms,
-    )
-
-
-def _boundaries(space: SearchSpace, terms: LatencyTerms, position: Mapping[str, int]) -> dict[Boundary, float]:
-    """The boundaries between groups with their costs in ms, where each group is FP32 or one reduced precision.
-
-    A tensor's Casts are one to FP32, where its producer is reduced and a reader is not, and one to each other reduced
-    precision that it is read in. With a producer, readers of its own reduced precision (alike) and of the other one
-    (others) that is ``not all reduced + (producer or alike) any reduced + others any reduced - 1``, which holds for
-    every plan; the constant is in the prior's fixed gain.
-    """
+    labels = {row for _, row in columns} | {pin.precision for pin in space.pinned.values()}
+    is_symmetric = len(labels - {Precision.FP32}) == 1
     boundaries: dict[Boundary, float] = {}
-
-    def add(ends: Iterable[str | None], cost_ms: float, *, fp32: bool = False, reduced: bool = False) -> None:
-        groups = [end for end in dict.fromkeys(ends) if end is not None]
-        members = tuple(sorted(position[end] for end in groups if end in position))
-        reduced = reduced or any(end in space.pinned for end in groups)
-        if members and not (fp32 and reduced) and len(members) + fp32 + reduced > 1:
-            boundary = Boundary(members, fp32, reduced)
-            boundaries[boundary] = boundaries.get(boundary, 0.0) + cost_ms
-
     for term in terms.boundaries:
-        cost_ms, producer = max(term.cost_ms, 0.0), term.producer_group
-        own = Precision.FP32 if producer is None else _lowest(space, producer)
-        readers: dict[Precision, list[str]] = {}
-        for group in term.consumer_groups:
-            readers.setdefault(_lowest(space, group), []).append(group)
-        fp32 = bool(readers.pop(Precision.FP32, ())) or term.fp32_consumer
-        alike = readers.pop(own, [])
-        if own is not Precision.FP32:
-            others = [group for group in itertools.chain(*readers.values()) if group in position]
-            if others and not fp32:
-                add((producer, *alike, *others), cost_ms, reduced=True)
-            add((producer, *alike), cost_ms, fp32=fp32 or bool(others))
-        for groups in readers.values():
-            add(groups, cost_ms, fp32=True)
+        producer, *readers = map(end, (term.producer_group, *term.consumer_groups))
+        ends = dict.fromkeys((producer, *readers, *((end(None),) if term.fp32_consumer else ())))
+        if is_symmetric:  # whichever of them computes it: tensors of the same ends are one boundary
+            fixed = sorted(end for end in ends if isinstance(end, str))
+            free = sorted(end for end in ends if not isinstance(end, str))
+            if len(fixed) > 1:
+                continue  # cast under every plan
+            ends = dict.fromkeys((*free, *fixed))
+        boundary = Boundary(next(iter(ends)), tuple(ends)[1:])
+        if boundary.readers and boundary.members:
+            boundaries[boundary] = boundaries.get(boundary, 0.0) + max(term.cost_ms, 0.0)
     return boundaries
-
-
-def _lowest(space: SearchSpace, group: str) -> Precision:
-    """What a free group is where it is not FP32, and a pinned one under every plan."""
-    pin = space.pinned.get(group)
-    return space.reduced_of(group) if pin is None else pin.precision
 
 
 def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] | None:

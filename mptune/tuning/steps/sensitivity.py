@@ -139,7 +139,7 @@ class OneGroupErrors:
         self._shared = shared
         self._sleep = sleep
         self._stakes = _stakes(space.free, gains_ms or {})
-        self._parts = toolchain.emulated_samples.parts
+        self._parts = toolchain.predictor.emulated_samples.parts
         recorded = Sensitivity.load(path, metric)
         kept = {g: error for g, error in recorded.taken.items() if g in space.free}
         self._final = {g: error for g, error in recorded.errors.items() if g in space.free and g not in kept}
@@ -216,7 +216,7 @@ class OneGroupErrors:
         first_of = {group.pattern or group.id: group.id for group in reversed(self._space.groups) if group.id in free}
         firsts = set(first_of.values())
         lists = [g for g in self._space.free if g in firsts], [g for g in self._space.free if g not in firsts]
-        if self._toolchain.emulated_samples.per_plan is None:
+        if self._toolchain.predictor.emulated_samples.per_plan is None:
             lists = [*self._space.free], []
         doubts = self._doubts()
         lacking: list[tuple[str, range, tuple[str, ...]]] = []
@@ -243,7 +243,9 @@ class OneGroupErrors:
         """Whether this is the next part of a group that needs one."""
         if group in self._final or group in self._failed or self._samples(group) != part.start:
             return False
-        return part.start == 0 or self._toolchain.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
+        return (
+            part.start == 0 or self._toolchain.predictor.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
+        )
 
     def _samples(self, group: str) -> int:
         return self._errors[group].sample_count if group in self._errors else 0

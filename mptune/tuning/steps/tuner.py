@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from mptune.engines.base import Failure, Measurement, Toolchain
+from mptune.engines.base import Failure, Measurement, Reopens, TimesLayers, Toolchain
 from mptune.errors import BaselineError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
@@ -216,7 +216,7 @@ class Tuner:
 
     def _is_profiled(self, proposal: Proposal) -> bool:
         """Every plan where that costs little, else the two whose profiles tell what each group gains."""
-        profiling = self._toolchain.profiling
+        profiling = self._toolchain.profiling if isinstance(self._toolchain, TimesLayers) else "none"
         return profiling == "along" or (profiling == "apart" and proposal.origin in (ORIGIN_FP32, ORIGIN_FP16))
 
     def _measured(self, proposal: Proposal, measurement: Measurement, faults: int) -> None:
@@ -260,6 +260,8 @@ class Tuner:
 
     def _reopen(self, plan: PrecisionPlan, count: int) -> None:
         """Learn how far sessions of one plan differ."""
+        if not isinstance(self._toolchain, Reopens):
+            return
         timings = self._toolchain.reopen(plan, count)
         self._attempts.reopened(timings)
         if isinstance(timings, Failure):

@@ -18,7 +18,7 @@ from mptune.data.archive import save_outputs
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, one_group_errors_s
 from mptune.engines.jobs import emulation as jobs
-from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
+from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Feed, Outputs
 from mptune.engines.ort import side_by_side
@@ -32,7 +32,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
-from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.weights import WeightBank
 from mptune.settings import DataSettings, SearchSettings
 from tests.engines.jobs.test_measure import prepare
@@ -44,25 +44,25 @@ FEW = range(4)
 
 def test_errors_are_taken_per_sample(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path, shift=1.0)
-    one, other = ErrorsJob((model, model), samples, reference, "cpu").run(WorkerState())
+    one, other = ErrorsJob((model, model), Comparison(samples, reference, "cpu")).run(WorkerState())
     assert one == other
     assert one.per_output["y"]["max_abs"] == (1.0, 1.0)
-    (few,) = ErrorsJob((model,), samples, reference, "cpu", part=range(1)).run(WorkerState())
+    (few,) = ErrorsJob((model,), Comparison(samples, reference, "cpu", part=range(1))).run(WorkerState())
     assert few.per_output["y"]["max_abs"] == (1.0,)
 
 
 def test_the_reference_itself_has_no_error_and_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, samples, reference = prepare(tmp_path)
-    expected = ErrorsJob((model,), samples, reference, "cpu").run(WorkerState())
-    (few,) = ErrorsJob((model,), samples, reference, "cpu", part=range(1, 2)).run(WorkerState())
+    expected = ErrorsJob((model,), Comparison(samples, reference, "cpu")).run(WorkerState())
+    (few,) = ErrorsJob((model,), Comparison(samples, reference, "cpu", part=range(1, 2))).run(WorkerState())
     monkeypatch.delattr(jobs, "open_session")
-    assert ErrorsJob((None,), samples, reference, "cpu").run(WorkerState()) == expected
-    assert ErrorsJob((None,), samples, reference, "cpu", part=range(1, 2)).run(WorkerState()) == (few,)
+    assert ErrorsJob((None,), Comparison(samples, reference, "cpu")).run(WorkerState()) == expected
+    assert ErrorsJob((None,), Comparison(samples, reference, "cpu", part=range(1, 2))).run(WorkerState()) == (few,)
 
 
 def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path)
-    state, job = WorkerState(), ErrorsJob((model,), samples, reference, "cpu")
+    state, job = WorkerState(), ErrorsJob((model,), Comparison(samples, reference, "cpu"))
     assert job.run(state)[0].value("max_abs") == 0.0
     reference.unlink()
     prepare(tmp_path, shift=2.0)
@@ -74,7 +74,7 @@ def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text("def metric(outputs, reference):\n    return float(outputs['y'].sum())\n")
     metric = f"{script}:metric"
-    (error,) = ErrorsJob((model,), samples, reference, "cpu", metric).run(WorkerState())
+    (error,) = ErrorsJob((model,), Comparison(samples, reference, "cpu", metric)).run(WorkerState())
     assert error.value(metric) == pytest.approx((7 + 14) / 2)
 
 
@@ -82,7 +82,7 @@ def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path)
     save_outputs(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
     with pytest.raises(EngineError, match=r"shape \(1, 2\) on sample 0, the reference has \(2, 3\)"):
-        ErrorsJob((model,), samples, reference, "cpu").run(WorkerState())
+        ErrorsJob((model,), Comparison(samples, reference, "cpu")).run(WorkerState())
 
 
 class Run:
@@ -196,7 +196,7 @@ def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch
         for other in others:
             first = first.with_samples_of(other)
         assert first == error
-    assert max(job.part.stop - job.part.start for job in run.jobs[len(run.jobs) // 2 :]) == 2
+    assert max(len(job.comparison.part) for job in run.jobs[len(run.jobs) // 2 :]) == 2
 
 
 def test_errors_come_in_the_order_of_the_plans(run: Run) -> None:
@@ -240,13 +240,13 @@ def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run)
 
 def test_one_session_serves_any_plan_of_the_whole_model(run: Run, tmp_path: Path) -> None:
     bank = WeightBank.write(run.model, run.workspace.weights_dir)
-    emulator = SwitchedEmulator(GroupedModel(run.model, run.groups), bank)
+    emulator = Emulator(GroupedModel(run.model, run.groups), bank)
     names = emulator.switches[Precision.FP16]
-    path = emulator.write(run.workspace.weights_dir / "whole.onnx", names)
+    path = emulator.write_switched(run.workspace.weights_dir / "whole.onnx", names)
     many = [run.plan(0, 3), run.plan(*range(len(run.groups))), run.plan()]
     on = tuple(frozenset(names[group] for group in plan.fp16_groups) for plan in many)
-    judged = run.workspace.samples("search"), run.workspace.reference("search"), "cpu"
-    together = values(SwitchedErrorsJob(path, None, on, tuple(names.values()), *judged).run(run.state))  # type: ignore[arg-type]
+    judged = Comparison(run.workspace.samples("search"), run.workspace.reference("search"), "cpu")
+    together = values(SwitchedErrorsJob(path, None, on, tuple(names.values()), judged).run(run.state))
     assert together[:2] == pytest.approx(values(run.emulation().errors(many[:2])), rel=1e-2)
     assert together[2] < 1e-6
 

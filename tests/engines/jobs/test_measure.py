@@ -12,6 +12,7 @@ from mptune.data.archive import save_outputs
 from mptune.data.calibration import CalibrationSet
 from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
+from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.worker.child import WorkerState
@@ -30,19 +31,26 @@ def prepare(folder: Path, shift: float = 0.0) -> tuple[Path, Path, Path]:
     return model, folder / "s.npz", folder / "r.npz"
 
 
+OPTIONS = SessionOptions("cpu", latency=QUICK)
+
+
+def job_of(folder: Path) -> MeasureJob:
+    """The same model as candidate and baseline."""
+    model, samples, reference = prepare(folder)
+    engine = OrtEngine(model, OPTIONS)
+    return MeasureJob(engine, engine, samples, samples, reference, latency=QUICK)
+
+
 def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path)
     state = WorkerState()
-    job = MeasureJob(model, model, samples, samples, reference, "cpu", latency=QUICK)
+    job = job_of(tmp_path)
     first = job.run(state)
     ((_, baseline),) = [entry for slot, entry in state._cache.items() if slot == "baseline"]
     assert first.repetitions.iterations * first.repetitions.executions_per_value >= 10
     assert len(first.latency.raw_ms) == first.repetitions.iterations
     assert len(first.baseline.raw_ms) == first.repetitions.iterations
     assert first.error.value("max_abs") == 0.0
-    frozen = MeasureJob(
-        model, model, samples, samples, reference, "cpu", latency=QUICK, repetitions=Repetitions(1, 12, 2)
-    )
+    frozen = replace(job, repetitions=Repetitions(1, 12, 2))
     second, third = frozen.run(state), frozen.run(state)
     assert second.repetitions == third.repetitions == Repetitions(1, 12, 2)
     assert len(third.latency.raw_ms) == 12
@@ -53,36 +61,29 @@ def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Opening(MeasureJob):
-    """Keeps how the candidate's session was opened."""
+class Opened(OrtEngine):
+    """Keeps how it was opened."""
 
     seen: list[SessionOptions] = field(default_factory=list)
 
-    def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
+    def compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
         assert isinstance(candidate, OrtSession)
         self.seen.append(candidate.options)
-        return super()._compare(candidate, baseline)
+        return ("look out",)
 
 
-def test_both_sessions_leave_tf32_to_the_environment_where_the_job_says_so(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path)
-    state = WorkerState()
-    job = Opening(model, model, samples, samples, reference, "cpu", latency=QUICK)
-    found = []
-    for by_environment in (False, True):
-        replace(job, tf32_by_environment=by_environment).run(state)
-        found.append(state._cache["baseline"][1].session.options)
-    assert [options.tf32_by_environment for options in job.seen] == [False, True]
-    assert [options.tf32_by_environment for options in found] == [False, True]
-    replace(job, tf32=True).run(state)
-    assert (job.seen[-1].tf32, state._cache["baseline"][1].session.options.tf32) == (True, False)
+def test_an_engine_may_compare_its_session_with_the_baselines(tmp_path: Path) -> None:
+    job, state = job_of(tmp_path), WorkerState()
+    engine = Opened(job.engine.path, replace(OPTIONS, tf32=True))
+    assert replace(job, engine=engine).run(state).warnings == ("look out",)
+    assert [options.tf32 for options in engine.seen] == [True]
+    assert not state._cache["baseline"][1].session.options.tf32
     state.close()
 
 
 def test_sessions_opened_anew_are_timed_beside_the_same_baseline(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path)
     state = WorkerState()
-    job = MeasureJob(model, model, samples, samples, reference, "cpu", latency=QUICK)
+    job = job_of(tmp_path)
     first = job.run(state)
     assert first.latency.session is not None
     expected = np.log(first.latency.median_ms / first.baseline.median_ms)

@@ -13,6 +13,8 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet
+from mptune.engines.backends import onnxruntime as ort_toolchain
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import EngineError, Failure, Measurement
 from mptune.engines.jobs.layer_times import (
     PROFILED_RUNS,
@@ -24,8 +26,7 @@ from mptune.engines.jobs.layer_times import (
     minor_nodes,
 )
 from mptune.engines.ort.fusions import computed_nodes
-from mptune.engines.toolchains import onnxruntime as ort_toolchain
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
@@ -242,19 +243,19 @@ def test_a_profile_of_nothing_is_an_error() -> None:
 
 
 @pytest.fixture
-def tools(mlp_workload: Workload, settings: SearchSettings) -> OnnxRuntimeToolchain:
-    found = OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings)
-    assert not isinstance(found.reference("search"), Failure)
+def tools(mlp_workload: Workload, settings: SearchSettings) -> MeasuredToolchain:
+    found = MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings)
+    assert not isinstance(found.reference_model.reference("search"), Failure)
     return found
 
 
-def evaluated(tools: OnnxRuntimeToolchain, every: int, *, profile: bool = True) -> Measurement:
+def evaluated(tools: MeasuredToolchain, every: int, *, profile: bool = True) -> Measurement:
     found = tools.evaluate(plan_of(tools.workload.model, tools.workload.groups, every), profile=profile)
     assert isinstance(found, Measurement), found
     return found
 
 
-def test_a_measurement_holds_the_groups_times_where_they_are_asked_for(tools: OnnxRuntimeToolchain) -> None:
+def test_a_measurement_holds_the_groups_times_where_they_are_asked_for(tools: MeasuredToolchain) -> None:
     with tools:
         assert tools.profiling == "apart"
         assert evaluated(tools, 0, profile=False).group_times_ms is None
@@ -271,7 +272,7 @@ def test_a_measurement_holds_the_groups_times_where_they_are_asked_for(tools: On
     ("fault", "words"), [(Signalled(signal.SIGSEGV), "crash: killed by SIGSEGV"), (RaiseModelError(), "error: ")]
 )
 def test_a_profile_that_fails_in_the_worker_is_a_warning(
-    fault: Any, words: str, tools: OnnxRuntimeToolchain, monkeypatch: pytest.MonkeyPatch
+    fault: Any, words: str, tools: MeasuredToolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ort_toolchain, "OrtProfileJob", lambda *fields: fault)
     with tools:
@@ -286,7 +287,7 @@ def test_a_profile_that_fails_in_the_worker_is_a_warning(
     assert {path.suffix for path in tools.workload.workspace.weights_dir.iterdir()} <= {".bin", ".json"}
 
 
-def test_a_profile_that_cannot_even_begin_is_a_warning(tools: OnnxRuntimeToolchain) -> None:
+def test_a_profile_that_cannot_even_begin_is_a_warning(tools: MeasuredToolchain) -> None:
     plan = plan_of(tools.workload.model, tools.workload.groups, 2)
     with tools:
         evaluated(tools, 2, profile=False)
@@ -303,8 +304,8 @@ def test_weights_outside_of_the_model_are_profiled_and_not_left_behind(
     model = load_model(path)
     groups = find_groups(model)
     workload = Workload(GroupedModel(model, groups), make_workspace(path, tmp_path, feed_of(model), count=1))
-    with OnnxRuntimeToolchain(load_target("cpu"), workload, settings) as tools:
-        assert not isinstance(tools.reference("search"), Failure)
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), workload, settings) as tools:
+        assert not isinstance(tools.reference_model.reference("search"), Failure)
         evaluated(tools, 1, profile=False)
         before = {path: path.stat().st_size for path in tmp_path.rglob("*")}
         times = evaluated(tools, 1).group_times_ms
@@ -315,7 +316,7 @@ def test_weights_outside_of_the_model_are_profiled_and_not_left_behind(
 
 @pytest.mark.gpu
 def test_nothing_is_profiled_on_the_cuda_provider(mlp_workload: Workload, settings: SearchSettings) -> None:
-    with OnnxRuntimeToolchain(load_target("h200"), mlp_workload, settings, "cuda") as tools:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("h200"), mlp_workload, settings, "cuda") as tools:
         assert tools.profiling == "none"
-        assert not isinstance(tools.reference("search"), Failure)
+        assert not isinstance(tools.reference_model.reference("search"), Failure)
         assert evaluated(tools, 0).group_times_ms is None

@@ -11,10 +11,11 @@ import onnxruntime
 import pytest
 
 from mptune.data.calibration import CalibrationSet
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.reference import ObserveJob
 from mptune.engines.ort.fusions import FoldJob
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues, is_worthwhile, shape_computing, write_without_weights
 from mptune.graph.grouping.grouped import GroupedModel
@@ -156,7 +157,7 @@ def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
 class Calls:
     """Counts the jobs that fold, and lets them fail where asked."""
 
-    def __init__(self, toolchain: OnnxRuntimeToolchain, *, fails: bool) -> None:
+    def __init__(self, toolchain: MeasuredToolchain, *, fails: bool) -> None:
         self.folds = 0
         self._call, self._fails = toolchain._call, fails
 
@@ -175,10 +176,10 @@ def test_a_search_folds_once_and_where_it_pays(
     workspace = make_workspace(path, tmp_path, {"x": np.ones((2, 96), np.float32)})
     model = load_model(path)
     grouped = GroupedModel(model, find_groups(model))
-    with OnnxRuntimeToolchain(load_target("cpu"), Workload(grouped, workspace), settings) as toolchain:
-        toolchain._reference_model._call = calls = Calls(toolchain, fails=fails)
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), Workload(grouped, workspace), settings) as toolchain:
+        toolchain.reference_model._call = calls = Calls(toolchain, fails=fails)
         for precision in (Precision.FP32, Precision.FP16):
-            typed = toolchain._typed_model(grouped.uniform(precision))
+            typed = toolchain.builder.write(grouped.uniform(precision), str(precision))
             assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept
         assert calls.folds == folds
         assert not list(tmp_path.rglob("*folded*")), "what was written to fold is gone"

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure
-from mptune.engines.jobs.emulation import SwitchedErrorsJob
+from mptune.engines.jobs.emulation import Comparison, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
@@ -20,8 +20,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
+from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from tests.engines.engine_support import make_workspace, run_here
@@ -96,7 +96,7 @@ def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tu
 
 def test_a_model_without_such_norms_is_not_asked(mlp_workload: Workload) -> None:
     assert not may_fuse(mlp_workload.grouped)
-    toolchain = OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, SearchSettings())
+    toolchain = MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, SearchSettings())
     assert toolchain.fused_nodes() == ()
     assert toolchain._worker.pid is None  # no process was started
 
@@ -104,10 +104,10 @@ def test_a_model_without_such_norms_is_not_asked(mlp_workload: Workload) -> None
 def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
     """Of a norm whose squares FP16 does not hold: ONNX Runtime keeps them in FP32."""
     workload = workload_of(rms_norm(tmp_path), tmp_path)
-    with OnnxRuntimeToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
-        assert not isinstance(toolchain.reference("search"), Failure)
-        assert not isinstance(toolchain.observe(), Failure)
-        found = toolchain.emulate([workload.grouped.uniform(Precision.FP16)])
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), workload, SearchSettings()) as toolchain:
+        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
+        assert not isinstance(toolchain.reference_model.observe(), Failure)
+        found = toolchain.predictor.emulate([workload.grouped.uniform(Precision.FP16)])
         assert not isinstance(found, Failure), found
         assert 1e-5 < found[0].value("relative_l2") < 1e-3
         assert not list(workload.workspace.weights_dir.glob("*fusions*"))
@@ -115,11 +115,11 @@ def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
 
 def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
     workload = workload_of(rms_norm(tmp_path), tmp_path)
-    with OnnxRuntimeToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
-        typed = toolchain._typed_model
-        toolchain._typed_model = lambda *arguments: tmp_path / "gone.onnx"  # type: ignore[method-assign]
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), workload, SearchSettings()) as toolchain:
+        write = toolchain.builder.write
+        toolchain.builder.write = lambda *arguments: tmp_path / "gone.onnx"
         assert isinstance(toolchain.fused_nodes(), Failure)
-        toolchain._typed_model = typed  # type: ignore[method-assign]
+        toolchain.builder.write = write
         assert toolchain.fused_nodes() == ()
 
 
@@ -129,11 +129,11 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     grouped, workspace = workload.grouped, workload.workspace
     paths = workspace.model_path, workspace.samples("search"), workspace.reference("search")
     run_here(ReferenceJob(*paths, "cpu"))
-    emulator = SwitchedEmulator(grouped, workload.bank, branches=True, fused=(FusedNodes(STEPS, "h"),))
-    path = emulator.write(workspace.scratch("switched"), [group.id for group in grouped.groups])
+    emulator = Emulator(grouped, workload.bank, branches=True, fused=(FusedNodes(STEPS, "h"),))
+    path = emulator.write_switched(workspace.scratch("switched"), [group.id for group in grouped.groups])
     on = emulator.on(grouped.uniform(Precision.FP16))
     switches = tuple(emulator.switches[Precision.FP16].values())
-    (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, *paths[1:], "cpu"))
+    (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, Comparison(*paths[1:], "cpu")))
     assert 1e-5 < error.value("relative_l2") < 1e-3
 
 
@@ -141,7 +141,7 @@ def test_of_an_engine_that_is_built_elsewhere_each_step_is_emulated(tmp_path: Pa
     workload = workload_of(rms_norm(tmp_path), tmp_path)
     toolchain = PredictedToolchain(load_target("jetson-orin-nano-8gb"), workload, SearchSettings())
     assert toolchain.fused_nodes() == ()
-    assert toolchain._as_computed() is workload.grouped
+    assert toolchain.predictor.fuses
 
 
 def workload_of(model: Model, folder: Path, *, large: bool = True) -> Workload:

@@ -14,6 +14,7 @@ import pytest
 
 from mptune.data.calibration import CalibrationSet
 from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.base import EngineError, FailureKind, Measurement, Workspace
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.layer_times import LayerTime, group_times
@@ -23,15 +24,16 @@ from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_ne
 from mptune.engines.tensorrt.jobs import (
     EngineProfileJob,
     Layer,
-    LibraryReport,
+    TensorRtEngine,
     layer_times,
     profiler_class,
     read_layers,
 )
 from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library, open_log
+from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
-from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
-from mptune.engines.toolchains.tensorrt import TensorRtToolchain
+from mptune.engines.toolchains import toolchain as toolchain_module
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
@@ -67,7 +69,8 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
     engine.write_bytes(PROGRAMS[program]().to_bytes())
     shape = (4,) if program == "nonzero" else (2, 3)
     CalibrationSet(({"x": np.ones(shape, np.float32)},), "test", False).save(samples)
-    return EngineProfileJob(engine, samples, kind, QUICK, folder / "runtime.cache" if kind == "tensorrt-rtx" else None)
+    options = EngineOptions(kind, QUICK, folder / "runtime.cache" if kind == "tensorrt-rtx" else None)
+    return EngineProfileJob(TensorRtEngine(engine, options), samples)
 
 
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
@@ -158,24 +161,23 @@ class LayersJob:
 @pytest.fixture
 def tools(
     mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TensorRtToolchain]:
+) -> Iterator[MeasuredToolchain]:
     """TensorRT-RTX, which builds here; only the timing is made up."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    monkeypatch.setattr(tensorrt_toolchain, "MeasureEngineJob", lambda **fields: TimedJob(fields["model"]))
+    monkeypatch.setattr(toolchain_module, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
     mlp_workload.workspace.engines_dir.mkdir()
-    with TensorRtToolchain(
+    with MeasuredToolchain(
+        tensorrt_backend.TENSORRT_RTX,
         load_target("rtx-4500-ada"),
         mlp_workload,
         settings,
         gpu=Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "570.86.15"),
-        kind="tensorrt-rtx",
-        library=LibraryReport(load_library("tensorrt-rtx").version),
     ) as tools:
         assert tools.profiling == "along"
         yield tools
 
 
-def measured(tools: TensorRtToolchain) -> Measurement:
+def measured(tools: MeasuredToolchain) -> Measurement:
     found = tools.evaluate(tools._fp32, profile=True)
     assert isinstance(found, Measurement), found
     assert found.engine_path is not None
@@ -184,22 +186,22 @@ def measured(tools: TensorRtToolchain) -> Measurement:
 
 
 def test_a_toolchain_profiles_the_engine_that_it_timed(
-    tools: TensorRtToolchain, monkeypatch: pytest.MonkeyPatch
+    tools: MeasuredToolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines: list[Path] = []
 
-    def profiled(engine: Path, *rest: object) -> LayersJob:
-        engines.append(engine)
+    def profiled(engine: TensorRtEngine, *rest: object) -> LayersJob:
+        engines.append(engine.path)
         return LayersJob(tools.workload.groups[0].nodes)
 
-    monkeypatch.setattr(tensorrt_toolchain, "EngineProfileJob", profiled)
+    monkeypatch.setattr(tensorrt_backend, "EngineProfileJob", profiled)
     found = measured(tools)
     assert engines == [found.engine_path]
     assert found.group_times_ms == {tools.workload.groups[0].id: 7.0}
 
 
 @pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
-def test_a_profile_for_want_of_a_device_is_a_warning(tools: TensorRtToolchain) -> None:
+def test_a_profile_for_want_of_a_device_is_a_warning(tools: MeasuredToolchain) -> None:
     found = measured(tools)
     assert found.group_times_ms is None
     assert sum("could not be profiled" in text for text in found.warnings) == 1
@@ -218,7 +220,9 @@ def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_worksp
     options = BuildOptions(kind, capabilities=(capability,) if kind == "tensorrt-rtx" and capability else ())
     path = tmp_path / "x.engine"
     path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((3, 32), np.float32)}]).memory)
-    found = run_here(EngineProfileJob(path, mlp_workspace.samples("search"), kind, QUICK))
+    found = run_here(
+        EngineProfileJob(TensorRtEngine(path, EngineOptions(kind, QUICK)), mlp_workspace.samples("search"))
+    )
     model = load_model(mlp_path)
     owners = {node: group.id for group in find_groups(model) for node in group.nodes}
     assert sum(group_times(found, owners).values()) > 0

@@ -4,24 +4,24 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
 
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME, OrtBuilder
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.engines.environment import describe_environment
+from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.ort.session import Provider
-from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
+from mptune.engines.tensorrt.jobs import LibraryReport
 from mptune.engines.timing.spread import LEAST_VALUES
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import PredictedToolchain
-from mptune.engines.toolchains.tensorrt import TensorRtToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
 from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
@@ -32,7 +32,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
 from mptune.targets.target import Gpu, load_target
-from tests.engines.engine_support import make_workspace
+from tests.engines.engine_support import install, make_workspace
 from tests.engines.test_environment import TWO_GPUS, fake_nvidia_smi
 
 T = TypeVar("T")
@@ -78,12 +78,12 @@ def test_the_cpu_is_measured(
     fp16: PrecisionPlan,
 ) -> None:
     with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
-        assert isinstance(tools, OnnxRuntimeToolchain)
+        assert isinstance(tools, MeasuredToolchain)
         assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
-        assert not tools.emulation_holds
+        assert not tools.predictor.emulation_holds
         assert any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
         for which in ("search", "held_out"):
-            assert not isinstance(tools.reference(which), Failure)
+            assert not isinstance(tools.reference_model.reference(which), Failure)
         base = measured(tools.evaluate(fp32))
         assert base.latency.source == "measured"
         assert base.baseline is not None
@@ -119,11 +119,11 @@ def test_a_profile_is_predicted_and_emulated(
     with open_toolchain("auto", target, mlp_workload, settings) as tools:
         assert isinstance(tools, PredictedToolchain)
         assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
-        assert tools.emulation_holds
+        assert tools.predictor.emulation_holds
         assert not any("predicted" in warning for warning in tools.environment().warnings), "the search's finding"
         for which in ("search", "held_out"):
-            assert not isinstance(tools.reference(which), Failure)
-        ranges = tools.observe()
+            assert not isinstance(tools.reference_model.reference(which), Failure)
+        ranges = tools.reference_model.observe()
         assert not isinstance(ranges, Failure)
         assert ranges["x"].shape == (3, 32)
         base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
@@ -159,25 +159,20 @@ def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
 ) -> None:
     target = load_target("h200")
     with PredictedToolchain(target, mlp_workload, settings) as predicted:
-        ranges = predicted.observe()
+        ranges = predicted.reference_model.observe()
         assert not isinstance(ranges, Failure)
         shapes = {name: seen.shape for name, seen in ranges.items()}
-        assert predicted.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, FUSED)
+        assert predicted.predictor.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, FUSED)
     with PredictedToolchain(target, mlp_workload, replace(settings, tf32=True)) as predicted:
         with_tf32 = roofline(GroupedModel(model, groups), target, shapes, replace(FUSED, tf32=True))
-        assert predicted.latency_terms() == with_tf32
+        assert predicted.predictor.latency_terms() == with_tf32
         assert with_tf32.tf32_gain_ms > 0
-
-    class Seen(OnnxRuntimeToolchain):
-        """Knows the shapes already: the CUDA provider need not run here."""
-
-        def observe(self) -> Mapping[str, TensorRange] | Failure:
-            return ranges
 
     providers: dict[Provider, Execution] = {"cuda": UNFUSED, "cpu": FUSED}
     for provider, execution in providers.items():
-        with Seen(target, mlp_workload, settings, provider) as tools:
-            assert tools.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, execution)
+        with MeasuredToolchain(ONNXRUNTIME, target, mlp_workload, settings, provider) as tools:
+            tools.reference_model._ranges = ranges  # the CUDA provider need not run here
+            assert tools.predictor.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, execution)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mlp", False), ("cnn", True), ("digits", False)])
@@ -190,56 +185,46 @@ def test_convolutions_leave_tf32_to_the_environment(
     feed = {v.name: np.ones([d if isinstance(d, int) else 2 for d in v.shape or ()], np.float32) for v in model.inputs}
     space = make_workspace(path, tmp_path, feed)
     with PredictedToolchain(target, Workload(GroupedModel(model, groups), space), settings) as predicted:
-        ranges = predicted.observe()
+        ranges = predicted.reference_model.observe()
     assert not isinstance(ranges, Failure)
 
-    class Seen(OnnxRuntimeToolchain):
-        """Knows the shapes, or that they cannot be observed: the CUDA provider need not run here."""
+    def rule(provider: Provider, seen: Mapping[str, TensorRange]) -> bool:
+        """Whether the CUDA provider, which need not run here, knows the shapes, or knows none."""
+        with MeasuredToolchain(
+            ONNXRUNTIME, target, Workload(GroupedModel(model, groups), space), settings, provider
+        ) as tools:
+            tools.reference_model._ranges = seen
+            assert isinstance(tools.builder, OrtBuilder)
+            return tools.builder.tf32_by_environment
 
-        shapes: Mapping[str, TensorRange] | Failure = ranges
-
-        def observe(self) -> Mapping[str, TensorRange] | Failure:
-            return self.shapes
-
-    class Unseen(Seen):
-        shapes = Failure(Stage.RUN, FailureKind.ERROR, "out of luck")
-
-    def rule(kind: type[OnnxRuntimeToolchain], provider: Provider) -> bool:
-        return kind(target, Workload(GroupedModel(model, groups), space), settings, provider).tf32_by_environment
-
-    assert rule(Seen, "cuda") is expected
-    assert rule(Unseen, "cuda") is (name != "mlp")  # any convolution will do where nothing can be counted
-    assert not rule(Seen, "cpu")
-    assert not hasattr(TensorRtToolchain, "tf32_by_environment")
-    assert not {field.name: field.default for field in fields(MeasureEngineJob)}["tf32_by_environment"]
+    assert rule("cuda", ranges) is expected
+    assert rule("cuda", {}) is (name != "mlp")  # any convolution will do where nothing can be counted
+    assert not rule("cpu", ranges)
 
 
-class Convolving(OnnxRuntimeToolchain):
-    """Opens what it times as the CUDA provider's toolchain does where convolutions are a good part of the work."""
-
-    tf32_by_environment = True
-
-
-@pytest.mark.parametrize("kind", [OnnxRuntimeToolchain, Convolving])
+@pytest.mark.parametrize("convolves", [False, True])
 def test_only_what_is_timed_leaves_tf32_to_the_environment(
-    kind: type[OnnxRuntimeToolchain],
+    convolves: bool,
     mlp_workload: Workload,
     settings: SearchSettings,
     fp16: PrecisionPlan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: dict[str, bool | None] = {}
-    with kind(load_target("cpu"), mlp_workload, settings) as tools:
+    """With ``convolves`` as the CUDA provider does where convolutions are a good part of the work."""
+    seen: dict[str, list[bool]] = {}
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as tools:
+        monkeypatch.setattr(tools.builder, "_convolves", convolves)
         call = tools._worker.call
 
         def heard(job: Job[T], timeout_s: float) -> T | Failure:
-            seen[type(job).__name__] = getattr(job, "tf32_by_environment", None)
+            engines = (job.engine, job.baseline) if isinstance(job, MeasureJob) else ()
+            seen[type(job).__name__] = [engine.options.tf32_by_environment for engine in engines]
             return call(job, timeout_s)
 
         monkeypatch.setattr(tools._worker, "call", heard)
-        assert not isinstance(tools.reference("search"), Failure)
+        assert not isinstance(tools.reference_model.reference("search"), Failure)
         measured(tools.evaluate(fp16))
-    assert seen == {"ReferenceJob": None, "MeasureJob": kind is Convolving, "ObserveJob": None}
+    assert seen == {"ReferenceJob": [], "MeasureJob": [convolves] * 2, "ObserveJob": []}
 
 
 def test_latency_is_corrected_for_drift_across_resumed_runs(
@@ -250,7 +235,7 @@ def test_latency_is_corrected_for_drift_across_resumed_runs(
     def evaluate() -> Measurement:
         with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
             if not mlp_workload.workspace.reference("search").exists():
-                tools.reference("search")
+                tools.reference_model.reference("search")
             return measured(tools.evaluate(fp32))
 
     first = evaluate()
@@ -279,7 +264,7 @@ def test_failures_come_back_as_values_and_the_next_call_works(
     fp16: PrecisionPlan,
 ) -> None:
     with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
-        assert not isinstance(tools.reference("search"), Failure)
+        assert not isinstance(tools.reference_model.reference("search"), Failure)
         mlp_workload.workspace.weights_dir.mkdir(exist_ok=True)
         measured(tools.evaluate(fp16))
         weights = {path: path.read_bytes() for path in mlp_workload.workspace.weights_dir.glob("fp*.bin")}
@@ -301,7 +286,7 @@ def test_failures_come_back_as_values_and_the_next_call_works(
 def test_a_deadline_that_passes_is_a_timeout(mlp_workload: Workload, settings: SearchSettings) -> None:
     hasty = replace(settings, worker=replace(settings.worker, build_timeout_s=0.0, measure_timeout_s=0.0))
     with open_toolchain("auto", load_target("cpu"), mlp_workload, hasty) as tools:
-        failure = tools.reference("search")
+        failure = tools.reference_model.reference("search")
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.TIMEOUT
 
@@ -334,10 +319,8 @@ def test_what_keeps_tensorrt_from_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch)
     orin = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=True)
     obstacle = "the driver supports CUDA 12.6, and cuda-python is built for CUDA 13.0: pip install 'cuda-bindings<13'"
     monkeypatch.setattr(toolchain, "detect_gpus", lambda: (orin,))
-    monkeypatch.setattr(toolchain, "probe", lambda provider: "no CUDA provider")
-    monkeypatch.setattr(toolchain, "is_installed", lambda kind: kind == "tensorrt")
     report = LibraryReport("10.3.0", (), obstacle, "pip install 'cuda-bindings<13'")
-    monkeypatch.setattr(toolchain, "find_library", lambda kind: report if kind == "tensorrt" else "not installed")
+    install(monkeypatch, "no CUDA provider", tensorrt=report)
     assert obstacle in choose_target("auto").why
     statuses = {status.name: status for status in list_toolchains()}
     assert obstacle in statuses["tensorrt"].reason
@@ -388,7 +371,7 @@ def test_a_workspace_may_have_any_name(mlp_path: Path, tmp_path: Path, settings:
     workspace = make_workspace(path, folder, {"x": np.ones((2, 32), np.float32)}, count=2)
     workload = Workload(GroupedModel(model, groups), workspace)
     with open_toolchain("auto", load_target("cpu"), workload, settings) as tools:
-        assert not isinstance(tools.reference("search"), Failure)
+        assert not isinstance(tools.reference_model.reference("search"), Failure)
         measured(tools.evaluate(uniform(model, groups, Precision.FP16)))
 
 
@@ -401,11 +384,11 @@ def test_the_gpu_here_is_measured(
 ) -> None:
     choice = choose_target("auto")
     with open_toolchain("auto", choice.target, mlp_workload, settings) as tools:
-        assert isinstance(tools, OnnxRuntimeToolchain), choice.why
+        assert isinstance(tools, MeasuredToolchain), choice.why
         assert tools.provider == "cuda"
         for which in ("search", "held_out"):
-            assert not isinstance(tools.reference(which), Failure)
-        assert not isinstance(tools.observe(), Failure)
+            assert not isinstance(tools.reference_model.reference(which), Failure)
+        assert not isinstance(tools.reference_model.observe(), Failure)
         base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
         assert base.error.value("relative_l2") < 1e-5
         assert 1e-5 < mixed.error.value("relative_l2") < 1e-1

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import mptune
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import EngineError, Failure
 from mptune.engines.ort.session import CpuSession, SessionOptions
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -32,8 +33,8 @@ from tests.graph.models import constant, node, value, weight
 def test_many_measurements_on_a_gpu_crash_no_worker(mlp_workload: Workload, settings: SearchSettings) -> None:
     """Sessions that outlived their streams ended one of about twenty measurements in SIGSEGV on an H200."""
     target = load_target("h200")
-    with OnnxRuntimeToolchain(target, mlp_workload, settings, "cuda") as toolchain:
-        assert not isinstance(toolchain.reference("search"), Failure)
+    with MeasuredToolchain(ONNXRUNTIME, target, mlp_workload, settings, "cuda") as toolchain:
+        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
         plans = [mlp_workload.grouped.uniform(precision) for precision in (Precision.FP32, Precision.FP16)]
         pids = set()
         for number in range(150):
@@ -49,7 +50,7 @@ def test_the_cuda_provider_has_no_fp16_kernel_for_grid_sample(tmp_path: Path, se
     model = load_model(save_sampling(tmp_path))
     image = np.random.default_rng(1).normal(size=(1, 4, 8, 8)).astype(np.float32)
     workload = Workload(GroupedModel(model, find_groups(model)), make_workspace(model.path, tmp_path, {"x": image}))
-    with OnnxRuntimeToolchain(load_target("h200"), workload, settings, "cuda") as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("h200"), workload, settings, "cuda") as toolchain:
         found = toolchain.missing_kernels(Precision.FP16)
     assert not isinstance(found, Failure), found
     assert [node.node for node in found] == ["sample/GridSample"]
@@ -94,11 +95,11 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
     model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model))
     workload = Workload(grouped, make_workspace(model.path, tmp_path, feed))
-    with OnnxRuntimeToolchain(load_target("cpu"), workload, settings, "cpu") as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), workload, settings, "cpu") as toolchain:
         found = toolchain.missing_kernels(Precision.FP16)
     assert not isinstance(found, Failure)
     assert {one.node for one in found} == refused
-    pins = MissingKernels(found).pins(grouped)
+    pins = MissingKernels({Precision.FP16: found}).pins(grouped)
     kept = grouped.uniform(Precision.FP16).replace(dict.fromkeys(pins, Precision.FP32))
     assert grouped.owners["none"] in kept.fp16_groups
     for plan, runs in ((kept, True), (grouped.uniform(Precision.FP16), False)):
@@ -110,15 +111,15 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
 
 def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_workload: Workload, settings: SearchSettings) -> None:
     """By the CPU provider, which has next to no BF16 kernels: its session names one node after the other."""
-    with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings, "cpu") as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings, "cpu") as toolchain:
         assert toolchain.missing_kernels(Precision.BF16) == ()
-        found = toolchain.unopened_in_bf16()
+        found = toolchain.builder.unopened_in_bf16()
     assert not isinstance(found, Failure), found
     assert {"MatMul", "Gemm"} & {node.op_type for node in found}
     assert {(node.wanted, node.actual) for node in found} == {("CPUExecutionProvider", "")}
     nodes = {node.name: node.op_type for node in mlp_workload.model.nodes}
     assert all(nodes[node.node] == node.op_type for node in found)
-    kernels = MissingKernels(bf16=found)
+    kernels = MissingKernels({Precision.BF16: found})
     pins = kernels.pins(mlp_workload.grouped, Precision.BF16)
     assert kernels.pins(mlp_workload.grouped) == {}
     assert pins.keys() == {mlp_workload.grouped.owners[node.node] for node in found}

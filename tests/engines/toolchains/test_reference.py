@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.settings import SearchSettings
@@ -30,15 +31,15 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
 def test_ranges_that_are_observed_beside_are_the_same(
     mlp_workload: Workload, settings: SearchSettings, jobs: list[tuple[str, int | None]]
 ) -> None:
-    with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings) as toolchain:
-        expected = toolchain.observe()
-    with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings) as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+        expected = toolchain.reference_model.observe()
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
         jobs.clear()
-        assert not isinstance(toolchain.reference("search"), Failure)
-        assert toolchain.observe() == expected
-        assert toolchain.observe() == expected
-        assert not isinstance(toolchain.reference("held_out"), Failure)
-        assert not isinstance(toolchain.reference("search"), Failure)
+        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
+        assert toolchain.reference_model.observe() == expected
+        assert toolchain.reference_model.observe() == expected
+        assert not isinstance(toolchain.reference_model.reference("held_out"), Failure)
+        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
     assert sorted(name for name, _ in jobs) == ["ObserveJob", "ReferenceJob", "ReferenceJob", "ReferenceJob"]
     assert len({worker for name, worker in jobs if name == "ReferenceJob"}) == 1
     assert len({worker for _, worker in jobs}) == 2
@@ -57,11 +58,11 @@ def test_what_starves_beside_it_is_tried_again_alone(
         return failure if first else call(worker, job, timeout_s)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "call", crowded)
-    with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings) as toolchain:
-        found = toolchain.reference("search")
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+        found = toolchain.reference_model.reference("search")
         assert isinstance(found, Failure) == (kind is FailureKind.ERROR)
-        assert (toolchain._reference_model._observing is None) == (kind is not FailureKind.ERROR)
-        assert not isinstance(toolchain.observe(), Failure)
+        assert (toolchain.reference_model._observing is None) == (kind is not FailureKind.ERROR)
+        assert not isinstance(toolchain.reference_model.observe(), Failure)
 
 
 def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
@@ -77,7 +78,7 @@ def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
         return call(worker, job, timeout_s) if len(workers) > 1 else Failure(Stage.RUN, FailureKind.CRASH, "killed")  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "call", failing)
-    with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings) as toolchain:
-        assert not isinstance(toolchain.reference("search"), Failure)
-        assert not isinstance(toolchain.observe(), Failure)
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
+        assert not isinstance(toolchain.reference_model.observe(), Failure)
     assert len(set(workers)) == 2

@@ -12,17 +12,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.engines.backends.backend import Built
+from mptune.engines.backends.tensorrt import TENSORRT, TENSORRT_RTX
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.tensorrt.builder import BuildOptions, engine_faults
-from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport, MeasureEngineJob
-from mptune.engines.tensorrt.library import Kind, is_installed, load_library
+from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport, TensorRtEngine
+from mptune.engines.tensorrt.library import is_installed, load_library
+from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
-from mptune.engines.tensorrt.store import StoredEngine, refused_in_bf16
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import PredictedToolchain
-from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
@@ -37,12 +37,13 @@ from mptune.targets.target import Gpu, load_target
 from mptune.tuning.steps.kernels import MissingKernels
 from tests.device.bench import Bench
 from tests.device.machines import ADA, ORIN, become, write_nvidia_smi
-from tests.engines.engine_support import make_workspace
+from tests.engines.engine_support import install, make_workspace
 from tests.graph import rtx
 from tests.graph.corpus import make
 
 NO_GPU = not toolchain.detect_gpus()
 PLENTY_S = 120.0
+FAILURE = Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
 
 needs_rtx = pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
 without_gpu = pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
@@ -69,21 +70,21 @@ def fp16(fp32: PrecisionPlan, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
 
 
 @pytest.fixture
-def ahead(mlp_workload: Workload, settings: SearchSettings) -> Iterator[AheadToolchain]:
+def ahead(mlp_workload: Workload, settings: SearchSettings) -> Iterator[PredictedToolchain]:
     target = load_target("rtx-4500-ada")
     mlp_workload.workspace.engines_dir.mkdir()
     with open_toolchain("auto", target, mlp_workload, settings) as tools:
-        assert isinstance(tools, AheadToolchain)
-        assert not isinstance(tools.reference("search"), Failure)
+        assert isinstance(tools, PredictedToolchain)
+        assert not isinstance(tools.reference_model.reference("search"), Failure)
         yield tools
 
 
 @needs_rtx
 def test_engines_are_built_beside_predictions(
-    ahead: AheadToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_workload: Workload
+    ahead: PredictedToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_workload: Workload
 ) -> None:
     assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
-    assert not isinstance(ahead.reference("held_out"), Failure)
+    assert not isinstance(ahead.reference_model.reference("held_out"), Failure)
     heard: list[Progress] = []
     ahead.listen(heard.append)
     library = load_library("tensorrt-rtx")
@@ -121,8 +122,8 @@ def test_a_plan_whose_engine_cannot_be_built_has_failed(
     workspace = make_workspace(path, tmp_path, feed, count=2)
     plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
     target = load_target("rtx-4500-ada")
-    workload, library = Workload(GroupedModel(model, groups), workspace), load_library("tensorrt-rtx")
-    with AheadToolchain(target, workload, settings, "cpu", library=library) as tools:  # unasked whether it parses
+    workload = Workload(GroupedModel(model, groups), workspace)
+    with PredictedToolchain(target, workload, settings, backend=TENSORRT_RTX) as tools:  # unasked whether it parses
         failure = tools.evaluate(plan)
         assert isinstance(failure, Failure)
         assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.UNSUPPORTED)
@@ -135,7 +136,7 @@ def test_a_plan_whose_engine_cannot_be_built_has_failed(
 
 @needs_rtx
 def test_a_folder_that_vanished_is_one_clear_failure(
-    ahead: AheadToolchain, fp16: PrecisionPlan, mlp_workload: Workload
+    ahead: PredictedToolchain, fp16: PrecisionPlan, mlp_workload: Workload
 ) -> None:
     shutil.rmtree(mlp_workload.workspace.engines_dir)
     failure = ahead.evaluate(fp16)
@@ -239,20 +240,6 @@ def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")  # it alone, also where the tests run with a GPU hidden
 
 
-class Found:
-    """Stands for the packages of this machine: what ``find_library`` says of each."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **reports: LibraryReport | str) -> None:
-        known = {kind.replace("_", "-"): report for kind, report in reports.items()}
-
-        def find(kind: Kind) -> LibraryReport | str:
-            return known.get(kind, f"{kind} is not installed")
-
-        monkeypatch.setattr(toolchain, "find_library", find)
-        monkeypatch.setattr(toolchain, "is_installed", lambda kind: kind in known)
-        monkeypatch.setattr(toolchain, "probe", lambda provider: None)
-
-
 @without_gpu
 @pytest.mark.usefixtures("gpu_here")
 def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
@@ -262,26 +249,26 @@ def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
 ) -> None:
     target = load_target("rtx-4500-ada")
 
-    def opened(choice: EngineChoice = "auto") -> OnnxRuntimeToolchain | TensorRtToolchain:
+    def opened(choice: EngineChoice = "auto") -> MeasuredToolchain:
         with open_toolchain(choice, target, mlp_workload, settings) as tools:
-            assert isinstance(tools, (OnnxRuntimeToolchain, TensorRtToolchain))
+            assert isinstance(tools, MeasuredToolchain)
             assert (tools.latency_source, tools.error_source) == ("measured", "measured")
             return tools
 
-    Found(monkeypatch, tensorrt=LibraryReport("10.16.2"), tensorrt_rtx=LibraryReport("1.7.1"))
-    assert isinstance(opened(), TensorRtToolchain)
+    install(monkeypatch, tensorrt=LibraryReport("10.16.2"), tensorrt_rtx=LibraryReport("1.7.1"))
+    assert isinstance(opened(), MeasuredToolchain)
     assert opened().name == "tensorrt"
     assert opened("tensorrt-rtx").name == "tensorrt-rtx"
     assert opened("onnxruntime").name == "onnxruntime"
-    Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
+    install(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
     assert opened().name == "tensorrt-rtx"
     with pytest.raises(TargetError, match=r"cannot measure on NVIDIA RTX 4500 Ada.*: tensorrt is not installed"):
         opened("tensorrt")
-    Found(monkeypatch, tensorrt="tensorrt is installed, but a library is missing")
+    install(monkeypatch, tensorrt="tensorrt is installed, but a library is missing")
     tools = opened()
     assert tools.name == "onnxruntime"
     assert any("tensorrt is passed over" in warning for warning in tools.environment().warnings)
-    Found(monkeypatch, tensorrt=LibraryReport("10.3.0", ("typed in part: update",), "cuda-python is not usable"))
+    install(monkeypatch, tensorrt=LibraryReport("10.3.0", ("typed in part: update",), "cuda-python is not usable"))
     assert opened().name == "onnxruntime"
     with pytest.raises(TargetError, match="cuda-python is not usable"):
         opened("tensorrt")
@@ -298,16 +285,15 @@ def test_a_fault_of_the_machine_costs_no_engine(
     """TensorRT-RTX builds here, and there is no device to load the engine on."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
-    Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
+    install(monkeypatch, "no CUDA", tensorrt_rtx=LibraryReport("1.7.1"))
     target = load_target("rtx-4500-ada")
     mlp_workload.workspace.engines_dir.mkdir()
     cpu = replace(settings, worker=replace(settings.worker, retries=0))
-    monkeypatch.setattr(toolchain, "probe", lambda provider: "no CUDA")
     with open_toolchain("tensorrt-rtx", target, mlp_workload, cpu) as tools:
-        assert isinstance(tools, TensorRtToolchain)
+        assert isinstance(tools, MeasuredToolchain)
         assert tools.provider == "cpu"
         assert not any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
-        assert not isinstance(tools.reference("search"), Failure)
+        assert not isinstance(tools.reference_model.reference("search"), Failure)
         failure = tools.evaluate(fp16)
         again = tools.reopen(fp16, 2)
     assert isinstance(failure, Failure)
@@ -331,7 +317,7 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
     quick = replace(settings, latency=replace(settings.latency, warmup_ms=0.0))
     with become("ada", tmp_path / "machine", is_alone=True) as here:
         with open_toolchain("tensorrt", load_target("rtx-4500-ada"), mlp_workload, quick) as tools:
-            assert not isinstance(tools.reference("search"), Failure)
+            assert not isinstance(tools.reference_model.reference("search"), Failure)
             measured = tools.evaluate(fp16)
             assert isinstance(measured, Measurement)
             assert measured.engine_path is not None
@@ -342,12 +328,12 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
             assert "cannot be loaded: Serialization" in failure.message
             (baseline,) = mlp_workload.workspace.engines_dir.glob("*.engine")  # another one would have other tactics
             assert baseline.name.startswith(fp32.fingerprint)
-            tools._store._timeout_s = 1e-3
+            tools.builder._timeout_s = 1e-3
             failure = tools.evaluate(fp16)
             assert isinstance(failure, Failure)
             assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.TIMEOUT)
             assert baseline.exists(), "the plan's own build failed"
-            tools._store._timeout_s = PLENTY_S
+            tools.builder._timeout_s = PLENTY_S
             assert isinstance(tools.evaluate(fp16), Measurement)
             baseline.write_bytes(baseline.read_bytes()[:-1])
             failure = tools.evaluate(fp16)
@@ -395,15 +381,19 @@ def test_builds_on_a_jetson_are_alone_and_limited(
     wanted: int | None,
     mlp_workload: Workload,
     settings: SearchSettings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=is_jetson)
     target = load_target("jetson-orin-nano-8gb")
     limited = replace(settings, tensorrt=TensorRtSettings(workspace_mb=given))
-    library = LibraryReport("10.3.0")
-    with TensorRtToolchain(target, mlp_workload, limited, gpu=gpu, kind="tensorrt", library=library) as tools:
-        store = tools._store
-        assert store._alone is is_jetson
-        assert store._options.settings.workspace_mb == wanted
+    install(monkeypatch, tensorrt=LibraryReport("10.3.0"))
+    jobs: list[object] = []
+    with MeasuredToolchain(TENSORRT, target, mlp_workload, limited, gpu=gpu) as tools:
+        monkeypatch.setattr(tools._worker, "call", lambda job, timeout_s: jobs.append(job) or FAILURE)
+        assert tools.evaluate(mlp_workload.grouped.uniform(Precision.FP16)) is FAILURE
+    (job,) = jobs
+    assert isinstance(job, BuildJob)
+    assert (job.alone, job.options.settings.workspace_mb) == (is_jetson, wanted)
 
 
 @without_gpu
@@ -425,12 +415,15 @@ def test_inputs_that_the_model_declares_fp64_are_named_to_the_session(
     feed = {"x": np.zeros(3, np.float32), "d": np.zeros(3)}
     workload = Workload(grouped, make_workspace(tmp_path / "m.onnx", tmp_path, feed))
     gpu = Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "580")
-    target, library = load_target("rtx-4500-ada"), LibraryReport("10.16.2")
-    with TensorRtToolchain(target, workload, settings, gpu=gpu, kind="tensorrt", library=library) as tools:
-        monkeypatch.setattr(tools._store, "find_or_build", lambda plan: StoredEngine(tmp_path / "e"))
-        job = tools._measure_job(grouped.uniform(Precision.FP16), "search")
-    assert isinstance(job, MeasureEngineJob)
-    assert job._options().fp64_inputs == {"d"}
+    install(monkeypatch, tensorrt=LibraryReport("10.16.2"))
+    plan = grouped.uniform(Precision.FP16)
+    workload.workspace.engines_dir.mkdir(exist_ok=True)
+    (workload.workspace.engines_dir / f"{plan.fingerprint}.tensorrt-10.16.2.engine").touch()
+    with MeasuredToolchain(TENSORRT, load_target("rtx-4500-ada"), workload, settings, gpu=gpu) as tools:
+        built = tools.builder.build(plan)
+    assert isinstance(built, Built)
+    assert isinstance(built.engine, TensorRtEngine)
+    assert built.engine.options.fp64_inputs == {"d"}
 
 
 @needs_rtx
@@ -450,7 +443,7 @@ def test_a_hard_swish_is_kept_out_of_bf16(tmp_path: Path) -> None:
     grouped = GroupedModel(loaded, find_groups(loaded))
     typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
     assert "HardSwish" in str(rtx.refusal(rtx.require(), typed, build=False))
-    pins = MissingKernels(bf16=refused_in_bf16(loaded, "tensorrt-rtx")).pins(grouped, Precision.BF16)
+    pins = MissingKernels({Precision.BF16: refused_in_bf16(loaded, "tensorrt-rtx")}).pins(grouped, Precision.BF16)
     assert pins.keys() == {grouped.owners["activate"]}
     taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
     assert rtx.refusal(rtx.require(), Rewriter(grouped).export(taken, typed), build=False) is None
@@ -471,7 +464,7 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
         missing = predicted.missing_kernels(Precision.BF16)
     assert not isinstance(missing, Failure)
     assert {node.op_type for node in missing} == {"GRU"}
-    kernels = MissingKernels(bf16=missing)
+    kernels = MissingKernels({Precision.BF16: missing})
     kernels.save(tmp_path / "kernels.json")
     assert MissingKernels.load(tmp_path / "kernels.json") == kernels
     pins = kernels.pins(grouped, Precision.BF16)

@@ -15,7 +15,6 @@ from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
@@ -28,7 +27,7 @@ from tests.graph.verify import same_graph, verify
 ALL = (Precision.FP32, Precision.FP16, Precision.BF16)
 FEED = {"x": np.random.default_rng(0).standard_normal((3, 8), np.float32)}
 FLOAT = TensorProto.FLOAT
-CODES = tuple(ONNX_TYPES.values())
+CODES = tuple(precision.onnx_type for precision in Precision)
 
 
 def _saved(net: Net, folder: Path) -> Path:
@@ -38,7 +37,7 @@ def _saved(net: Net, folder: Path) -> Path:
 
 def _stored(net: Net, code: int) -> str:
     """A constant that the model stores in this type."""
-    precision = next(p for p, of in ONNX_TYPES.items() if of == code)
+    precision = next(p for p in Precision if p.onnx_type == code)
     tensor = rounded_tensor(net.rng.standard_normal(8).astype(np.float32), precision)
     tensor.name = net.fresh("stored")
     net.constants.append(tensor)
@@ -118,13 +117,13 @@ def test_random_networks_of_casts(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("read_in", REDUCED)
 def test_weights_stored_in_a_reduced_type_are_cast_once(stored: Precision, read_in: Precision, tmp_path: Path) -> None:
     net = Net("stored", opset=22, ir_version=10)
-    weight = net.op("Cast", _stored(net, ONNX_TYPES[stored]), to=FLOAT)
+    weight = net.op("Cast", _stored(net, stored.onnx_type), to=FLOAT)
     net.output(net.op("Mul", net.op("Relu", net.input("x", ["batch", 8])), weight), "y", ["batch", 8])
     model = load_model(_saved(net, tmp_path))
     grouped = GroupedModel(model, find_groups(model))
     typed = onnx.load(Rewriter(grouped).export(grouped.uniform(read_in), tmp_path / "typed.onnx"))
     of_weight = [n for n in typed.graph.node if n.op_type == "Cast" and n.input[0].startswith("stored")]
-    assert [n.attribute[0].i for n in of_weight] == ([] if stored is read_in else [ONNX_TYPES[read_in]])
+    assert [n.attribute[0].i for n in of_weight] == ([] if stored is read_in else [read_in.onnx_type])
 
 
 def test_a_model_that_is_bf16_already_is_refused(tmp_path: Path) -> None:

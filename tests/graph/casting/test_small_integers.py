@@ -13,8 +13,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import REDUCED, Precision
-from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.switched import LIMIT, SwitchedEmulator, small_integers
+from mptune.graph.writing.emulate import LIMIT, Emulator, small_integers
 from mptune.graph.writing.weights import WeightBank
 from tests.graph.helpers import run
 
@@ -95,8 +94,8 @@ def test_a_switched_emulation_leaves_the_mask_to_be_folded_and_computes_the_same
     model = save(tmp_path / "m.onnx", MASK)
     groups = find_groups(model)
     grouped, bank = GroupedModel(model, groups), WeightBank.write(model, tmp_path)
-    switching = SwitchedEmulator(grouped, bank)
-    path = switching.write(tmp_path / "switched.onnx", [g.id for g in groups], precisions=REDUCED)
+    switching = Emulator(grouped, bank)
+    path = switching.write_switched(tmp_path / "switched.onnx", [g.id for g in groups], precisions=REDUCED)
     behind: set[str] = {name for of in switching.switches.values() for name in of.values()}
     for node in onnx.load(path, load_external_data=False).graph.node:
         if behind & set(node.input):

@@ -15,7 +15,6 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import merged_with_scales, with_rounding_steps
-from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.weights import WeightBank
 from tests.graph.helpers import feeds, relative_l2, run
 from tests.graph.test_corpus import CORPUS
@@ -57,8 +56,8 @@ def emulated(model: Model, folder: Path) -> np.ndarray:
     path = Emulator(written_out, bank).write(plan, folder / "emulated.onnx")
     onnx.checker.check_model(path, full_check=True)
     (values,) = run(path, {"x": X}).values()
-    switching = SwitchedEmulator(written_out, bank)
-    path = switching.write(folder / "switched.onnx", [g.id for g in groups])
+    switching = Emulator(written_out, bank)
+    path = switching.write_switched(folder / "switched.onnx", [g.id for g in groups])
     feeds = {"x": X, **{name: np.array(True) for name in switching.switches[Precision.FP16].values()}}
     np.testing.assert_array_equal(run(path, feeds)["y"], values)
     return values
@@ -234,7 +233,7 @@ def test_sigmoids_are_rounded_as_an_h200_rounds_them(name: str, precision: Preci
     assert (values == wanted).mean() > 0.995
     exact = run(emulator.write(plan.replace(dict.fromkeys(plan.precision, Precision.FP32)), tmp_path / "e.onnx"), feed)
     np.testing.assert_array_equal(exact["y"], run(path, feed)["y"])
-    switching = SwitchedEmulator(written_out, bank)
-    switched = switching.write(tmp_path / "switched.onnx", [g.id for g in groups], precisions=REDUCED)
+    switching = Emulator(written_out, bank)
+    switched = switching.write_switched(tmp_path / "switched.onnx", [g.id for g in groups], precisions=REDUCED)
     on = {one: np.array(p is precision) for p, of in switching.switches.items() for one in of.values()}
     np.testing.assert_array_equal(run(switched, {**feed, **on})["y"], values)

@@ -18,7 +18,6 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import relative_l2, run
@@ -265,9 +264,9 @@ def test_all_of_a_masked_block_may_be_reduced(name: str, tmp_path: Path) -> None
     assert relative_l2(run(path, feed)["y"], exact) < NOISE[Precision.FP16]
     same = {given.name: given.name for given in grouped.model.inputs}
     assert align(grouped.model, load_model(path), same).differences == (), "compare finds no other difference"
-    switched = SwitchedEmulator(grouped, bank)
+    switched = Emulator(grouped, bank)
     every = {name for of in switched.switches.values() for name in of.values()}
-    path = switched.write(tmp_path / "switched.onnx", [g.id for g in grouped.groups], precisions=REDUCED)
+    path = switched.write_switched(tmp_path / "switched.onnx", [g.id for g in grouped.groups], precisions=REDUCED)
     for precision, plan in plans.items():
         if precision is Precision.BF16 and FORMS[name][2] < 13:
             continue  # ONNX's operators had none
@@ -348,12 +347,12 @@ def test_a_mask_that_is_cast_is_held_too(name: str, tmp_path: Path) -> None:
     exact = run(grouped.model.path, feed)["y"]
     (attention,) = [g.id for g in grouped.groups if "softmax" in g.nodes]
     plan = grouped.uniform(Precision.FP32).replace({attention: Precision.FP16})
-    switched = SwitchedEmulator(grouped, WeightBank.write(grouped.model, tmp_path))
+    switched = Emulator(grouped, WeightBank.write(grouped.model, tmp_path))
     switch = switched.switches[Precision.FP16][attention]
     for path, more in (
         (Rewriter(grouped).write(plan, tmp_path / "typed.onnx"), {}),
         (Emulator(grouped).write(plan, tmp_path / "emulated.onnx"), {}),
-        (switched.write(tmp_path / "switched.onnx", [attention]), {switch: np.array(True)}),
+        (switched.write_switched(tmp_path / "switched.onnx", [attention]), {switch: np.array(True)}),
     ):
         y = run(path, {**feed, **more})["y"]
         assert np.isfinite(y).all()

@@ -16,7 +16,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.observe import write_observing_model
-from mptune.graph.writing.switched import SwitchedEmulator, find_stretches
+from mptune.graph.writing.stretches import find_stretches
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import feeds, plans, run
@@ -54,7 +54,7 @@ class Both:
         self.grouped = GroupedModel(self.model, self.groups)
         self.bank = WeightBank.write(self.model, folder)
         self.emulator = Emulator(self.grouped, self.bank)
-        self.switched = SwitchedEmulator(self.grouped, self.bank, branches=branches)
+        self.switched = Emulator(self.grouped, self.bank, branches=branches)
         self.feed = feeds(self.model)
         self.rtol = 1e-6 if path.stem in ("lstm", "gru") else 0.0
 
@@ -86,7 +86,7 @@ def assert_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], 
 @pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
 def test_one_model_serves_every_plan(path: Path, branches: bool, tmp_path: Path) -> None:
     both = Both(path, tmp_path, branches=branches)
-    session = Unfused(both.switched.write(tmp_path / "whole.onnx", both.switched.switches[Precision.FP16]))
+    session = Unfused(both.switched.write_switched(tmp_path / "whole.onnx", both.switched.switches[Precision.FP16]))
     for plan in plans(both.model, both.groups, 3):
         assert_same(session.run({**both.feed, **both.switches(plan)}), both.expected(plan), both.rtol)
 
@@ -100,7 +100,7 @@ def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, branch
     started = [s.start for s in stretches if s.start.tensors]
     values = Unfused(both.switched.write_head(tmp_path / "head.onnx", started)).run(both.feed) if started else {}
     for stretch in stretches:
-        session = Unfused(both.switched.write(tmp_path / "stretch.onnx", stretch.groups, stretch.start))
+        session = Unfused(both.switched.write_switched(tmp_path / "stretch.onnx", stretch.groups, stretch.start))
         assert set(stretch.start.tensors) <= session.inputs
         for group in stretch.groups:
             plan = both.alone(group)
@@ -112,7 +112,7 @@ def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, branch
 def test_what_overflows_does_no_harm_while_it_is_switched_off(branches: bool, tmp_path: Path) -> None:
     both = Both(models.save(models.product(np.eye(4) * 300), tmp_path), tmp_path / "bank", branches=branches)
     (group,) = both.groups
-    session = Unfused(both.switched.write(tmp_path / "bank" / "whole.onnx", [group.id]))
+    session = Unfused(both.switched.write_switched(tmp_path / "bank" / "whole.onnx", [group.id]))
     feed = {"x": np.array([[1, -300, 0, 2]], np.float32)}
     (switch,) = both.switched.switches[Precision.FP16].values()
     assert session.run({**feed, switch: np.array(False)})["y"].tolist() == [[300, -90000, 0, 600]]
@@ -122,7 +122,7 @@ def test_what_overflows_does_no_harm_while_it_is_switched_off(branches: bool, tm
 def test_only_chosen_groups_have_a_switch(tmp_path: Path) -> None:
     both = Both(models.save(models.mlp(), tmp_path), tmp_path / "bank")
     chosen = [both.groups[1].id]
-    session = Unfused(both.switched.write(tmp_path / "bank" / "few.onnx", chosen))
+    session = Unfused(both.switched.write_switched(tmp_path / "bank" / "few.onnx", chosen))
     assert session.inputs == {"x", both.switched.switches[Precision.FP16][chosen[0]]}
 
 
@@ -132,7 +132,7 @@ def test_one_model_serves_plans_of_three_precisions(name: str, branches: bool, t
     both = Both(next(p for p in SWITCHED if p.stem == name), tmp_path, branches=branches)
     all_three = (Precision.BF16, Precision.FP32, Precision.FP16)
     groups = [group.id for group in both.groups]
-    session = Unfused(both.switched.write(tmp_path / "whole.onnx", groups, precisions=REDUCED))
+    session = Unfused(both.switched.write_switched(tmp_path / "whole.onnx", groups, precisions=REDUCED))
     switches = {s for of in both.switched.switches.values() for s in of.values()}
     assert switches <= session.inputs
     for plan in plans(both.model, both.groups, 3, precisions=all_three):
@@ -147,8 +147,8 @@ def test_nodes_that_are_named_like_their_results(branches: bool, tmp_path: Path)
     proto = models.model(nodes, [value("x", [4, 4])], [value("y", [4, 4])], [weight("w", 4, 4)])
     model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model))
-    emulator = SwitchedEmulator(grouped, WeightBank.write(model, tmp_path), branches=branches)
-    path = emulator.write(tmp_path / "e.onnx", [group.id for group in grouped.groups])
+    emulator = Emulator(grouped, WeightBank.write(model, tmp_path), branches=branches)
+    path = emulator.write_switched(tmp_path / "e.onnx", [group.id for group in grouped.groups])
     names = [n.name for n in onnx.load(path, load_external_data=False).graph.node]
     assert len({*names}) == len(names)
     ort.InferenceSession(path)
@@ -165,9 +165,9 @@ def test_only_masks_in_fp32_are_held_at_their_casts(
     feed = {**feed, "mask": np.array([[0, 0, 0, 0, 0], [1, 1, 0, 0, 0]], np.int64)}
     (attention,) = [g.id for g in grouped.groups if "softmax" in g.nodes]
     bank = WeightBank.write(grouped.model, tmp_path, precisions=REDUCED)
-    switched = SwitchedEmulator(grouped, bank, branches=branches)
+    switched = Emulator(grouped, bank, branches=branches)
     ids = [group.id for group in grouped.groups]
-    path = switched.write(tmp_path / "switched.onnx", ids, precisions=REDUCED)
+    path = switched.write_switched(tmp_path / "switched.onnx", ids, precisions=REDUCED)
     known = {i.name for i in onnx.load(path, load_external_data=False).graph.input}
     for of_mask in (maker, Precision.FP32):
         plan = uniform(grouped, of_mask).replace({attention: reader})

@@ -10,7 +10,7 @@ import pytest
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.writing.switched import Stretch, Waist, find_stretches
+from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
 from tests.graph import models
 
 WIDTH = 8

@@ -177,7 +177,7 @@ def test_what_breaks_first_in_a_group_stands_first(make_front: MakeFront) -> Non
     epsilon = overflow(other, "norm/Add", code="vanishing-epsilon")
     findings = (epsilon, overflow(other, "norm/Reciprocal"), overflow(first_group, "fc/Mul"))
     breaks = breaks_in_fp16(replace(front, findings=findings))
-    assert [(each.code, each.groups[0]) for each in breaks[:3]] == [
+    assert [(each.code, each.place.groups[0]) for each in breaks[:3]] == [
         ("vanishing-epsilon", other),
         ("overflow", other),
         ("overflow", first_group),
@@ -190,7 +190,7 @@ def test_what_is_not_finite_is_named_of_a_group_before_what_is_coarse(make_front
     coarse = overflow(group, "dir/Sub", code="cancellation", evidence={"factor": 240.0, "relative_error": 0.04})
     lost = overflow(group, "dir/Div", code="cancellation", evidence={"lost": 16, "values": 24})
     first = breaks_in_fp16(replace(front, findings=(coarse, lost)))[0]
-    assert (first.nodes, first.others) == (("dir/Div",), 1)
+    assert (first.place.nodes, first.others) == (("dir/Div",), 1)
     assert first.plain.startswith("Inf or NaN")
 
 

@@ -16,7 +16,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.loading.model import load_model
-from mptune.tuning.reasons.enlarged import with_reasons
+from mptune.tuning.reasons.group_findings import with_reasons
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 from tests.graph import models
 from tests.graph.models import constant, node, value
@@ -79,7 +79,8 @@ def test_nothing_is_said_where_no_finding_is_on_the_way(tmp_path: Path) -> None:
 
 
 def small(model: GroupedModel, node_name: str) -> Hazard:
-    return Hazard("warning", "underflow", model.owners[node_name], node_name, "a", 1e-9, "stayed below 1e-09", "scale")
+    place = ("underflow", model.owners[node_name], node_name, "a", 1e-9)
+    return Hazard("warning", *place, "vanishing-epsilon", "underflow become zero", {"absmax": 1e-9})
 
 
 def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -> None:

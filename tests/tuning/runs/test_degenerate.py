@@ -170,7 +170,7 @@ def test_a_model_without_layer_groups() -> None:
     )
     Path("model.onnx").write_bytes(proto.SerializeToString())
     done = search(data=None)
-    assert "no layer group can have another precision; nothing to tune" in done.said
+    assert "no layer group can have another precision; nothing to tune" in [f.text for f in done.front.findings]
     assert done.front.fp32.plan.precision == {}
 
 

@@ -86,7 +86,7 @@ def test_of_more_than_a_hundred_groups_draws_of_latency_keep_half_of_their_sprea
     groups: int, gains: bool, share: float
 ) -> None:
     ids = tuple(f"g{i}" for i in range(groups))
-    boundaries = tuple(Boundary((i, i + 1)) for i in range(groups - 1))
+    boundaries = tuple(Boundary.among((i, i + 1)) for i in range(groups - 1))
     prior = Prior(ids, (-12.0,) * groups, (0.01,) * groups if gains else None, boundaries, (0.002,) * (groups - 1))
     plans = np.array([[False] * groups, [True] * groups, [True, False] * (groups // 2) + [True] * (groups % 2)])
     ones = np.ones(3)

@@ -11,7 +11,6 @@ import pytest
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.candidates import CandidatePool, _largest, exact_optima, find_candidates
 from mptune.tuning.sampler.cuts.boundaries import Boundary
-from mptune.tuning.sampler.cuts.casts import Casts
 from mptune.tuning.sampler.cuts.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
@@ -20,7 +19,7 @@ from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 def make(groups: int) -> tuple[Prior, BuiltPlans, EhviEstimator]:
     rng = np.random.default_rng(groups)
     ids = tuple(f"g{i}" for i in range(groups))
-    boundaries = tuple(Boundary((i, i + 1)) for i in range(groups - 1))
+    boundaries = tuple(Boundary.among((i, i + 1)) for i in range(groups - 1))
     prior = Prior(
         ids, tuple(rng.uniform(-18, -9, groups)), tuple(rng.uniform(0, 1, groups)), boundaries, (0.1,) * len(boundaries)
     )
@@ -33,7 +32,9 @@ def make(groups: int) -> tuple[Prior, BuiltPlans, EhviEstimator]:
 
 def test_a_small_space_is_looked_through() -> None:
     prior, seen, estimator = make(6)
-    pool = find_candidates(prior, estimator, CutSolver(6, prior.boundaries), seen.plans, np.random.default_rng(0))
+    pool = find_candidates(
+        prior, estimator, CutSolver(prior.columns, prior.boundaries), seen.plans, np.random.default_rng(0)
+    )
     assert len(set(plan_keys(pool.plans))) == len(pool.plans) == 2**6
     best = pool.best(100)
     assert len(best) == 2**6 - 2, "what is evaluated is not among them"
@@ -49,7 +50,9 @@ def test_neighbours_have_at_least_the_ehvi_of_the_exact_optima() -> None:
     pool.add_neighbours(prior, np.random.default_rng(0))
     assert float(estimator.screen(pool.best(1))[2][0]) > 1.5 * before
     assert len(set(plan_keys(pool.plans))) == len(pool.plans)
-    whole = find_candidates(prior, estimator, CutSolver(30, prior.boundaries), seen.plans, np.random.default_rng(0))
+    whole = find_candidates(
+        prior, estimator, CutSolver(prior.columns, prior.boundaries), seen.plans, np.random.default_rng(0)
+    )
     assert float(estimator.screen(whole.best(1))[2][0]) >= 0.9 * float(estimator.screen(pool.best(1))[2][0])
     assert not {*plan_keys(seen.plans)} & {*plan_keys(whole.best(10**6))}
 
@@ -58,15 +61,14 @@ def test_of_three_precisions_groups_that_share_a_tensor_take_each_of_them_togeth
     n = 14
     rng = np.random.default_rng(0)
     ends = [(g, n + g) for g in range(n)]
-    tensors = tuple(Casts(a, (b,)) for a, b in pairwise(ends))
+    tensors = tuple(Boundary(a, (b,)) for a, b in pairwise(ends))
     prior = Prior(
         tuple(f"g{g}" for g in range(n)) * 2,
         tuple(rng.uniform(-18, -9, 2 * n)),
         tuple(rng.uniform(0, 1, 2 * n)),
         tensors,
         (0.1,) * len(tensors),
-        reduced=("fp16",) * n + ("bf16",) * n,
-        twins=tuple(ends),
+        precisions=("fp16",) * n + ("bf16",) * n,
     )
     plans = np.array([[False] * 2 * n, [True] * n + [False] * n])
     built = BuiltPlans(plans, np.array([14.0, 8.0]), np.full(2, 1e-3), np.array([1e-7, 1e-2]), np.ones(2), 14.0, 1e-3)
@@ -89,7 +91,7 @@ def test_a_group_that_may_overflow_stays_fp32_in_the_exact_optima_unless_it_gain
     probabilities = np.full(20, 1e-9)
     probabilities[1:3] = 0.5
     estimator.overflow.probabilities = probabilities
-    optima = exact_optima(CutSolver(20, prior.boundaries), estimator, np.random.default_rng(0))
+    optima = exact_optima(CutSolver(prior.columns, prior.boundaries), estimator, np.random.default_rng(0))
     assert len(np.unique(optima, axis=0)) > 1
     assert not optima[:, 1].any()
     assert optima[optima.any(axis=1), 2].all()
@@ -103,7 +105,7 @@ def test_the_exact_optima_go_from_nearly_no_group_to_nearly_all() -> None:
     estimator.latency_terms[:] = np.concatenate([gains, np.zeros(20)])
     estimator.log_squares[:] = rng.uniform(-18.0, -9.0, 20)
     estimator.overflow.probabilities = np.zeros(20)
-    optima = exact_optima(CutSolver(20, prior.boundaries), estimator, np.random.default_rng(0))
+    optima = exact_optima(CutSolver(prior.columns, prior.boundaries), estimator, np.random.default_rng(0))
     assert optima.shape == (216, 20)
     order = np.argsort(-gains / np.exp(estimator.log_squares[0]))
     counts = optima.sum(axis=1)
@@ -120,7 +122,7 @@ def test_neighbours_of_the_best_plans_are_all_of_one_flip_and_of_both_sides_of_a
     start = np.zeros((1, 15), dtype=bool)
     start[0, [3, 4, 9]] = True
     pool.add(start)
-    boundaries = (*prior.boundaries, Boundary((0, 7, 9), fp32=True), Boundary((14,), fp32=True))
+    boundaries = (*prior.boundaries, Boundary.among((0, 7, 9), "fp32"), Boundary.among((14,), "fp32"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mptune.tuning.sampler.candidates._NEIGHBOUR_ROUNDS", 1)
         pool.add_neighbours(replace(prior, boundaries=boundaries), np.random.default_rng(0))

@@ -13,7 +13,7 @@ from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, l
 
 GROUPS, BASE = 24, 60.0
 IDS = tuple(f"g{i}" for i in range(GROUPS))
-BOUNDARIES = tuple(Boundary((i, i + 1)) for i in range(GROUPS - 1))
+BOUNDARIES = tuple(Boundary.among((i, i + 1)) for i in range(GROUPS - 1))
 GAINS = np.random.default_rng(0).uniform(0.5, 1.5, GROUPS)
 COST = 0.1
 EVEN = np.arange(GROUPS) % 2 == 0
@@ -26,12 +26,12 @@ def latency(plans: Bools, gains: Floats, cost_ms: float) -> Floats:
 
 
 def learnt(
-    plans: Bools, latency_ms: Floats, operators: tuple[frozenset[str], ...] = (), reduced: tuple[str, ...] = ()
+    plans: Bools, latency_ms: Floats, operators: tuple[frozenset[str], ...] = (), precisions: tuple[str, ...] = ()
 ) -> LatencyModel:
     """The posterior of a prior that takes ``GAINS`` and ``COST`` for true."""
     gains, costs = tuple(map(float, GAINS)), (COST,) * len(BOUNDARIES)
     prior = Prior(
-        IDS, gains_ms=gains, boundaries=BOUNDARIES, boundary_costs_ms=costs, operators=operators, reduced=reduced
+        IDS, gains_ms=gains, boundaries=BOUNDARIES, boundary_costs_ms=costs, operators=operators, precisions=precisions
     )
     count = len(plans)
     known = BuiltPlans(plans, latency_ms, np.full(count, 0.05), np.full(count, 1e-3), np.ones(count), BASE)
@@ -69,17 +69,19 @@ def test_an_operators_gain_is_learnt_from_some_of_its_groups() -> None:
 
 def test_terms_that_are_exact_or_profiled_share_no_doubts_of_gains() -> None:
     mean = np.ones(4)
-    prior = Prior(("a", "b"), boundaries=(Boundary((0, 1)),), operators=(frozenset({"norm"}), frozenset({"norm"})))
+    prior = Prior(
+        ("a", "b"), boundaries=(Boundary.among((0, 1)),), operators=(frozenset({"norm"}), frozenset({"norm"}))
+    )
     assert mix(prior, mean, profiled=False)[0].shape == (4, 4 + 4)
     assert mix(prior, mean, profiled=True)[0][:2, 4:].any(axis=None) == np.False_
     exact = Prior(("a", "b"), exact=True)
     assert np.array_equal(mix(exact, np.ones(3), profiled=False)[0], np.eye(3))
 
 
-def test_twins_share_what_their_group_shares() -> None:
-    twins = Prior(("a", "a bf16", "b"), operators=(frozenset({"norm"}), frozenset({"b norm"}), frozenset({"norm"})))
-    twins = Prior(twins.groups, operators=twins.operators, twins=((0, 1),))
-    mixing, sd = mix(twins, np.array([2.0, 2.2, 1.0, 0.0]), profiled=False)
+def test_columns_of_one_group_share_what_the_group_shares() -> None:
+    operators = (frozenset({"norm"}), frozenset({"b norm"}), frozenset({"norm"}))
+    both = Prior(("a", "a", "b"), operators=operators, precisions=("fp16", "bf16", "fp16"))
+    mixing, sd = mix(both, np.array([2.0, 2.2, 1.0, 0.0]), profiled=False)
     assert len(sd) == mixing.shape[1] - 4
     assert np.array_equal(mixing[1, 4:], mixing[0, 4:])
     assert mixing[1, 0] == 1.0
@@ -93,8 +95,8 @@ def test_what_bf16_does_not_save_beyond_fp16s_range_is_learnt_from_some_groups()
     plans = np.array([np.zeros(GROUPS, dtype=bool), ~beyond, ~beyond | seen])
     latency_ms = latency(plans, np.where(beyond, 0.0, 1.0) * GAINS, COST)
     gains = [
-        learnt(plans, latency_ms, reduced=reduced).mean()[:GROUPS]
-        for reduced in ((), tuple("bf16" if one else "fp16" for one in beyond))
+        learnt(plans, latency_ms, precisions=precisions).mean()[:GROUPS]
+        for precisions in ((), tuple("bf16" if overflows else "fp16" for overflows in beyond))
     ]
     assert gains[1][unseen].sum() < 0.2 * gains[0][unseen].sum()
     assert np.abs(gains[1] - GAINS)[~beyond].mean() < 0.1, "which says nothing of what FP16 saves"

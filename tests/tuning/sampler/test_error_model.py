@@ -54,12 +54,12 @@ def test_what_is_not_known_well_gives_way_and_what_is_known_stays() -> None:
     assert spread[unknown] > 2.0 > spread[rest].max()
 
 
-def with_twins(known: tuple[float, ...]) -> Prior:
+def with_bf16(known: tuple[float, ...]) -> Prior:
     """Every group in FP16, with the first five in BF16 behind them; ``known`` are log squared errors in FP16."""
-    twins = tuple((k, len(known) + k) for k in range(5))
     squares = (*known, *(known[k] + 2.0 * math.log(8.0) for k in range(5)))
-    names = tuple(f"g{k}" for k in range(len(squares)))
-    return Prior(names, squares, log_square_sds=(0.0,) * len(known) + (0.5,) * 5, twins=twins)
+    names = tuple(f"g{k}" for k in (*range(len(known)), *range(5)))
+    precisions = ("fp16",) * len(known) + ("bf16",) * 5
+    return Prior(names, squares, log_square_sds=(0.0,) * len(known) + (0.5,) * 5, precisions=precisions)
 
 
 @pytest.mark.parametrize("learnt", ["fp16", "bf16"])
@@ -73,13 +73,13 @@ def test_what_is_learnt_of_a_group_in_one_low_precision_holds_in_the_other(learn
     errors = np.sqrt(plans @ np.exp(truth) + 1e-14)
     nothing = np.full(3, math.nan)
     built = BuiltPlans(plans, nothing, nothing, errors, np.ones(3), BASE)
-    model = ErrorModel(with_twins(wrong), built)
+    model = ErrorModel(with_bf16(wrong), built)
     assert np.abs(model.mode[[0, GROUPS]] - truth[[0, GROUPS]]).max() < 0.6
     draws = model.sample(np.random.default_rng(0), 400)
     assert np.std(draws[:, GROUPS] - draws[:, 0]) == pytest.approx(0.5, abs=0.1)
     covariance = model.covariance()
     assert np.std(draws, axis=0) == pytest.approx(np.sqrt(np.diag(covariance)), rel=0.2)
-    unknown = replace(with_twins(wrong), log_square_errors=(math.inf, *with_twins(wrong).log_square_errors[1:]))  # type: ignore[index]
+    unknown = replace(with_bf16(wrong), log_square_errors=(math.inf, *with_bf16(wrong).log_square_errors[1:]))  # type: ignore[index]
     free = ErrorModel(unknown, built).covariance()
     assert abs(free[0, GROUPS]) < 0.05 * math.sqrt(free[0, 0] * free[GROUPS, GROUPS]), "FP16's error is not known"
 

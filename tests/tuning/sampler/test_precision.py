@@ -21,7 +21,7 @@ from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.stock import make_sampler
-from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, ehvi_of, read_built_plans
+from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, TrialReader, ehvi_of
 from mptune.tuning.steps.tuner import PATIENCE, Stop
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.sampler.test_stock import CAST, ERRORS, GAIN, GROUPS, beaten, law, searched
@@ -31,7 +31,7 @@ PRIOR = Prior(
     groups=tuple(GROUPS),
     log_square_errors=tuple(math.log(ERRORS[g] ** 2) for g in GROUPS),
     gains_ms=(GAIN,) * len(GROUPS),
-    boundaries=tuple(Boundary((i, i + 1)) for i in range(len(GROUPS) - 1)),
+    boundaries=tuple(Boundary.among((i, i + 1)) for i in range(len(GROUPS) - 1)),
     boundary_costs_ms=(CAST,) * (len(GROUPS) - 1),
 )
 SPACE = {g: CategoricalDistribution(("fp32", "fp16")) for g in GROUPS}
@@ -114,7 +114,7 @@ def test_before_the_baseline_it_proposes_at_random_and_then_learns() -> None:
     study.tell(trial, law(trial.params))
     study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
     study.tell(study.ask(SPACE), law(dict.fromkeys(GROUPS, "fp32")))
-    assert read_built_plans(study.trials, GROUPS, -1).base_ms == len(GROUPS)
+    assert TrialReader(PRIOR.columns).built_plans(study.trials, -1).base_ms == len(GROUPS)
     number = study.ask(SPACE).number
     assert EHVI_ATTR in study.trials[number].user_attrs
 
@@ -185,7 +185,7 @@ def test_what_was_emulated_is_taken_up_by_a_resumed_study() -> None:
 
 def test_a_plan_that_overflows_in_emulation_is_not_proposed() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation("g005")), trials=25)
-    seen = read_built_plans(study.trials, GROUPS, -1)
+    seen = TrialReader(PRIOR.columns).built_plans(study.trials, -1)
     assert seen.emulated is not None
     assert np.isinf(seen.emulated[1]).any()
     assert not any(trial.params["g005"] == "fp16" for trial in study.trials[2:])
@@ -201,7 +201,7 @@ def test_where_emulation_cannot_say_the_search_goes_on_as_without() -> None:
 def test_an_emulated_error_gives_way_to_a_measured_one() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation()), trials=6)
     running = study.ask(SPACE)
-    seen = read_built_plans(study.trials, GROUPS, -1)
+    seen = TrialReader(PRIOR.columns).built_plans(study.trials, -1)
     assert seen.emulated is not None
     only = {tuple(row) for row in seen.emulated[0]}
     told = [tuple(t.params[g] == "fp16" for g in GROUPS) for t in study.trials if t.state is TrialState.COMPLETE]

@@ -10,17 +10,19 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
+from mptune.tuning.sampler.plan_rows import Columns
 from mptune.tuning.sampler.trials import (
     CONSTRAINT_ATTR,
     EMULATED_ATTR,
     PLAN_ATTR,
     TIMING_ATTR,
+    TrialReader,
     constraints_of,
-    read_built_plans,
     set_feasible,
 )
 
 GROUPS = ("a", "b")
+COLUMNS = Columns.fp16(GROUPS)
 CHOICES = CategoricalDistribution(("fp32", "fp16"))
 
 
@@ -39,7 +41,7 @@ def make_trial(
 
 def test_a_failed_plan_is_timed() -> None:
     timing = {"latency_ms": 3.0, "sd_ms": 0.2, "group_ms": {"a": 1.0}}
-    built = read_built_plans([make_trial("11", **{TIMING_ATTR: timing})], GROUPS, 99)
+    built = TrialReader(COLUMNS).built_plans([make_trial("11", **{TIMING_ATTR: timing})], 99)
     assert built.latency_ms.tolist() == [3.0]
     assert built.latency_sd_ms.tolist() == [0.2]
     assert built.finite.tolist() == [0.0]
@@ -55,7 +57,7 @@ def test_what_the_states_say() -> None:
         make_trial("11", state=TrialState.FAIL),
         make_trial("10", state=TrialState.PRUNED),
     ]
-    built = read_built_plans(trials, GROUPS, 99)
+    built = TrialReader(COLUMNS).built_plans(trials, 99)
     assert built.plans.tolist() == [[False, False], [False, True], [False, False], [True, False]]
     np.testing.assert_array_equal(built.latency_ms, [4.0, 3.0, 5.0, math.nan])
     np.testing.assert_array_equal(built.error, [1e-7, 1e-3, 1e-7, math.nan])
@@ -70,7 +72,7 @@ def test_a_running_trial_counts_and_the_one_that_asks_does_not() -> None:
     for bit in ("fp16", "fp32"):
         study.enqueue_trial({"a": bit, "b": "fp16"})
         study.ask()
-    built = read_built_plans(study.trials, GROUPS, asking=1)
+    built = TrialReader(COLUMNS).built_plans(study.trials, asking=1)
     assert built.plans.tolist() == [[True, True]]
     assert np.isnan(built.finite).all()
     assert np.isnan(built.base_ms)
@@ -79,13 +81,13 @@ def test_a_running_trial_counts_and_the_one_that_asks_does_not() -> None:
 def test_all_fp32_outside_of_the_space_is_the_baseline_and_no_row() -> None:
     outside = {PLAN_ATTR: {"a": "fp32", "b": "fp32"}}
     trials = [make_trial("00", (4.0, 1e-7), **outside), make_trial("00", (3.0, 1e-4))]
-    built = read_built_plans(trials, GROUPS, 99)
+    built = TrialReader(COLUMNS).built_plans(trials, 99)
     assert built.base_ms == 4.0
     assert built.latency_ms.tolist() == [3.0]
 
 
 def test_a_plan_of_another_precision_is_no_row() -> None:
-    built = read_built_plans([make_trial("00", (4.0, 1e-7)), make_trial("b0", (3.0, 1e-4))], GROUPS, 99)
+    built = TrialReader(COLUMNS).built_plans([make_trial("00", (4.0, 1e-7)), make_trial("b0", (3.0, 1e-4))], 99)
     assert built.plans.tolist() == [[False, False]]
 
 
@@ -95,7 +97,7 @@ def test_emulated_errors_beside_measured_ones() -> None:
         make_trial("00", (4.0, 0.0), **{EMULATED_ATTR: {**emulated, "00": 1e-9}}),
         make_trial("01", (3.0, 2e-3)),
     ]
-    built = read_built_plans(trials, GROUPS, 99)
+    built = TrialReader(COLUMNS).built_plans(trials, 99)
     assert built.emulated is not None
     plans, errors = built.emulated
     assert plans.tolist() == [[True, False], [True, True]]

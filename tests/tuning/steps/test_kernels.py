@@ -113,7 +113,7 @@ def test_an_engine_that_fails_again_pins_nothing_and_warns() -> None:
 
 @pytest.mark.usefixtures("place")
 def test_nodes_outside_of_the_groups_pin_nothing() -> None:
-    kernels = MissingKernels((MissingKernel("shape/Gather", "Gather", CUDA, CPU),))
+    kernels = MissingKernels({Precision.FP16: (MissingKernel("shape/Gather", "Gather", CUDA, CPU),)})
     assert kernels.pins(grouped()) == {}
     assert kernels.findings(grouped()) == ()
 

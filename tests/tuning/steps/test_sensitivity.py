@@ -25,9 +25,8 @@ from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.cuts.labels import all_columns, narrowed
+from mptune.tuning.sampler.cuts.in_question import narrowed
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.plan_rows import to_row
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.limits import Limits
@@ -181,7 +180,7 @@ def law_ms(terms: LatencyTerms, plan: PrecisionPlan) -> float:
 def laws_of_three(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
     """As ``laws``, with BF16 for some groups that are not FP32 and for some that are pinned."""
     terms, space = draw(laws(tuple(Precision)))
-    reduced = {g: draw(st.sampled_from((Precision.FP16, Precision.BF16))) for g in space.free}
+    reduced = {g: (draw(st.sampled_from((Precision.FP16, Precision.BF16))),) for g in space.free}
     return terms, replace(space, reduced=reduced)
 
 
@@ -191,7 +190,7 @@ def read_by_both() -> tuple[LatencyTerms, SearchSpace]:
     pinned = {"g000": Pin(Precision.FP32, "a test"), "g001": Pin(Precision.FP16, "a test")}
     boundary = BoundaryCost("t0", "g003", ("g000", "g001"), 0.5)
     free = tuple(g for g in IDS if g not in pinned)
-    space = replace(space, free=free, pinned=pinned, reduced=dict.fromkeys(free, Precision.BF16))
+    space = replace(space, free=free, pinned=pinned, reduced=dict.fromkeys(free, (Precision.BF16,)))
     return LatencyTerms(10.0, dict.fromkeys(IDS, 0.0), (boundary,)), space
 
 
@@ -201,7 +200,8 @@ def read_by_both() -> tuple[LatencyTerms, SearchSpace]:
 def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[LatencyTerms, SearchSpace]) -> None:
     terms, space = law
     prior = make_prior(space, Sensitivity("relative_l2", dict.fromkeys(IDS, 1e-3)), terms, exact=True)
-    assert prior.reduced == (() if set(space.reduced.values()) <= {Precision.FP16} else tuple(space.reduced.values()))
+    reduced = [precision for (precision,) in space.reduced.values()]
+    assert prior.precisions == (() if {*reduced} <= {Precision.FP16} else tuple(reduced))
     plans = np.random.default_rng(0).random((8, len(space.free))) < 0.5
     none, empty = np.zeros((0, len(space.free)), dtype=bool), np.zeros(0)
     model = LatencyModel(prior, BuiltPlans(none, empty, empty, empty, empty, terms.base_ms))
@@ -216,20 +216,19 @@ def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[Latenc
 def test_the_prior_counts_every_cast_of_three_precisions(law: tuple[LatencyTerms, SearchSpace], seed: int) -> None:
     terms, space = law
     rng = np.random.default_rng(seed)
-    reduced = {g: Precision.BF16 if rng.random() < 0.3 else Precision.FP16 for g in space.free}
-    both = {g: Precision.BF16 for g, of in reduced.items() if of is Precision.FP16 and rng.random() < 0.7}
-    space = replace(space, reduced=reduced, alternatives=both)
+    options = (Precision.BF16,), (Precision.FP16,), (Precision.FP16, Precision.BF16)
+    reduced = {g: options[rng.choice(3, p=(0.3, 0.2, 0.5))] for g in space.free}
+    space = replace(space, reduced=reduced)
     prior = make_prior(space, Sensitivity("relative_l2", dict.fromkeys(IDS, math.inf)), terms, exact=True)
-    groups, names = all_columns(prior)
     choices = [{g: of[rng.integers(len(of))] for g, of in space.options.items()} for _ in range(8)]
-    rows = np.array([to_row(one, groups, names) for one in choices], dtype=bool).reshape(8, len(groups))
-    empty = np.zeros(0)
-    now = narrowed(prior, BuiltPlans(np.zeros((0, len(groups)), dtype=bool), empty, empty, empty, empty, terms.base_ms))
-    assert len(now.prior.twins) == len(both), "all of them overflow in FP16"
+    rows = np.array([prior.columns.row(choice) for choice in choices], dtype=bool).reshape(8, len(prior.groups))
+    nothing, empty = np.zeros((0, len(prior.groups)), dtype=bool), np.zeros(0)
+    now = narrowed(prior, BuiltPlans(nothing, empty, empty, empty, empty, terms.base_ms))
+    assert now.prior == prior, "all of them overflow in FP16"
     model = LatencyModel(now.prior, now.built)
     predicted = model.predict(rows, model.mean()[None])[0]
-    for one, latency in zip(choices, predicted, strict=True):
-        assert latency == pytest.approx(law_ms(terms, space.plan(one)))
+    for choice, latency in zip(choices, predicted, strict=True):
+        assert latency == pytest.approx(law_ms(terms, space.plan(choice)))
 
 
 @settings(max_examples=80, deadline=None)

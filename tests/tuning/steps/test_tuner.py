@@ -149,7 +149,7 @@ def test_the_space_is_exhausted_before_the_budget(open_record: OpenRecord) -> No
 @pytest.mark.parametrize(("fails", "plans"), [(set(), 8), ({"g001"}, 12)], ids=["BF16 not in question", "a failure"])
 def test_plans_are_counted_by_the_precisions_in_question(open_record: OpenRecord, fails: set[str], plans: int) -> None:
     small = make_small_space(3)
-    space = replace(small, alternatives={"g000": Precision.BF16})
+    space = replace(small, reduced={"g000": (Precision.FP16, Precision.BF16)})
     record = open_record(space)
     assert plan_count(record.trials.every(), has_failed=False) is None
     make_tuner(record, space, make_toolchain(space, fails=fails), budget=3).run()

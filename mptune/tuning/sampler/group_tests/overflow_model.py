@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.graph.plan import Precision
+from mptune.graph.precision import Precision
 from mptune.tuning.sampler.group_tests.group_test import GroupTest
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
-_BF16 = str(Precision.BF16)
-
 _OVERFLOW, _EMULATED_OVERFLOW = 0.01, 0.97
 """Prior probability that a group overflows: by default, where its one-group emulation does."""
 
-_BF16_OVERFLOW = 1e-4
-"""The same of BF16, which has FP32's range."""
+_WIDE_OVERFLOW = 1e-4
+"""The same of a precision with FP32's range, such as BF16."""
 
 _FAILS = 0.01
 """Prior probability that no plan with a group in FP16 builds and runs."""
@@ -38,8 +36,7 @@ class OverflowModel(GroupTest):
     def __init__(self, prior: Prior, built: BuiltPlans) -> None:
         """Condition on one-group emulation, on what was built, and on whole plans that overflowed in emulation."""
         probabilities = np.full(len(prior.groups), _OVERFLOW)
-        if prior.reduced:
-            probabilities[np.array(prior.reduced) == _BF16] = _BF16_OVERFLOW
+        probabilities[[row.exponents == Precision.FP32.exponents for row in prior.rows]] = _WIDE_OVERFLOW
         if prior.log_square_errors is not None:
             probabilities[np.isposinf(prior.log_square_errors)] = _EMULATED_OVERFLOW
         failed = built.plans[(built.finite == 0.0) & ~built.gave_nothing]

@@ -11,10 +11,13 @@ import numpy as np
 import optuna
 import pytest
 
-from mptune.tuning.sampler.cuts.casts import NEVER, Casts
-from mptune.tuning.sampler.cuts.labels import all_columns, choices_by_group, exclusive, narrowed, unknown_alone
-from mptune.tuning.sampler.plan_rows import choices_of, to_row
-from mptune.tuning.sampler.posterior import Alternatives, BuiltPlans, Prior
+from mptune.graph.precision import Precision
+from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.in_question import narrowed
+from mptune.tuning.sampler.error_model import assumed_error
+from mptune.tuning.sampler.group_tests.emulation_design import unknown_alone
+from mptune.tuning.sampler.plan_rows import exclusive
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import set_feasible
 from tests.tuning.sampler.test_precision import PRIOR
@@ -30,18 +33,20 @@ def three(bf16: tuple[int, ...] = (), cast_ms: float = CAST) -> Prior:
     """The chain of ``TWO``: these groups may be BF16 and not FP16, all others both."""
     n = len(GROUPS)
     both = [i for i in range(n) if i not in bf16]
-    ends = [(NEVER, i) if i in bf16 else (i, n + both.index(i)) for i in range(n)]
-    tensors = tuple(Casts(a, (b,)) for a, b in pairwise(ends))
+    ends = [(i,) if i in bf16 else (i, n + both.index(i)) for i in range(n)]
     assert TWO.log_square_errors is not None
+    assert TWO.gains_ms is not None
     squares = [s + 2 * math.log(LESS_EXACT) * (i in bf16) for i, s in enumerate(TWO.log_square_errors)]
+    assumed = [assumed_error(squares[i], 0.0, Precision.FP16, Precision.BF16) for i in both]
     return replace(
         TWO,
-        log_square_errors=tuple(squares),
+        groups=(*GROUPS, *(GROUPS[i] for i in both)),
+        log_square_errors=(*squares, *(square for square, _ in assumed)),
+        log_square_sds=(*(0.0 for _ in GROUPS), *(sd for _, sd in assumed)),
+        gains_ms=(*TWO.gains_ms, *(TWO.gains_ms[i] for i in both)),
+        boundaries=tuple(Boundary(a, (b,)) for a, b in pairwise(ends)),
         boundary_costs_ms=(cast_ms,) * (n - 1),
-        reduced=tuple("bf16" if i in bf16 else "fp16" for i in range(n)) if bf16 else (),
-        alternatives=Alternatives(
-            tuple(both), (math.nan,) * len(both), (0.0,) * len(both), TWO.gains_ms, tensors, (cast_ms,) * (n - 1)
-        ),
+        precisions=(*("bf16" if i in bf16 else "fp16" for i in range(n)), *("bf16" for _ in both)),
     )
 
 
@@ -61,7 +66,7 @@ def searched(
         directions=["minimize", "minimize"],
         sampler=PrecisionSampler(prior, 0, emulate=lambda plans: [law(plan, cast_ms)[1] for plan in plans]),
     )
-    options = choices_by_group(prior)
+    options = prior.columns.options
     for end in (0, 1):
         study.enqueue_trial({group: of[end] for group, of in options.items()})
     plans = []
@@ -99,46 +104,37 @@ def test_a_group_between_two_in_bf16_is_bf16_where_that_saves_casts() -> None:
 
 
 def test_a_plan_goes_through_its_row_and_back() -> None:
-    prior = three((3,))
-    groups, reduced = all_columns(prior)
+    columns = three((3,)).columns
     choices = {g: ("fp32", "fp16", "bf16")[i % 3] for i, g in enumerate(GROUPS)} | {GROUPS[3]: "bf16"}
-    row = to_row(choices, groups, reduced)
+    row = columns.row(choices)
     assert row is not None
-    assert choices_of(row, groups, reduced) == choices
-    assert to_row({**choices, GROUPS[3]: "fp16"}, groups, reduced) is None, "FP16 is none of its choices"
+    assert columns.choices(np.array(row)) == choices
+    assert columns.row({**choices, GROUPS[3]: "fp16"}) is None, "FP16 is none of its choices"
 
 
 def test_emulated_errors_keep_the_bits_of_all_columns() -> None:
     prior, n = three((0,)), len(GROUPS)
     built = BuiltPlans(np.zeros((0, 2 * n - 1), dtype=bool), *(np.zeros(0) for _ in range(4)), base_ms=1.0)
     now = narrowed(prior, built)
-    assert now.prior.twins == ((1, n),), "the group after the one that is BF16"
+    assert now.prior.further == ((1, n),), "the group after the one that is BF16"
     assert now.widened({"1" * (n + 1): 0.5}) == {"1" * (n + 1) + "0" * (n - 2): 0.5}
 
 
-def test_twins_exclude_each_other() -> None:
+def test_columns_of_one_group_exclude_each_other() -> None:
     before = np.array([[1, 0], [0, 1], [0, 0]], dtype=bool)
     plans = exclusive(np.ones((3, 2), dtype=bool), before, ((0, 1),))
     assert plans.tolist() == [[False, True], [True, False], [False, True]]
 
 
-@pytest.mark.parametrize("known", [math.nan, -3.0])
-def test_an_error_in_bf16_that_was_not_taken_is_that_of_fp16_times_8(known: float) -> None:
-    prior = three((0,))
-    assert prior.alternatives is not None
-    count = len(prior.alternatives.groups)
-    prior = replace(prior, alternatives=replace(prior.alternatives, log_square_errors=(known,) * count))
-    built = BuiltPlans(np.zeros((0, 2 * count + 1), dtype=bool), *(np.zeros(0) for _ in range(4)), base_ms=1.0)
-    squares = narrowed(prior, built).prior.log_square_errors
-    assert squares is not None
-    wanted = squares[1] + 2 * math.log(LESS_EXACT) if math.isnan(known) else known
-    assert squares[len(GROUPS)] == pytest.approx(wanted)
+def test_an_error_in_bf16_is_that_of_fp16_times_8() -> None:
+    assert assumed_error(-5.0, 0.0, Precision.FP16, Precision.BF16)[0] == pytest.approx(-5.0 + 2 * math.log(LESS_EXACT))
+    assert math.isnan(assumed_error(math.inf, 0.0, Precision.FP16, Precision.BF16)[0])
 
 
 def test_bf16_alone_is_emulated_only_where_fp16_says_nothing() -> None:
     """Of two groups that FP16 was emulated in, one overflows."""
-    twins = ((0, 2), (1, 3))
-    prior = Prior(("a", "b", "a", "b"), (math.inf, -9.0, math.nan, -4.8), twins=twins)
+    precisions = ("fp16", "fp16", "bf16", "bf16")
+    prior = Prior(("a", "b", "a", "b"), (math.inf, -9.0, math.nan, -4.8), precisions=precisions)
     alone = unknown_alone(prior, np.array([0.9, 0.01, 0.0, 0.0]), np.zeros((0, 4), dtype=bool))
     assert alone.tolist() == [[False, False, True, False]]
     assert not len(unknown_alone(prior, np.array([0.9, 0.01, 0.0, 0.0]), alone))

@@ -1,0 +1,226 @@
+"""What a backend is: it says what it can do for a target here, builds an engine of each plan, and opens it.
+
+``Backend.available`` and ``Builder.build`` run in the parent, ``Engine.open`` runs in the worker. A builder may also be
+a ``ProfilesLayers``, ``NamesKernels`` or ``Rounds``, an engine a ``ComparesSessions``, a session a ``DescribesLayers``.
+Any job reports the progress of a long build by ``WorkerState.report``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from mptune.engines.base import Engine, Failure, TimesLayers
+from mptune.engines.jobs.layer_times import LayerTime
+from mptune.engines.ort.session import Provider
+from mptune.engines.worker.child import Call
+from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
+from mptune.graph.folded import FoldedValues
+from mptune.graph.loading.model import Model
+from mptune.graph.plan import PrecisionPlan
+from mptune.settings import SearchSettings
+from mptune.targets.costs import Shape
+
+if TYPE_CHECKING:
+    from mptune.targets.target import Gpu, Target
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where engines are wanted.
+
+    Attributes:
+        gpu: the target's GPU, where it is here; None for a CPU, and for a device that is elsewhere.
+        model: None where it is not known yet.
+        is_named: the user asked for this backend by its name.
+    """
+
+    target: Target
+    gpu: Gpu | None = None
+    model: Model | None = None
+    is_named: bool = False
+
+
+@dataclass(frozen=True)
+class Availability:
+    """What a backend can do for a place.
+
+    Attributes:
+        ability: ``measures``: builds, runs and times there. ``builds``: builds for a device that is elsewhere. ``""``:
+            neither; then the latency is predicted, unless there is a refusal.
+        title: its name on this device, as ``doctor`` and the self-test show it; "" where it is not installed.
+        obstacle: why it does not measure on the GPU that is here, in a few words.
+        refusal: message and hint for who asks for this backend by its name; None where there is nothing to refuse.
+        warning: for who left the choice to mptune and gets another one; "" where there is nothing to say.
+        is_models_fault: it would do but for this model.
+        notes: what to know about figures that are measured there.
+        environment: environment variables of a process in which FP32 engines use no TF32.
+    """
+
+    ability: Literal["measures", "builds", ""] = ""
+    title: str = ""
+    obstacle: str = ""
+    refusal: tuple[str, str] | None = None
+    warning: str = ""
+    is_models_fault: bool = False
+    notes: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One line of ``mptune doctor``.
+
+    Attributes:
+        install: the command that installs it; empty where nothing is missing.
+    """
+
+    name: str
+    available: bool
+    reason: str
+    install: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a builder works with.
+
+    Attributes:
+        provider: ONNX Runtime's, which computes the reference.
+        worker: runs jobs under a deadline of the caller's.
+        call: runs a job in the worker, within the time that a build and a measurement may take.
+        shapes: returns concrete shapes of FP32 values; asks the worker the first time.
+        folded_values: returns constants that no session needs to fold anew; asks the worker the first time.
+    """
+
+    target: Target
+    gpu: Gpu | None
+    workload: Workload
+    settings: SearchSettings
+    provider: Provider
+    worker: Worker
+    call: Call
+    shapes: Callable[[], Mapping[str, Shape]]
+    folded_values: Callable[[], FoldedValues]
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine that was built.
+
+    Attributes:
+        build_s: seconds to build it, 0 where its file was there; None where opening it builds it.
+        is_kept: its file stays, for later evaluations and for the user.
+    """
+
+    engine: Engine
+    build_s: float | None = None
+    warnings: tuple[str, ...] = ()
+    is_kept: bool = False
+
+
+class Builder(Protocol):
+    """Builds the engines of one run."""
+
+    def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
+        """The engine of a plan.
+
+        Args:
+            baseline: it is the one that candidates are timed in turn with, and stays until ``close``.
+        """
+        ...
+
+    def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
+        """The engine of a plan has been evaluated; where it is faulty, its file is not to be used again."""
+        ...
+
+    def close(self) -> None:
+        """Delete what the run does not keep. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ProfilesLayers(TimesLayers, Protocol):
+    """What a builder may have: the time of each layer of an engine."""
+
+    def layer_times(self, built: Built) -> tuple[LayerTime, ...] | Failure:
+        """In a session that is opened anew: no fault costs the latency."""
+        ...
+
+
+@runtime_checkable
+class Rounds(Protocol):
+    """What a builder may have: where its engines round, for emulation and prediction.
+
+    Without it, nodes are taken to be fused, and every value that a plan puts in FP16 to be rounded.
+    """
+
+    fuses: bool
+    """Whether engines fuse nodes into one kernel; else the result of each node is rounded and written to memory."""
+    emulation_holds: bool
+    """Whether engines round every value that a plan puts in FP16."""
+
+
+class Backend(Protocol):
+    """Builds and opens engines. Found by its name (``mptune.engines.backends.registry``)."""
+
+    name: str
+
+    def available(self, place: Place) -> Availability:
+        """What it can do for a place."""
+        ...
+
+    def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
+        """What it can do on this machine, for ``mptune doctor``."""
+        ...
+
+    def builder(self, bench: Bench) -> Builder:
+        """What builds the engines of one run."""
+        ...
+
+
+class ModelBuilder:
+    """Builds for a backend that opens the typed model itself: it is written for each plan and deleted afterwards."""
+
+    def __init__(self, bench: Bench, make_engine: Callable[[Path, PrecisionPlan], Engine]) -> None:
+        """``make_engine`` takes the typed model of a plan."""
+        self.bench = bench
+        self._make_engine = make_engine
+        self._written: dict[tuple[str, bool], Path] = {}
+
+    def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
+        return Built(self._make_engine(self.typed_model(plan, baseline=baseline), plan))
+
+    def typed_model(self, plan: PrecisionPlan, *, baseline: bool = False) -> Path:
+        """The typed model of a plan, written where it is not there."""
+        key = (plan.fingerprint, baseline)
+        if key not in self._written:
+            self._written[key] = self.write(plan, "baseline" if baseline else plan.fingerprint)
+        return self._written[key]
+
+    def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
+        path = self._written.pop((plan.fingerprint, False), None)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        while self._written:
+            self._written.popitem()[1].unlink(missing_ok=True)
+
+    def write(self, plan: PrecisionPlan, name: str) -> Path:
+        """Write the typed model of a plan beside the weight bank."""
+        workload = self.bench.workload
+        return workload.rewriter.write(plan, workload.workspace.scratch(name), self.bench.folded_values())
+
+    @contextmanager
+    def written(self, plan: PrecisionPlan, name: str) -> Iterator[Path]:
+        """The typed model of a plan, which is deleted at the end."""
+        path = self.write(plan, name)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,484 @@
+"""The toolchains: one that measures with the engines of a backend, one that predicts; and their parts."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.backends.backend import Backend, Bench, Builder, Built, ProfilesLayers, Rounds
+from mptune.engines.base import (
+    ErrorSource,
+    Failure,
+    FailureKind,
+    Measurement,
+    MissingKernel,
+    NamesKernels,
+    Profiling,
+    Progress,
+    SampleSet,
+    Stage,
+)
+from mptune.engines.emulated_samples import EmulatedSamples
+from mptune.engines.environment import Environment, describe_environment
+from mptune.engines.jobs.layer_times import LayerTime, with_group_times
+from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
+from mptune.engines.jobs.samples import Scoring
+from mptune.engines.ort.session import Provider
+from mptune.engines.tensorrt.operators import refused_in_bf16
+from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, Repetitions, TimingRecord
+from mptune.engines.timing.spread import SessionTiming, Standings
+from mptune.engines.toolchains.emulation import Emulation
+from mptune.engines.toolchains.reference import ReferenceModel, worker_environment
+from mptune.engines.worker.child import Job
+from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
+from mptune.errors import MptuneError
+from mptune.graph.fused import FusedNodes
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import LatencySettings, SearchSettings
+from mptune.targets.costs import Shape
+from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.memory import plan_memory
+
+if TYPE_CHECKING:
+    from mptune.targets.roofline import LatencyTerms
+    from mptune.targets.target import Gpu, Target
+
+T = TypeVar("T")
+ToolchainT = TypeVar("ToolchainT", bound="TargetToolchain")
+_STARVED = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.CRASH, FailureKind.DEVICE_LOST})
+"""What a job may end in for what runs beside it: then that is ended, and the job gets another try."""
+
+
+class TargetPredictor:
+    """Emulated errors and the roofline of one target. Implements ``Predictor``; nothing runs before it is needed."""
+
+    def __init__(self, bench: Bench, reference: ReferenceModel, builder: Builder | None) -> None:
+        """Where engines round, the builder says; without one, as TensorRT's do."""
+        self._bench = bench
+        self._reference = reference
+        self._builder = builder
+        self.fuses = self.emulation_holds = True
+        rounds: object = builder
+        if isinstance(rounds, Rounds):
+            self.fuses, self.emulation_holds = rounds.fuses, rounds.emulation_holds
+        self._emulation: Emulation | None = None
+        self._terms: LatencyTerms | None = None
+
+    @property
+    def unshared(self) -> Failure | None:
+        return None if self._emulation is None else self._emulation.unshared
+
+    @property
+    def emulation(self) -> Emulation:
+        """Emulates plans; made when it is first needed."""
+        if self._emulation is None:
+            bench, fused = self._bench, self.fused_nodes()
+            nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
+            grouped = bench.workload.grouped
+            if not self.fuses:
+                from mptune.graph.writing.rounding_steps import with_rounding_steps
+
+                grouped = with_rounding_steps(grouped, nodes)
+            self._emulation = Emulation(
+                bench.workload, grouped, bench.provider, bench.settings, bench.call, bench.shapes, nodes
+            )
+        return self._emulation
+
+    @property
+    def emulated_samples(self) -> EmulatedSamples:
+        return self.emulation.samples
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        return self.emulation.errors(plans, part=range(self.emulation.samples.count) if part is None else part)
+
+    def latency_terms(self) -> LatencyTerms | Failure:
+        from mptune.targets.roofline import FUSED, UNFUSED, roofline
+
+        if self._terms is None:
+            ranges = self._reference.observe()
+            if isinstance(ranges, Failure):
+                return replace(ranges, stage=Stage.TIME)
+            bench = self._bench
+            execution = replace(FUSED if self.fuses else UNFUSED, tf32=bench.settings.tf32)
+            self._terms = roofline(bench.workload.grouped, bench.target, bench.shapes(), execution)
+        return self._terms
+
+    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        return self._builder.fused_nodes() if isinstance(self._builder, NamesKernels) else ()
+
+    def predict(self, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:
+        """The roofline's latency of a plan, and its emulated error on a set of samples."""
+        terms = self.latency_terms()
+        if isinstance(terms, Failure):
+            return terms
+        errors = self.emulation.errors([plan], which)
+        if isinstance(errors, Failure):
+            return errors
+        return Measurement(
+            latency=Latency.predicted(terms.predict(plan)),
+            baseline=None,
+            drift=1.0,
+            error=errors[0],
+            error_source="emulated",
+            build_s=0.0,
+        )
+
+    def close(self) -> None:
+        """Delete the models that were written."""
+        if self._emulation is not None:
+            self._emulation.close()
+
+
+class TargetToolchain(ABC):
+    """What is the same whether latency is measured or predicted. Implements ``Toolchain`` and all that it may have.
+
+    It is put together from parts: the worker, the reference model, the predictor; and, where there is a backend, its
+    builder.
+    """
+
+    latency_source: LatencySource
+    error_source: ErrorSource
+
+    def __init__(
+        self,
+        target: Target,
+        workload: Workload,
+        settings: SearchSettings,
+        provider: Provider = "cpu",
+        warnings: Sequence[str] = (),
+        *,
+        backend: Backend | None = None,
+        gpu: Gpu | None = None,
+        device: str = "",
+    ) -> None:
+        """Make the toolchain; nothing starts before it is needed.
+
+        Args:
+            backend: builds the engines; None where none are built.
+            gpu: that engines are built for and timed on; None for the target's, which is not here, and for a CPU.
+            device: name of the GPU or CPU that is timed; the target's where none is.
+        """
+        self.name = "emulation" if backend is None else backend.name
+        self.device = device or target.title
+        self.target = target
+        self.workload = workload
+        self.settings = settings
+        self.provider = provider
+        self._warnings = tuple(warnings)
+        self._worker = self._new_worker()
+        function = settings.metric_function
+        if function is not None:
+            self._worker.on_question = lambda question: question.answer(settings.metric, function)
+        self.reference_model = ReferenceModel(
+            workload, provider, self._call, settings.rollout, self._timeout_s, self._new_worker
+        )
+        folded = lambda: self.reference_model.folded_values  # noqa: E731
+        bench = Bench(target, gpu, workload, settings, provider, self._worker, self._call, self._shapes, folded)
+        self.builder = None if backend is None else backend.builder(bench)
+        self.predictor = TargetPredictor(bench, self.reference_model, self.builder)
+
+    @abstractmethod
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        """See ``Toolchain``."""
+
+    @property
+    def profiling(self) -> Profiling:
+        return "none"
+
+    def environment(self) -> Environment:
+        environment = describe_environment()
+        if self.latency_source == "predicted":  # nothing is timed here: a busy or hot GPU disturbs nothing
+            environment = replace(environment, warnings=())
+        return environment.with_warnings(*self._warnings)
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        """See ``Reopens``; a predicted latency has no sessions."""
+        return ()
+
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        """See ``NamesKernels``; without a backend as TensorRT's parser refuses them, for a device that is predicted."""
+        if self.builder is None:
+            return refused_in_bf16(self.workload.model, "tensorrt") if precision is Precision.BF16 else ()
+        return self.builder.missing_kernels(precision) if isinstance(self.builder, NamesKernels) else ()
+
+    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        return self.predictor.fused_nodes()
+
+    def listen(self, callback: Callable[[Progress], None]) -> None:
+        self._worker.on_progress = callback
+
+    def restart(self) -> None:
+        self._worker.close()
+
+    def close(self) -> None:
+        self.reference_model.stop_observing()
+        self._worker.close()
+        self.predictor.close()
+        if self.builder is not None:
+            self.builder.close()
+
+    def __enter__(self: ToolchainT) -> ToolchainT:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, job: Job[T], /) -> T | Failure:
+        """Run a job in the worker, within the time that a build and a measurement may take."""
+        result = self._worker.call(job, self._timeout_s)
+        if isinstance(result, Failure) and result.kind in _STARVED and self.reference_model.stop_observing():
+            return self._worker.call(job, self._timeout_s)
+        return result
+
+    @property
+    def _timeout_s(self) -> float:
+        limits = self.settings.worker
+        return limits.build_timeout_s + limits.measure_timeout_s
+
+    def _new_worker(self) -> Worker:
+        settings = self.settings
+        return Worker(self.workload.workspace.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
+
+    def _evaluated(
+        self, plan: PrecisionPlan, evaluate: Callable[[Built], Measurement | Failure]
+    ) -> Measurement | Failure:
+        """Build a plan's engine, evaluate the plan with it, and name it in the measurement.
+
+        An engine whose plan failed is faulty, unless the machine was at fault.
+        """
+        if self.builder is None:
+            raise TypeError("a toolchain without a backend builds no engines")
+        built = self.builder.build(plan)
+        if isinstance(built, Failure):
+            return built
+        result: Measurement | Failure | None = None
+        try:
+            result = evaluate(built)
+        finally:
+            self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
+        if isinstance(result, Failure):
+            return result
+        warnings = tuple(dict.fromkeys((*built.warnings, *result.warnings)))
+        build_s = result.build_s if built.build_s is None else built.build_s
+        path = built.engine.path if built.is_kept else None
+        return self._with_memory(plan, replace(result, build_s=build_s, engine_path=path, warnings=warnings))
+
+    def _with_memory(self, plan: PrecisionPlan, measurement: Measurement) -> Measurement:
+        """The measurement with what the plan's engine takes: as its own figures say, else predicted."""
+        memory = plan_memory(self.workload.rewriter.types, plan, self._shapes())
+        path, measured = measurement.engine_path, measurement.memory
+        if path is not None and path.exists():
+            memory = replace(memory, engine_bytes=path.stat().st_size)
+        if measured is not None:
+            memory = replace(memory, context_bytes=measured.context_bytes, source=measured.source)
+        return replace(measurement, memory=memory)
+
+    def _shapes(self) -> dict[str, Shape]:
+        """Concrete shapes of the FP32 values; empty where they cannot be observed."""
+        ranges = self.reference_model.observe()
+        return {} if isinstance(ranges, Failure) else {tensor: seen.shape for tensor, seen in ranges.items()}
+
+
+DRIFT_WARNING = 0.1
+"""A baseline whose latency has changed by more than this share since its first timing is a warning."""
+
+
+class Timer:
+    """Makes latencies that were taken hours apart comparable.
+
+    The repetitions are calibrated once per device and then frozen, resumed runs included; each latency is scaled by the
+    drift of the FP32 baseline that is timed in turn with it.
+    """
+
+    def __init__(self, data_dir: Path, engine: str, device: str, settings: LatencySettings) -> None:
+        """Read nothing yet."""
+        name = re.sub(r"[^a-z0-9]+", "-", f"{engine} {device}".lower()).strip("-")
+        self._path = data_dir / f"timing-{name}.json"
+        self._settings = settings
+        self._record: TimingRecord | None = None
+        self.standings = Standings()
+        """What was timed in this process, which tells how exact the next timing has to be."""
+
+    def corrected(self, plan: PrecisionPlan, result: MeasureResult | Failure) -> Measurement | Failure:
+        """The measurement of a plan, corrected for drift; the first one freezes the repetitions."""
+        if isinstance(result, Failure):
+            return result
+        if result.latency.session is not None:
+            self.standings.add(plan.fingerprint, [result.latency.session], result.objective)
+        if self._record is None:
+            self._record = TimingRecord(result.repetitions, result.baseline.median_ms)
+            self._record.write(self._path, self._settings)
+        drift = self._record.baseline_ms / result.baseline.median_ms
+        warnings = result.warnings
+        if abs(drift - 1.0) > DRIFT_WARNING:
+            text = (
+                f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
+                " corrected for it, but less exact: lock the clocks and close other programs"
+            )
+            warnings = (*warnings, text)
+        bytes_ = result.context_bytes
+        context = None if bytes_ is None else EngineMemory(None, bytes_, None, "measured")
+        return Measurement(
+            latency=result.latency.scaled(drift),
+            baseline=result.baseline,
+            drift=drift,
+            error=result.error,
+            error_source="measured",
+            build_s=result.build_s,
+            warnings=warnings,
+            memory=context,
+        )
+
+    def with_reopened(
+        self, plan: PrecisionPlan, timings: tuple[SessionTiming, ...] | Failure
+    ) -> tuple[SessionTiming, ...] | Failure:
+        """Sessions of a plan that were opened anew, as they are; they tell how far sessions differ."""
+        if not isinstance(timings, Failure):
+            self.standings.add(plan.fingerprint, timings)
+        return timings
+
+    @property
+    def repetitions(self) -> Repetitions | None:
+        """The frozen repetitions; None before the first timing."""
+        self._record = self._record or TimingRecord.read(self._path, self._settings)
+        return None if self._record is None else self._record.repetitions
+
+
+class Profiler:
+    """Adds group times to measurements. After one failure it profiles no more: each try may cost the worker."""
+
+    def __init__(self, grouped: GroupedModel) -> None:
+        self.failed = False
+        self._grouped = grouped
+
+    def profile(
+        self, measurement: Measurement, layer_times: Callable[[], tuple[LayerTime, ...] | Failure]
+    ) -> Measurement:
+        """The measurement with the time of each group; where profiling fails, with a warning instead."""
+        try:
+            layers = layer_times()
+        except (MptuneError, OSError) as error:
+            message = error.message if isinstance(error, MptuneError) else str(error)
+            layers = Failure(Stage.TIME, FailureKind.ERROR, message)
+        self.failed = self.failed or isinstance(layers, Failure)
+        return with_group_times(measurement, layers, self._grouped)
+
+
+class PredictedToolchain(TargetToolchain):
+    """Predicts latency by the target's roofline and emulates FP16 rounding: needs no device of that kind.
+
+    With a backend its engines are built, too: a plan whose engine cannot be built has failed, whatever its prediction.
+    """
+
+    latency_source: LatencySource = "predicted"
+    error_source: ErrorSource = "emulated"
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        if self.builder is not None:
+            return self._evaluated(plan, lambda built: self.predictor.predict(plan, which))
+        result = self.predictor.predict(plan, which)
+        return result if isinstance(result, Failure) else self._with_memory(plan, result)
+
+
+class MeasuredToolchain(TargetToolchain):
+    """Builds, computes and times with a backend on the GPU or the CPU here.
+
+    The reference, the observed ranges and emulated errors are ONNX Runtime's.
+    """
+
+    latency_source: LatencySource = "measured"
+    error_source: ErrorSource = "measured"
+    builder: Builder
+
+    def __init__(
+        self,
+        backend: Backend,
+        target: Target,
+        workload: Workload,
+        settings: SearchSettings,
+        provider: Provider = "cpu",
+        warnings: Sequence[str] = (),
+        *,
+        gpu: Gpu | None = None,
+        device: str = "",
+    ) -> None:
+        super().__init__(target, workload, settings, provider, warnings, backend=backend, gpu=gpu, device=device)
+        self._timer = Timer(workload.workspace.data_dir, backend.name, self.device, settings.latency)
+        self._profiler = Profiler(workload.grouped)
+        self._fp32 = workload.grouped.uniform(Precision.FP32)
+
+    @property
+    def profiling(self) -> Profiling:
+        builder = self.builder
+        return builder.profiling if isinstance(builder, ProfilesLayers) and not self._profiler.failed else "none"
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        return self._evaluated(plan, partial(self._measured, plan, which, profile))
+
+    def _measured(self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built) -> Measurement | Failure:
+        job = self._measure_job(built, plan, which)
+        if isinstance(job, Failure):
+            return job
+        result = self._call(job)
+        if built.is_kept and _cannot_be_loaded(result) and _cannot_be_loaded(self._call(ReopenJob(job, 0))):
+            self.builder.release(self._fp32, faulty=True)  # The baseline alone: another one has other tactics.
+        measurement = self._timer.corrected(plan, result)
+        builder, wanted = self.builder, profile and self.profiling != "none"
+        if isinstance(measurement, Failure) or not wanted or not isinstance(builder, ProfilesLayers):
+            return measurement
+        return self._profiler.profile(measurement, partial(builder.layer_times, built))
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        built = self.builder.build(plan)
+        if isinstance(built, Failure):
+            return built
+        try:
+            job = self._measure_job(built, plan, "search")
+            if isinstance(job, Failure):
+                return job
+            return self._timer.with_reopened(plan, self._call(ReopenJob(job, count)))
+        finally:
+            self.builder.release(plan)
+
+    def _measure_job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
+        baseline = self.builder.build(self._fp32, baseline=True)
+        if isinstance(baseline, Failure):
+            return baseline
+        paths = self.workload.workspace
+        return MeasureJob(
+            engine=built.engine,
+            baseline=baseline.engine,
+            samples=paths.samples(which),
+            timing_samples=paths.samples("search"),
+            reference=paths.reference(which),
+            on_gpu=self.target.kind != "cpu",
+            latency=self.settings.latency,
+            repetitions=self._timer.repetitions,
+            enough=self._timer.standings.enough(plan.fingerprint),
+            ignored=self.settings.ignore,
+            metric=self.settings.metric,
+            dependent=self.workload.dependent_outputs,
+            scoring=Scoring.of(self.settings, paths.sketches(plan, which)),
+        )
+
+
+def _cannot_be_loaded(result: object) -> bool:
+    """Whether an engine's file cannot be loaded, through no fault of the machine."""
+    return isinstance(result, Failure) and result.stage is Stage.BUILD and not result.is_machine_fault

@@ -1,0 +1,1 @@
+"""The table of findings, by subject of their codes; ``mptune.finding.CODES`` puts them together."""

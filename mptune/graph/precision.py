@@ -1,0 +1,198 @@
+"""The table of precisions: what each can represent, how it is stored, and what a target needs to have for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any, ClassVar, overload
+
+from mptune.errors import SettingsError
+
+_COLUMNS = ("dtype", "mantissa_bits", "exponents", "nbytes", "throughput", "since")
+
+
+class _Table(type):
+    """Iterates over the rows, FP32 first, and the reduced precisions in the order in which they are preferred."""
+
+    _rows: dict[str, Precision] = {}  # noqa: RUF012
+
+    def __iter__(cls) -> Iterator[Precision]:
+        return iter(tuple(_Table._rows.values()))
+
+    def __len__(cls) -> int:
+        return len(_Table._rows)
+
+
+class Precision(str, metaclass=_Table):
+    """The floating-point type that a layer group computes in: a row of the table, and its name as text (``"fp16"``).
+
+    ``Precision("fp16")`` looks a row up; ``Precision.add`` adds one. A precision may be stored as another one's ONNX
+    type: TF32 has FP32's range and storage, and FP16's mantissa.
+
+    Attributes:
+        dtype: name of the ONNX element type that holds its values, such as ``float16``.
+        mantissa_bits: stored ones; a significand has one more.
+        exponents: least and largest exponent of normal values.
+        nbytes: of a stored value.
+        throughput: the field of ``Target`` with the peak of its matrix products; None on targets that lack it.
+        since: first compute capability whose tensor cores have it.
+    """
+
+    FP32: ClassVar[Precision]
+    FP16: ClassVar[Precision]
+    BF16: ClassVar[Precision]
+
+    dtype: str
+    mantissa_bits: int
+    exponents: tuple[int, int]
+    nbytes: int
+    throughput: str
+    since: tuple[int, int]
+
+    def __new__(cls, name: str) -> Precision:
+        """The row of a name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        row = _Table._rows.get(name) if isinstance(name, str) else None
+        if row is None:
+            raise ValueError(f"{name!r} is not a valid Precision")
+        return row
+
+    @classmethod
+    def add(
+        cls,
+        name: str,
+        dtype: str,
+        mantissa_bits: int,
+        exponents: tuple[int, int],
+        nbytes: int,
+        throughput: str,
+        since: tuple[int, int] = (5, 3),
+    ) -> Precision:
+        """Add a row; the precisions of a search prefer earlier rows. Arguments as the attributes."""
+        row = str.__new__(cls, name)
+        columns = dtype, mantissa_bits, exponents, nbytes, throughput, since
+        row.__dict__.update(zip(_COLUMNS, columns, strict=True))
+        return _Table._rows.setdefault(name, row)
+
+    @classmethod
+    def remove(cls, precision: Precision) -> None:
+        """Take a row out of the table again."""
+        del _Table._rows[precision]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a precision cannot be changed: {name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the whole row: a worker process knows those of mptune only."""
+        return Precision.add, (str(self), *self.__dict__.values())
+
+    def __repr__(self) -> str:
+        return f"Precision.{self.name}"
+
+    @property
+    def name(self) -> str:
+        """Its name in texts, such as ``FP16``."""
+        return self.upper()
+
+    @property
+    def value(self) -> str:
+        """Its name in files and options, such as ``fp16``."""
+        return str(self)
+
+    @property
+    def largest(self) -> float:
+        """Largest finite value (IEEE 754-2008, table 3.5): 65504 of FP16."""
+        return float((2 - 2.0**-self.mantissa_bits) * 2.0 ** self.exponents[1])
+
+    @property
+    def overflows_at(self) -> float:
+        """Smallest value that rounds to infinity: half a spacing above the largest one (IEEE 754-2008, 4.3.1)."""
+        return float((2 - 2.0 ** -(self.mantissa_bits + 1)) * 2.0 ** self.exponents[1])
+
+    @property
+    def smallest_normal(self) -> float:
+        """Below it, values lose digits."""
+        return float(2.0 ** self.exponents[0])
+
+    @property
+    def smallest(self) -> float:
+        """Smallest value above zero (subnormal); half of it rounds to zero."""
+        return float(2.0 ** (self.exponents[0] - self.mantissa_bits))
+
+    @property
+    def exact_integers(self) -> float:
+        """It holds every whole number up to here, 2048 of FP16: a sum of ones stops there."""
+        return float(2.0 ** (self.mantissa_bits + 1))
+
+    @property
+    def stored(self) -> Precision:
+        """The precision whose ONNX type holds its values: itself, where ONNX has its type."""
+        return next(row for row in Precision if row.dtype == self.dtype)
+
+    @property
+    def onnx_type(self) -> int:
+        """ONNX's element type that holds its values."""
+        return _onnx_type(self.dtype)
+
+    def backs_up(self, preferred: Precision) -> bool:
+        """Whether it is of use only where a preferred one overflows: no more exact, no smaller, and it needs Casts."""
+        is_no_better = self.mantissa_bits <= preferred.mantissa_bits and self.nbytes >= preferred.nbytes
+        return is_no_better and self.stored is not Precision.FP32
+
+    @property
+    def is_rounded_by_casts(self) -> bool:
+        """Whether a Cast to its ONNX type and back rounds as it does; else emulation splits mantissas."""
+        return self.stored is self
+
+
+@functools.cache
+def _onnx_type(dtype: str) -> int:
+    import onnx  # Slow to import, and a command that only prints needs none.
+
+    return int(onnx.TensorProto.DataType.Value(dtype.upper()))
+
+
+Precision.FP32 = Precision.add("fp32", "float", 23, (-126, 127), 4, "fp32_tflops")
+Precision.FP16 = Precision.add("fp16", "float16", 10, (-14, 15), 2, "fp16_tflops")
+Precision.BF16 = Precision.add("bf16", "bfloat16", 7, (-126, 127), 2, "bf16_tflops", (8, 0))
+
+
+class _Reduced(Sequence[Precision]):
+    @overload
+    def __getitem__(self, index: int) -> Precision: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Precision, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Precision | tuple[Precision, ...]:
+        return tuple(Precision)[1:][index]
+
+    def __len__(self) -> int:
+        return len(Precision) - 1
+
+
+REDUCED: Sequence[Precision] = _Reduced()
+"""The rows but FP32: the precisions that a plan may lower a group to."""
+
+
+def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
+    """The rows that a search chooses among: FP32 first, then at least one reduced precision, in their order.
+
+    Raises:
+        SettingsError: it cannot.
+    """
+    sets = [
+        (Precision.FP32, *reduced) for count in range(1, len(Precision)) for reduced in combinations(REDUCED, count)
+    ]
+    rows = next((rows for rows in sets if rows == tuple(names)), None)
+    if rows is None:
+        raise SettingsError(f"--precisions is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}")
+    return rows
+
+
+DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)
+"""Those that are used where nobody asks for others."""

@@ -1,0 +1,72 @@
+"""ONNX's reference evaluator as a backend of mptune, as another package would bring one: nothing in mptune names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from mptune.engines.backends.backend import Availability, BackendStatus, Bench, ModelBuilder, Place
+from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.timing.latency import HostStopwatch
+from mptune.graph.plan import PrecisionPlan
+from mptune.targets.target import Gpu
+
+
+class Session:
+    """A typed model in NumPy."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._evaluator = ReferenceEvaluator(str(path))
+        except Exception as error:
+            raise EngineError(FailureKind.ERROR, str(error)) from error
+        self.warnings: tuple[str, ...] = ()
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = self._evaluator.run(None, dict(feeds))
+        return dict(zip(self._evaluator.output_names, outputs, strict=True))
+
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> HostStopwatch:
+        return HostStopwatch(partial(self._evaluator.run, None, dict(feeds)))
+
+    def close(self) -> None:
+        """NumPy holds nothing."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A typed model; it is opened in the worker."""
+
+    path: Path
+
+    def open(self) -> Session:
+        return Session(self.path)
+
+
+class Evaluator:
+    """Measures on a CPU."""
+
+    name = "evaluator"
+
+    def available(self, place: Place) -> Availability:
+        if place.target.kind == "cpu":
+            return Availability("measures", "evaluator")
+        return Availability(refusal=("--engine evaluator runs on a CPU", "add --target cpu"))
+
+    def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
+        return (BackendStatus("evaluator", True, f"onnx {onnx.__version__}: measures with --target cpu"),)
+
+    def builder(self, bench: Bench) -> ModelBuilder:
+        return ModelBuilder(bench, self._engine)
+
+    def _engine(self, path: Path, plan: PrecisionPlan) -> Engine:
+        return Engine(path)
+
+
+EVALUATOR = Evaluator()

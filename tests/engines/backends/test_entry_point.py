@@ -1,0 +1,71 @@
+"""A backend of another package: found by its entry point, searched and listed without a change in mptune."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.backends.registry import backend_names, find_backend
+from mptune.errors import TargetError
+
+FOLDER = Path(__file__).with_name("evaluator")
+MOST_LINES = 150
+
+
+def mptune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[3])))
+    command = [sys.executable, "-m", "mptune", *map(str, arguments)]
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=250
+    )
+
+
+def test_a_backend_takes_few_lines() -> None:
+    files = (*FOLDER.glob("*.py"), *FOLDER.glob("*.dist-info/*"))
+    assert len(files) == 3
+    assert sum(len(file.read_text().splitlines()) for file in files) <= MOST_LINES
+
+
+def test_it_is_searched_end_to_end(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--engine", "evaluator", "--target", "cpu", "--budget", "4", "--seed", "1")
+    done = mptune("search", mlp_path, "--data", mlp_data, *options, "--out", run)
+    assert done.returncode == 0, done.stderr
+    front = json.loads((run / "front.json").read_text())
+    assert front["target"]["engine"] == "evaluator"
+    assert front["evaluations"] == 4
+    fp32, fp16 = front["baseline"]["fp32"], front["baseline"]["fp16"]
+    assert (fp32["latency"]["source"], fp32["error"]["source"]) == ("measured", "measured")
+    assert fp32["error"]["value"] < 1e-5 < fp16["error"]["value"] < 1e-1
+    assert (run / "chosen" / "model.onnx").exists()
+    assert json.loads((run / "run.json").read_text())["environment"]["versions"]["mptune-evaluator"] == "1.0"
+
+
+def test_doctor_lists_it() -> None:
+    done = mptune("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    status = {one["name"]: one for one in json.loads(done.stdout)["toolchains"]}["evaluator"]
+    assert status["available"]
+    assert "measures with --target cpu" in status["reason"]
+
+
+def test_a_name_that_nobody_has_is_refused_with_those_there_are(mlp_path: Path) -> None:
+    assert backend_names() == ("tensorrt", "tensorrt-rtx", "onnxruntime")
+    with pytest.raises(TargetError, match="there is no engine 'evaluator'") as caught:
+        find_backend("evaluator")
+    assert "tensorrt-rtx, onnxruntime" in caught.value.hint
+    done = mptune("search", mlp_path, "--engine", "openvino")
+    assert done.returncode == 2
+    assert "--engine takes auto, tensorrt, tensorrt-rtx, onnxruntime, evaluator" in done.stderr
+
+
+def test_a_place_that_it_refuses_is_an_error(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
+    options = ("--engine", "evaluator", "--target", "jetson-orin-nano-8gb", "--out", tmp_path / "run")
+    done = mptune("search", mlp_path, "--data", mlp_data, *options)
+    assert done.returncode == 1
+    assert "--engine evaluator runs on a CPU" in done.stderr
