@@ -48,7 +48,7 @@ from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
 from mptune.tuning.space import SearchSpace, load_space, make_space
 from mptune.tuning.steps.emulated import PlanEmulator
 from mptune.tuning.steps.prior import make_prior
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
 
 AROUND = "around the front"
 AT = (10, 25, 50, 100, 200)
@@ -85,8 +85,9 @@ class Search:
         """What the tool would know: emulated one-group errors and the roofline's terms."""
         path = self.bench.space.data_dir / SENSITIVITY_JSON
         toolchain = cast("Toolchain", self.bench.toolchain)  # nothing but its emulation is asked for
-        sensitivity = find_sensitivity(self.space, toolchain, "relative_l2", path, Silent())
-        return make_prior(self.space, sensitivity, self.bench.terms, exact=False)
+        errors = OneGroupErrors(self.space, toolchain, "relative_l2", path, Silent())
+        errors.take(math.inf, wait=True)
+        return make_prior(self.space, errors.sensitivity(), self.bench.terms, exact=False)
 
     def _emulator(self, run: Run) -> PlanEmulator:
         """What lets the sampler ask for the errors of plans before one is built."""

@@ -15,14 +15,15 @@ from mptune.cli import main
 from mptune.errors import SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.rundir import read_run
-from tests.test_api import make_toolchain, place, search  # noqa: F401
+from tests.fakes import make_toolchain
+from tests.test_api import search
 
 RUN = Path("model.mptune")
 IMPOSSIBLE = {"max_latency_ms": 1e-3, "max_error": 1e-9}
 
 
 @pytest.fixture(autouse=True)
-def here(place: Path) -> None:  # noqa: F811
+def here(place: Path) -> None:
     """A model and its data, as the working directory."""
 
 

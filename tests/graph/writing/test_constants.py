@@ -18,7 +18,7 @@ from mptune.graph.loading.tensors import Initializer, make_initializer
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.model_file import serialized, serialized_size
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.weights import DataFile, LargeConstant, StoredConstant, chunks, inline
+from mptune.graph.writing.weights import LargeConstant, StoredConstant, chunks, in_file, inline
 from tests.graph import models
 from tests.graph.helpers import feeds, run
 
@@ -162,7 +162,7 @@ def test_a_failed_export_leaves_both_files_as_they_were(tmp_path: Path, monkeypa
 
 def test_a_data_file_is_named_in_the_model_as_it_will_be_called(tmp_path: Path) -> None:
     constant = external(tmp_path).initializers["w"]
-    with DataFile(tmp_path / "partial", "d.data") as data:
-        tensor = written(data(constant, "w", None))
+    with (tmp_path / "partial").open("wb") as file:
+        tensor = written(in_file(file, "d.data")(constant, "w", None))
         assert external_data_helper.ExternalDataInfo(tensor).location == "d.data"
     assert (tmp_path / "partial").stat().st_size == constant.nbytes
