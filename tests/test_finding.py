@@ -54,6 +54,7 @@ WARNINGS = {
     "reference-depends-on-optimisation",
     "emulation-differs",
     "already-mixed",
+    "nothing-to-tune",
     "stale-rows",
     "torn-rows",
     "tf32-reference",

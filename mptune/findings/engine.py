@@ -12,6 +12,9 @@ EMULATION_CAUSE = (
 )
 """Why a measured error is not the emulated one."""
 
+NOTHING = "nothing-to-tune"
+"""The code of the finding that is shown before all others."""
+
 GIVE_FP32 = "give the FP32 model that it was made from"
 
 _KERNEL = "{fp32_provider} has no {precision} kernel for {operator}"
@@ -166,7 +169,7 @@ ENGINE: Mapping[str, CodeInfo] = {
             "compared": Wording(_MIXED + _MIXED_REFERENCE, GIVE_FP32),
         },
     ),
-    "nothing-to-tune": CodeInfo(
+    NOTHING: CodeInfo(
         "warning",
         "no layer has a precision that can be chosen",
         {

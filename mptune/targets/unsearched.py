@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from mptune.finding import Finding, FindingOrigin, Where
+from mptune.findings.engine import NOTHING
 from mptune.findings.wording import listed
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
@@ -29,9 +30,6 @@ from mptune.targets.costs import (
 )
 
 OUT_OF_REACH = "operators-out-of-reach"
-NOTHING = "nothing-to-tune"
-"""The code of the finding that is shown before all others."""
-
 NEGLIGIBLE = 0.01
 """Operators whose types are known and that have less of the FLOPs than this are no finding."""
 

@@ -38,7 +38,14 @@ from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.model_file import clip_node, declare_rounded_outputs, rounding_nodes, saturate, serialized
+from mptune.graph.writing.model_file import (
+    clip_node,
+    declare_rounded_outputs,
+    frame_of,
+    rounding_nodes,
+    saturate,
+    serialized,
+)
 from mptune.graph.writing.stretches import Waist
 from mptune.graph.writing.weights import ConstantStore, LargeConstant, WeightBank, banked, inline, unlimited
 
@@ -156,6 +163,7 @@ class Emulator:
         self.types = types = value_types(grouped)
         model = grouped.model
         self.limits, self.branches = limits, branches
+        self.frame = frame_of(model)
         self.exact = frozenset(small_integers(model))
         self.inside = steps_inside(fused)
         self.shared_reads = fused_reads(types, fused)
@@ -170,6 +178,11 @@ class Emulator:
         kinds = ["raw", "same", "chosen", "by", "or", "any", "and"]
         kinds += [f"{p}{what}" for p in REDUCED for what in ("", "_rounded", "_held", "_switch")]
         self.suffix = {kind: new_suffix(model, kind) for kind in kinds}
+        in_bank = {} if bank is None else bank.places[Precision.FP32]
+        self.constant_nodes = frozenset(
+            name for name, c in model.initializers.items() if c.node_index is not None and name not in in_bank
+        )
+        """Results of Constant nodes that stay nodes in the emulation of one plan."""
         store = inline if bank is None else banked(bank)
         self._store = store if limits else unlimited(store)
         self.switches: Mapping[Precision, Mapping[str, str]] = {
@@ -261,7 +274,10 @@ class _Writing:
         self._emulator, self._types, self._model = emulator, emulator.types, emulator.types.model
         self._suffix = emulator.suffix
         self._modes, self._narrow, self._is_fixed = modes, narrow, is_fixed
-        self._graph = onnx.GraphProto(name="emulation")
+        self._constant_nodes = emulator.constant_nodes if is_fixed else frozenset()
+        self._proto = onnx.ModelProto()
+        self._proto.CopyFrom(emulator.frame)
+        self._graph = self._proto.graph
         self._made: set[str] = set()
         self._read: set[str] = set()
         self._reduced: set[tuple[str, Precision]] = set()
@@ -276,7 +292,8 @@ class _Writing:
     ) -> Path:
         """Write these nodes with their roundings; values that are ``entered`` are inputs."""
         for node in nodes:
-            if node.op_type != "Constant" or node.outputs[0] not in self._model.initializers:
+            is_constant = node.op_type == "Constant" and node.outputs[0] in self._model.initializers
+            if not is_constant or node.outputs[0] in self._constant_nodes:
                 self._add(node)
         return write_bytes(path, self._finish(store, entered, outputs))
 
@@ -432,20 +449,23 @@ class _Writing:
         for name, constant in model.initializers.items():
             reduced = [p for p in REDUCED if (name, p) in self._reduced]
             stored = [store(constant, name + self._suffix[p], p) for p in reduced]
-            if name in read:
+            is_kept = self._is_fixed and (constant.overridable or (constant.node_index is None and not reduced))
+            if (name in read or is_kept) and name not in self._constant_nodes:
                 stored.insert(0, store(constant, name, None))
             graph.initializer.extend(tensor for tensor in stored if not isinstance(tensor, LargeConstant))
             large += [tensor for tensor in stored if isinstance(tensor, LargeConstant)]
-        graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
-        graph.input.extend(value for value in model.proto.graph.input if self._is_fixed or value.name in read)
+        if not self._is_fixed:
+            for field in ("input", "sparse_initializer", "value_info"):
+                graph.ClearField(field)
+            graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
+            graph.input.extend(value for value in model.proto.graph.input if value.name in read)
         graph.input.extend(_value(model, name) for name in entered if name in read)
         for switch in (switch for modes in self._modes.values() for _, switch in modes if switch):
             graph.input.append(onnx.helper.make_tensor_value_info(switch, onnx.TensorProto.BOOL, []))
+        graph.ClearField("output")
         graph.output.extend(outputs)
         declare_rounded_outputs(graph, model)
-        proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4), graph=graph)
-        proto.opset_import.extend(model.proto.opset_import)
-        return serialized(proto, large)
+        return serialized(self._proto, large)
 
 
 def _node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mptune.finding import BREAKING_CODES
+from mptune.findings.engine import NOTHING
 from mptune.reporting.breaks import Break, breaks_in_fp16, heading
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
@@ -36,7 +37,6 @@ from mptune.reporting.text import (
     speedup_of,
     speedup_text,
 )
-from mptune.targets.unsearched import NOTHING
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, knee
 from mptune.tuning.fronts.table import Row, error_marks, has_parts, is_held_out, mark_notes, part_text, shown_rows

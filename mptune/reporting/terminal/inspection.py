@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mptune.findings.engine import NOTHING
 from mptune.graph.plan import Precision
 from mptune.printable import counts_text, cut
 from mptune.reporting.terminal.console import (
@@ -22,7 +23,6 @@ from mptune.reporting.terminal.console import (
     room_beside,
 )
 from mptune.reporting.text import cut_front
-from mptune.targets.unsearched import NOTHING
 
 if TYPE_CHECKING:
     from mptune.graph.hazards.find import Hazard

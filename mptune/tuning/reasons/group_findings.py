@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.engines.workload import Workload
 from mptune.finding import BREAKING_CODES, PINNING_CODES, Finding, FindingOrigin, Where
 from mptune.findings.wording import SEVERITIES
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.hazard import Hazard
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.limits import error_outcome
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
+
+if TYPE_CHECKING:
+    from mptune.engines.workload import Workload
+    from mptune.graph.grouping.grouped import GroupedModel
+    from mptune.graph.hazards.hazard import Hazard
 
 LARGE_FROM = 0.1
 """An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
@@ -104,6 +106,9 @@ def with_reasons(
         metric: what the errors are.
         fp32: all-FP32: what that has too, as with an engine that is wrong, is not FP16's doing.
     """
+    # Imports what runs models, which reports of these findings do without.
+    from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
+
     grouped = workload.grouped
     errors = Sensitivity.load(workload.workspace.data_dir / SENSITIVITY_JSON, metric).errors
     least = LARGE_FROM if fp32 is None else max(LARGE_FROM, 2.0 * fp32.judged_error)
@@ -144,7 +149,7 @@ def _underflow(hazard: Hazard, error: float, origin: FindingOrigin) -> Finding:
     """A hazard that is none of the findings by itself, as one."""
     evidence, names = {"one_group_error": error, "largest": hazard.value}, {**hazard.evidence, **hazard.names}
     wording = "weights matter" if hazard.kind == "vanishing" else hazard.wording
-    return Hazard.finding([replace(hazard, wording=wording, evidence=evidence, names=names)], origin)
+    return hazard.finding([replace(hazard, wording=wording, evidence=evidence, names=names)], origin)
 
 
 def _first_place(grouped: GroupedModel, start: Sequence[str], places: Mapping[str, Finding]) -> str | None:

@@ -14,10 +14,11 @@ from mptune.data.calibration import split_indices
 from mptune.data.metrics.accuracy import OutputError
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin
+from mptune.findings.engine import NOTHING
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings, Tolerance
-from mptune.targets.unsearched import NOTHING, OUT_OF_REACH
+from mptune.targets.unsearched import OUT_OF_REACH
 from mptune.tuning.evaluation import (
     ORIGIN_FP16,
     ORIGIN_FP32,

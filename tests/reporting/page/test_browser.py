@@ -57,7 +57,8 @@ class Browser:
         console = [entry["message"] for entry in self.driver.get_log("browser")]
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-        return console, [url for url in sent if not url.startswith(("data:", "chrome:"))]  # Chromium's own
+        own = "data:", "chrome:", "chrome-untrusted:"  # Chromium's
+        return console, [url for url in sent if not url.startswith(own)]
 
     def text(self, selector: str) -> str:
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
