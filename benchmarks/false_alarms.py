@@ -80,6 +80,10 @@ BESIDE: dict[str, dict[str, str]] = {
         for case in ("", ": a state that is fed back is none", ": a recurrent state is none")
     },
     "int64-range in a comparison": {"output-constant": "the marker stands at one place in all samples"},
+    **{
+        name: {"nothing-to-tune": "the network lies in an If"}
+        for name in ("voice_twin", "constant-data: a state that is fed back is none (twin)")
+    },
 }
 """Case of the zoo -> codes that are right for it beside the one it shows -> why."""
 

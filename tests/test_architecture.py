@@ -160,3 +160,27 @@ def test_no_file_is_long() -> None:
 
 def test_every_file_says_what_it_is_about() -> None:
     assert [_module(path) for path in FILES if not ast.get_docstring(_tree(path))] == []
+
+
+VAGUE = frozenset({"found", "known", "one", "some", "taken", "said", "both", "of", "so_many"})
+"""Names that do not say what a value is."""
+
+
+def _variables(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Names of variables, parameters and fields, each with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr.lstrip("_"), node.lineno
+
+
+def test_names_say_what_a_value_is() -> None:
+    assert [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name, line in _variables(ast.parse(path.read_text(encoding="utf-8")))
+        if name in VAGUE
+    ] == []
