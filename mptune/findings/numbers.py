@@ -214,6 +214,11 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 " and rounding the operands to {precision} changes the result by {relative_error:.1%}",
                 "{keep_out}, with what computes its operands",
             ),
+            "norm": _hazard(
+                "values reach {magnitude:.4g}, where {precision}'s spacing is {spacing:.3g}: once they are rounded,"
+                " {operator} changes by {relative_error:.1%} of its results' standard deviation",
+                "{keep_out}, with what computes its operand",
+            ),
             **{
                 f"pole {operator}": _hazard(
                     f"rounding to {{precision}} before a difference makes {_LOST_VALUES} {there}, and there {result}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 
@@ -54,6 +55,12 @@ _CANCELLATION_ERROR: Mapping[Precision, float] = {Precision.FP16: 0.01, Precisio
 
 """Relative error of a difference that rounding its operands makes: FP16's own rounding is 2.8e-4 in the mean, BF16's
 2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
+
+_MOVED_NORM: Mapping[Precision, float] = {Precision.FP16: 0.03, Precision.BF16: 0.1}
+"""In standard deviations of a norm's results, of which FP16's own rounding is 3e-4, BF16's 2e-3."""
+
+_ROUNDING_OF_SUMS = 1e-5
+"""Share of a mean square below which the variance is what summing in FP32 leaves of nothing."""
 
 _MOVED_WEIGHTS: Mapping[Precision, float] = {Precision.FP16: 0.01, Precision.BF16: 0.02}
 
@@ -116,6 +123,8 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
         if record.kind == "sum":
             lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
             hazards += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
+        elif record.kind == "norm":
+            hazards += _removed_offset(seen, record, node, group.id)
         elif record.kind == "pole":
             hazards += pole_hazards(seen, record, node, group.id)
         elif record.kind in ("softmax", "largest", "comparison"):
@@ -232,6 +241,35 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
         (seen.sample(worst),),
         record.precision,
     )
+
+
+def _removed_offset(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
+    """A norm that takes a large mean out of values whose differences rounding has changed by then."""
+    error, mean, square = (fmean(record.scalars[name]) for name in ("error", "mean", "square"))
+    variance = square - mean**2
+    if not math.isfinite(error + square) or variance <= _ROUNDING_OF_SUMS * square:
+        return []
+    relative = math.sqrt(error / variance)
+    if relative < _by_digits(_MOVED_NORM, record.precision):
+        return []
+    worst = largest(record.scalars["error"])
+    magnitude = record.scalars["magnitude"][worst]
+    return [
+        Hazard(
+            "warning",
+            "cancellation",
+            group,
+            node.name,
+            node.inputs[0],
+            relative,
+            "cancellation",
+            "norm",
+            {"magnitude": magnitude, "spacing": spacing(magnitude, record.precision), "relative_error": relative},
+            {"operator": node.op_type},
+            (seen.sample(worst),),
+            record.precision,
+        )
+    ]
 
 
 def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:

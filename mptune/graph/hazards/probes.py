@@ -11,11 +11,13 @@ from mptune.graph.hazards.seen import ProbeKind
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import REDUCED, Precision
 
-_ROUNDING: frozenset[ProbeKind] = frozenset(("sum", "softmax", "largest", "comparison", "pole"))
+_ROUNDING: frozenset[ProbeKind] = frozenset(("sum", "norm", "softmax", "largest", "comparison", "pole"))
 
 """Kinds whose operands are rounded: asked once for each reduced precision."""
 
 _SUMS = frozenset({"Add", "Sub"})
+
+_NORMS = frozenset({"LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization"})
 
 _COMPARISONS = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"})
 
@@ -77,6 +79,8 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
     probes: list[Probe] = []
     if node.op_type in _SUMS and all(model.info(i).is_float32 for i in node.inputs):
         probes.append(Probe("sum", node.name, out))
+    if node.op_type in _NORMS:
+        probes.append(Probe("norm", node.name, out))
     if guarded := guarded_by_constant(look, node):
         probes.append(Probe("guard", node.name, out, guarded))
     if pole := _pole(look, node):

@@ -11,6 +11,7 @@ from mptune.json_form import JsonForm, decode_float, encode_float
 
 ProbeKind = Literal[
     "sum",
+    "norm",
     "softmax",
     "largest",
     "comparison",

@@ -182,6 +182,8 @@ def _answer(
     match probe.kind:
         case "sum":
             return _sum(build, node), {}
+        case "norm":
+            return _norm(build, node), {}
         case "guard":
             return {"smallest": build.reduce("ReduceMin", build.add("Abs", probe.value))}, {}
         case "pole":
@@ -224,6 +226,17 @@ def _sum(build: ProbeBuilder, node: Node) -> dict[str, str]:
         facts[f"{name}_steps"] = build.count(steps)
         facts[f"{name}_lost"] = build.count(build.add("And", steps, build.equal(total, kept)))
     return facts
+
+
+def _norm(build: ProbeBuilder, node: Node) -> dict[str, str]:
+    operand, result = node.inputs[0], node.outputs[0]
+    again = build.again(node, build.rounded(operand), *node.inputs[1:])
+    return {
+        "error": build.mean_square(build.add("Sub", again, result)),
+        "mean": build.reduce("ReduceMean", result),
+        "square": build.mean_square(result),
+        "magnitude": build.reduce("ReduceMax", build.add("Abs", operand)),
+    }
 
 
 def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str, str]:

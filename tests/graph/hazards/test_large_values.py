@@ -67,3 +67,14 @@ def test_values_that_become_equal_are_counted_against_those_that_are(tmp_path: P
     assert "of what Equal finds equal" in hazard.reason
     even = rng.uniform(0.1, 0.9, (64, 8)).astype(np.float32)
     assert not [h for h in hazards_on(proto, {"x": even}, tmp_path) if h.node == "it"]
+
+
+@pytest.mark.parametrize(("deviation", "offset", "is_named"), [(0.3, 300.0, True), (1.0, 3.0, False)])
+def test_a_norm_that_takes_an_offset_out(deviation: float, offset: float, is_named: bool, tmp_path: Path) -> None:
+    constants = [constant("one", np.ones(8, np.float32)), constant("zero", np.zeros(8, np.float32))]
+    norm = [node("LayerNormalization", ["x", "one", "zero"], "y", "norm", axis=-1)]
+    proto = models.model(norm, [value("x", ["batch", 8])], [value("y", ["batch", 8])], constants, 17)
+    values = deviation * np.random.default_rng(0).standard_normal((64, 8)) + offset
+    hazards = [hazard for hazard in hazards_on(proto, {"x": values.astype(np.float32)}, tmp_path) if hazard.code]
+    assert [(hazard.code, hazard.node) for hazard in hazards] == [("cancellation", "norm")] * is_named
+    assert all("LayerNormalization changes by" in hazard.reason for hazard in hazards)
