@@ -99,11 +99,19 @@ def main() -> int:
     before, after = (json.loads(path.read_text()) for path in arguments.files)
     count = 0
     for name in before.keys() | after.keys():
-        for line in _differences(before.get(name), after.get(name), name):
+        for line in _differences(_parsed(before.get(name)), _parsed(after.get(name)), name):
             print(line)
             count += 1
     print(f"{count} differences in {len(before)} calls")
     return int(count > 0)
+
+
+def _parsed(call: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A call with its output as JSON where it is JSON: the order of keys is no difference."""
+    try:
+        return call and {**call, "out": json.loads("\n".join(call["out"]))}
+    except ValueError:
+        return call
 
 
 def record() -> dict[str, Any]:

@@ -18,7 +18,7 @@ Granularity = Literal["op", "fusion", "block", "auto"]
 EngineChoice: TypeAlias = str
 """The name of a backend; ``auto`` is the first that measures on the target."""
 
-ENGINES = "[auto|tensorrt|tensorrt-rtx|onnxruntime]"
+ENGINES = "<auto|tensorrt|tensorrt-rtx|onnxruntime>"
 """Those that mptune brings."""
 
 T = TypeVar("T")
