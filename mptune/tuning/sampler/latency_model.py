@@ -9,14 +9,13 @@ Science 14(4), 1999).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.common_terms import gain_guesses, mix
+from mptune.tuning.sampler.common_terms import mix
 from mptune.tuning.sampler.cuts.boundaries import Counts, Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
@@ -80,14 +79,12 @@ class _Terms:
         unit: what widths are shares of, in ms, shape (n_terms,).
         profiles: predict what the law leaves out; None where nothing was profiled or nothing of it is believed.
         scale: milliseconds of latency in one profiled millisecond.
-        log_odds: that these terms are right, before any timing, against the most likely ones.
     """
 
     mean: Floats
     unit: Floats
     profiles: LayerProfiles | None = None
     scale: float = 1.0
-    log_odds: float = 0.0
 
     def excess_ms(self, columns: Bools, crossed: Counts) -> Floats:
         """Latency of the plans above the law, in ms, shape (n_plans,); arguments as ``LayerProfiles.excess_ms``."""
@@ -161,11 +158,12 @@ class LatencyModel:
         """Condition the law on the plans that are kept, each with its row of the design and what it saved in ms."""
         design, saved, noise_ms = design[kept], saved[kept], noise_ms[kept]
         columns, crossed = sides[0][:, kept], sides[1][:, kept]
-        met_cliffs = not kept.all()
-        alternatives = [
-            replace(self._scaled(gains_ms, design, saved, met_cliffs=met_cliffs), log_odds=log_odds)
-            for gains_ms, log_odds in gain_guesses(self._prior, columns.T)
-        ]
+        gains = np.ones(self._n_groups) if self._prior.gains_ms is None else np.array(self._prior.gains_ms)
+        guesses = [gains]
+        if columns[self._beyond].any() and not self._prior.exact:
+            # A runtime may fuse what overflows in FP32 alone, so that BF16 saves nothing there.
+            guesses.append(np.where(self._prior.unpreferred, 0.0, gains))
+        alternatives = [self._scaled(guess, design, saved, met_cliffs=not kept.all()) for guess in guesses]
         if profiles is not None:
             alternatives += self._refined(alternatives[0], profiles, design, saved)
         values = [saved + each.excess_ms(columns, crossed) for each in alternatives]
@@ -231,7 +229,7 @@ class LatencyModel:
         # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
         variances[2, n_terms - 1], variances[2, n_terms:] = self._base_sd_ms**2, common_sd**2
         scales = np.column_stack([tried[:, :2] ** 2, np.ones(len(tried))])
-        log_priors = terms.log_odds - 0.5 * (np.log(tried[:, 0] / _LIKELY_WIDTH) / _WIDTH_SPREAD) ** 2
+        log_priors = -0.5 * (np.log(tried[:, 0] / _LIKELY_WIDTH) / _WIDTH_SPREAD) ** 2
         noises = np.hypot(noise_ms, tried[:, 2:] * self.base_ms)  # (n_tried, n_timed)
         kept = np.ones(len(tried), dtype=bool)
         if 0 < len(design) <= mixing.shape[1] and len(tried) > 1:
@@ -285,10 +283,9 @@ class LatencyModel:
         design[-1] = 1.0
         return design
 
-    def _scaled(self, gains_ms: Sequence[float] | None, design: Floats, saved: Floats, *, met_cliffs: bool) -> _Terms:
+    def _scaled(self, gains: Floats, design: Floats, saved: Floats, *, met_cliffs: bool) -> _Terms:
         """The prior's terms in milliseconds of this machine: scaled by what the plan of the largest gain saved."""
         prior = self._prior
-        gains = np.array(gains_ms if gains_ms is not None else np.full(self._n_groups, 1.0))
         costs = np.maximum(np.array(prior.boundary_costs_ms, dtype=float), 0.0)
         if prior.gains_ms is None and not prior.exact:
             gains = gains * _FP16_SAVES * self.base_ms / max(1, self._n_groups)
