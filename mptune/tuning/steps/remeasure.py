@@ -24,7 +24,6 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.front import choose, confirmed_front, knee, pareto
 from mptune.tuning.fronts.dominance import in_doubt
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
@@ -33,7 +32,7 @@ from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.reasons.unconfirmed import Unconfirmed
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
-from mptune.tuning.steps.attempts import ATTEMPTS, FAULTS_IN_A_ROW, keep_faults, run_control
+from mptune.tuning.steps.attempts import ATTEMPTS, FAULTS_IN_A_ROW, in_fresh_processes, once_more, run_control
 from mptune.tuning.steps.limits import Limits
 
 _PREFIX = "confirm:"
@@ -206,10 +205,11 @@ def measure_again(
             last = number
         if point.plan.fingerprint in failed:
             continue
-        measure = _measure if in_vain < _VAIN else _measure_once
-        result, faults = measure(toolchain, point, settings.worker.retries, listener)
-        in_vain += not isinstance(result, Failure) and not _is_finite(result.error, point.ignored)
-        keep_faults(record, faults, faults + 1)
+        job = partial(toolchain.evaluate, point.plan, "held_out")
+        result = in_fresh_processes(job, toolchain, listener, f"re-measuring plan {point.plan.fingerprint}")
+        if not isinstance(result, Failure) and in_vain < _VAIN:
+            result = once_more(job, result, partial(_doubt, point), toolchain, listener)
+            in_vain += bool(_doubt(point, result))
         if isinstance(result, Failure):
             failed.add(point.plan.fingerprint)
             record.set_note(_key(point.plan, number), {"failure": result.to_json()})
@@ -256,43 +256,11 @@ def confirmed_evaluations(
     return tuple(kept), tuple(unconfirmed)
 
 
-def _measure(
-    toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
-) -> tuple[Measurement | Failure, int]:
-    """Measure a plan; once more in a fresh process where its outputs are not finite, as they were in the search."""
-    result, faults = _measure_once(toolchain, point, retries, listener)
-    if isinstance(result, Failure) or _is_finite(result.error, point.ignored):
-        return result, faults
-    toolchain.restart()
-    again, more = _measure_once(toolchain, point, retries, listener)
-    if isinstance(again, Failure) or not _is_finite(again.error, point.ignored):
-        return result, faults + more
-    what = f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none in a fresh process: "
-    listener.warning(what + "only the second measurement counts")
-    return again, faults + more
-
-
-def _measure_once(
-    toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
-) -> tuple[Measurement | Failure, int]:
-    """Measure a plan; again in a fresh process where it fails, and as often as is set where the machine does."""
-    faults = failures = 0
-    while True:
-        result = toolchain.evaluate(point.plan, "held_out")
-        if not isinstance(result, Failure):
-            return result, faults + failures
-        if result.is_machine_fault:
-            faults += 1
-            if faults > retries:
-                raise machine_error(result, faults)
-            listener.warning(f"the machine failed while re-measuring: {result.message}; trying again")
-            continue
-        failures += 1
-        if failures == ATTEMPTS:
-            return result, faults
-        what = f"plan {point.plan.fingerprint} failed while it was re-measured ({describe(result)})"
-        listener.warning(f"{what}: trying again in a fresh process")
-        toolchain.restart()
+def _doubt(point: Evaluation, measurement: Measurement) -> str:
+    """What speaks against a measurement on the held-out samples: a plan is finite in the search; else empty."""
+    if _is_finite(measurement.error, point.ignored):
+        return ""
+    return f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none"
 
 
 def _pooled(

@@ -263,7 +263,6 @@ class Tuner:
         if not isinstance(self._toolchain, Reopens):
             return
         timings = self._toolchain.reopen(plan, count)
-        self._attempts.reopened(timings)
         if isinstance(timings, Failure):
             self._failed_to_reopen += 1
             if self._failed_to_reopen == ATTEMPTS:
