@@ -55,7 +55,7 @@ from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, roll
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors, try_objective
-from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
+from mptune.tuning.steps.emulated import PlanEmulator
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, keep_kernels
 from mptune.tuning.steps.limits import Limits
@@ -367,8 +367,7 @@ class SearchRun(MeasuringRun):
             space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, searched=searched, limits=limits
         )
         if toolchain.error_source == "measured" and toolchain.predictor.emulation_holds:
-            path = self._workload.workspace.data_dir / EMULATED_JSON
-            self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=limits, searched=searched)
+            self._emulator = PlanEmulator(space, toolchain, law, self._listener, limits=limits, searched=searched)
         guide = Guide(
             self.record,
             space,
