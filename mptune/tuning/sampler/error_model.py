@@ -81,11 +81,15 @@ class ErrorModel:
         self._plans, self._values, self._noise = (a[informative] for a in (self._plans, self._values, self._noise))
         widths = _PRIOR_WIDTHS if prior.log_square_errors is not None else (4.5,)
         doubts = np.array(prior.log_square_sds or np.zeros(len(mean)), dtype=float)
-        self._tied, ratio_sds = _tied(prior, doubts)
+        tied, ratio_sds = _tied(prior, doubts)
+        # Of a tied column the independent parameter is what its ``u`` is above that of the preferred precision.
+        self._mixing = np.eye(len(mean))  # u = mixing @ parameters
+        self._mixing[tied[:, 1], tied[:, 0]] = 1.0
+        self._unmixing = 2.0 * np.eye(len(mean)) - self._mixing  # the inverse
         fits, start = [], mean
         for width in widths:  # each from the mode of the one before it, which is nearer than the prior's mean
             sd = np.hypot(width, doubts)
-            sd[self._tied[:, 1]] = ratio_sds
+            sd[tied[:, 1]] = ratio_sds
             fits.append(self._fit(mean, sd, math.log(width), start))
             start = fits[-1][1]
         self._model, self.mode, _ = max(fits, key=lambda fit: fit[2])
@@ -129,20 +133,20 @@ class ErrorModel:
             log_width: of the prior.
             start: a ``u`` to begin at.
         """
-        model, u = LinearGaussian(self._apart(mean), sd), start.copy()
+        model, u = LinearGaussian(self._unmixing @ mean, sd), start.copy()
         if not len(self._values):
             return model, u, -log_width
         noise = self._noise
 
         def loss(at: Floats) -> float:
             residual = (self._values - self._log_squares(at)) / noise
-            return float(residual @ residual + ((self._apart(at - mean) / sd) ** 2).sum())
+            return float(residual @ residual + ((self._unmixing @ (at - mean) / sd) ** 2).sum())
 
         evidence, now = 0.0, loss(u)
         for _ in range(_STEPS):
             value, jacobian = self._predict(u)
-            evidence = model.update(self._by_apart(jacobian), self._values - value + jacobian @ u, noise)
-            step = np.clip(self._together(model.posterior_mean) - u, -_LARGEST_STEP, _LARGEST_STEP)
+            evidence = model.update(jacobian @ self._mixing, self._values - value + jacobian @ u, noise)
+            step = np.clip(self._mixing @ model.posterior_mean - u, -_LARGEST_STEP, _LARGEST_STEP)
             while (then := loss(u + step)) > now and np.abs(step).max() > 1e-3:
                 step = step / 2
             if then > now:
@@ -150,27 +154,8 @@ class ErrorModel:
             u, before, now = u + step, now, then
             if before - now < 1e-3 * max(1.0, now):
                 break
-        model.posterior_mean = self._apart(u)
+        model.posterior_mean = self._unmixing @ u
         return model, u, evidence - _WIDTH_PENALTY * log_width
-
-    def _apart(self, u: Floats) -> Floats:
-        """The independent parameters: ``u``, but of a tied column what it is above that of the preferred precision."""
-        apart: Floats = u.copy()
-        apart[..., self._tied[:, 1]] -= u[..., self._tied[:, 0]]
-        return apart
-
-    def _together(self, apart: Floats) -> Floats:
-        """The inverse of ``_apart``."""
-        u: Floats = apart.copy()
-        u[..., self._tied[:, 1]] += apart[..., self._tied[:, 0]]
-        return u
-
-    def _by_apart(self, jacobian: Floats) -> Floats:
-        """Derivatives with respect to the independent parameters, from those with respect to ``u``."""
-        by_apart: Floats = jacobian.copy()
-        for first, second in self._tied:
-            by_apart[..., first] += jacobian[..., second]
-        return by_apart
 
     @property
     def emulation_sd(self) -> float:
@@ -183,11 +168,13 @@ class ErrorModel:
 
     def covariance(self) -> Floats:
         """Of ``u``, shape (n_groups, n_groups)."""
-        return self._together(self._together(self._model.covariance()).T)
+        covariance: Floats = self._mixing @ self._model.covariance() @ self._mixing.T
+        return covariance
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of ``u``, shape (n_draws, n_groups)."""
-        return np.clip(self._together(self._model.sample(generator, n_draws)), -60.0, 10.0)
+        draws: Floats = np.clip(self._model.sample(generator, n_draws) @ self._mixing.T, -60.0, 10.0)
+        return draws
 
     def predict(self, plans: Bools, u: Floats) -> Floats:
         """Errors of plans, shape (n_draws, n_plans).

@@ -223,14 +223,13 @@ class LinearGaussian:
                 self._known_gain = _solved(self._factor, (self._jacobian / self._noise[:, None] ** 2).T)
         return self._known_gain
 
-    def update(self, jacobian: Floats, values: Floats, noise: Floats, gram: Floats | None = None) -> float:
+    def update(self, jacobian: Floats, values: Floats, noise: Floats) -> float:
         """Condition on ``values = jacobian @ parameters + noise``.
 
         Args:
             jacobian: shape (n_observations, n_parameters).
             values: shape (n_observations,).
             noise: standard deviations, shape (n_observations,).
-            gram: ``gram_matrix(jacobian, noise)``, where it is known: with many observations most of the work.
 
         Returns:
             The log marginal likelihood (the same book, Eq. 2.30) without its constant term.
@@ -242,8 +241,8 @@ class LinearGaussian:
             correction = variance * (jacobian.T @ _solved(factor, residual))
             log_determinant = np.log(np.diag(factor)).sum()
         else:
-            gram = gram_matrix(jacobian, noise) if gram is None else gram
-            factor = _cholesky(gram + np.diag(1.0 / variance))
+            weighted = jacobian / noise[:, None]
+            factor = _cholesky(weighted.T @ weighted + np.diag(1.0 / variance))
             correction = _solved(factor, jacobian.T @ (residual / noise**2))
             log_determinant = np.log(np.diag(factor)).sum() + np.log(noise).sum() + np.log(self.sd).sum()
         self._jacobian, self._noise, self._factor, self._known_gain = jacobian, noise, factor, None
@@ -291,71 +290,7 @@ class LinearGaussian:
         offsets = generator.normal(size=(n_draws, len(self.mean))) * self.sd
         noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
         observed = offsets @ self._jacobian.T + noise
-        if self._known_gain is not None:
-            correction = observed @ self._known_gain.T
-        elif len(self._factor) == len(self._noise):
-            correction = _solved(self._factor, observed.T).T @ (self._jacobian * self.sd**2)
-        else:
-            correction = _solved(self._factor, (observed / self._noise**2 @ self._jacobian).T).T
-        drawn: Floats = self.posterior_mean + offsets - correction
-        return drawn
-
-
-class MixedGaussian:
-    """``LinearGaussian`` whose parameters are mixtures of independent ones: ``mean + mixing @ own``, ``own`` about 0.
-
-    Attributes:
-        mean: the prior's, shape (n_parameters,).
-        sd: standard deviations of the independent ones, shape (n_own,).
-    """
-
-    def __init__(self, mean: Floats, sd: Floats, mixing: Floats) -> None:
-        """Take the prior.
-
-        Args:
-            mean: shape (n_parameters,).
-            sd: shape (n_own,).
-            mixing: shape (n_parameters, n_own).
-        """
-        self.mean, self.sd, self._mixing = mean, sd, mixing
-        self._model = LinearGaussian(np.zeros(len(sd)), sd)
-        self._expected: Floats = np.zeros(0)
-
-    @property
-    def posterior_mean(self) -> Floats:
-        """Shape (n_parameters,)."""
-        mean: Floats = self.mean + self._mixing @ self._model.posterior_mean
-        return mean
-
-    def update(
-        self, jacobian: Floats, values: Floats, noise: Floats, mixed: Floats, gram: Floats | None = None
-    ) -> float:
-        """As ``LinearGaussian.update``.
-
-        Args:
-            jacobian: shape (n_observations, n_parameters).
-            values: shape (n_observations,).
-            noise: standard deviations, shape (n_observations,).
-            mixed: ``jacobian @ mixing``, which several priors may have in common.
-            gram: ``gram_matrix(mixed, noise)``, where it is known.
-
-        Returns:
-            The log marginal likelihood without its constant term.
-        """
-        self._expected = jacobian @ self.mean
-        return self._model.update(mixed, values - self._expected, noise, gram)
-
-    def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
-        """As ``LinearGaussian.leave_one_out``."""
-        return self._model.leave_one_out(values - self._expected)
-
-    def predicted_sd(self, jacobian: Floats) -> Floats:
-        """As ``LinearGaussian.predicted_sd``."""
-        return self._model.predicted_sd(jacobian @ self._mixing)
-
-    def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
-        """As ``LinearGaussian.sample``."""
-        drawn: Floats = self.mean + self._model.sample(generator, n_draws) @ self._mixing.T
+        drawn: Floats = self.posterior_mean + offsets - observed @ self._gain.T
         return drawn
 
 
@@ -382,13 +317,6 @@ def log_evidences(scales: Floats, kernels: Floats, noises: Floats, residuals: Fl
     solved = np.array([dtrsv(factor.T, residuals, trans=1) for factor in factors])
     evidences: Floats = -0.5 * (solved**2).sum(axis=1) - np.log(np.diagonal(factors, 0, 1, 2)).sum(axis=1)
     return evidences
-
-
-def gram_matrix(jacobian: Floats, noise: Floats) -> Floats:
-    """``jacobian.T @ diag(noise ** -2) @ jacobian``, shape (n_parameters, n_parameters): no prior is in it."""
-    weighted = jacobian / noise[:, None]
-    gram: Floats = weighted.T @ weighted
-    return gram
 
 
 def _solved(factor: Floats, values: Floats) -> Floats:
