@@ -362,10 +362,7 @@ class SearchRun(MeasuringRun):
         latency_terms = None if isinstance(terms, Failure) else terms
         searched, limits = SearchedError.of_settings(self._settings, law), self._limits
         shared = SharedErrors(self.record, searched.kept_key)
-        gains_ms = None if latency_terms is None else latency_terms.gains_ms
-        errors = OneGroupErrors(
-            space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, searched=searched, limits=limits
-        )
+        errors = OneGroupErrors(space, toolchain, law, path, self._listener, shared, searched=searched, limits=limits)
         if toolchain.error_source == "measured" and toolchain.predictor.emulation_holds:
             self._emulator = PlanEmulator(space, toolchain, law, self._listener, limits=limits, searched=searched)
         guide = Guide(

@@ -176,7 +176,7 @@ class EhviEstimator:
         return expected
 
     def _weight(self, plans: Bools) -> Floats:
-        p_of_use = self.overflow.p_finite(plans) * self.failures.p_runs(plans) * self.cliffs.p_fast(plans)
+        p_of_use = self.overflow.p_sound(plans) * self.failures.p_sound(plans) * self.cliffs.p_fast(plans)
         weight: Floats = p_of_use**_FINITE_EXPONENT
         return weight
 

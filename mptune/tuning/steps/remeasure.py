@@ -10,7 +10,6 @@ run goes on where it was, and the same command again measures nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,6 @@ from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import choose, confirmed_front, knee, pareto
 from mptune.tuning.fronts.dominance import in_doubt
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.limits import feasible
 from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.reasons.unconfirmed import Unconfirmed
@@ -56,7 +54,7 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
 
     The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
-    already, then those of the rest that lie farthest from all of these. Where re-measuring changes the choice, the plan
+    already, then evenly spread ones of the rest. Where re-measuring changes the choice, the plan
     that is chosen now comes in too.
     """
     evaluations, dropped = _counted(record, settings), dropped_plans(record, settings.ignore)
@@ -74,8 +72,9 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
     wanted |= {e.plan.fingerprint for e in every if _rounds_of(notes, e.plan)}
     points = [e for e in every if e.plan.fingerprint in wanted]
-    rest = [e for e in every if e.plan.fingerprint not in wanted]
-    points += _spread(rest, points, settings.confirm_points - len(points))
+    rest = [e for e in every if e.plan.fingerprint not in wanted]  # by latency
+    count = min(max(settings.confirm_points - len(points), 0), len(rest))
+    points += [rest[int((number + 0.5) * len(rest) / count)] for number in range(count)]
     kept = {e.plan.fingerprint for e in points}
     return tuple(e for e in every if e.plan.fingerprint in kept)
 
@@ -92,22 +91,6 @@ def dropped_plans(record: StudyRecord, ignored: tuple[str, ...] = ()) -> dict[st
 def _counted(record: StudyRecord, settings: SearchSettings) -> tuple[Evaluation, ...]:
     """All evaluations, judged without the outputs that are ignored."""
     return tuple(evaluation.ignoring(settings.ignore) for evaluation in record.evaluations())
-
-
-def _spread(rest: Sequence[Evaluation], placed: Sequence[Evaluation], count: int) -> list[Evaluation]:
-    """One by one, the point that lies farthest from all that are taken; latency and log error over their ranges."""
-    every = [*rest, *placed]
-    axes = ([e.latency.median_ms for e in every], [math.log(max(e.error_value, ERROR_FLOOR)) for e in every])
-    scaled = [[(v - min(axis)) / ((max(axis) - min(axis)) or 1.0) for v in axis] for axis in axes]
-    place = {e.plan.fingerprint: point for e, point in zip(every, zip(*scaled, strict=True), strict=True)}
-    spread: list[Evaluation] = []
-    left = list(rest)
-    while left and len(spread) < count:
-        near = [place[e.plan.fingerprint] for e in (*placed, *spread)]
-        best = max(left, key=lambda e: min(math.dist(place[e.plan.fingerprint], other) for other in near))
-        spread.append(best)
-        left.remove(best)
-    return spread
 
 
 def rounds_needed(settings: SearchSettings, latency_source: str) -> int:

@@ -45,10 +45,7 @@ _ASSUMED_SPREAD, _ASSUMED_WEIGHT = 0.4, 2.0
 freedom the groups' common spread stands for beside a group's own."""
 
 _SHARE = 0.25
-"""Of the groups that could do with more samples so many come first, those for which it is worth most."""
-
-_LEAST_STAKE = 0.1
-"""What is at stake in a group that saves nothing, in means over all groups: its neighbours' Casts may hang on it."""
+"""Of the groups that could do with more samples so many come first, those of which least is known."""
 
 _UNSEEN_DOUBT = 1.0
 """Relative doubt of an error that was zero on the samples taken so far: others may show one."""
@@ -125,7 +122,6 @@ class OneGroupErrors:
         listener: Listener,
         shared: SharedErrors | None = None,
         sleep: Callable[[float], None] = time.sleep,
-        gains_ms: Mapping[str, float] | None = None,
         searched: SearchedError | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -138,7 +134,6 @@ class OneGroupErrors:
         self._listener = listener
         self._shared = shared
         self._sleep = sleep
-        self._stakes = _stakes(space.free, gains_ms or {})
         self._parts = toolchain.predictor.emulated_samples.parts
         recorded = Sensitivity.load(path, metric)
         kept = {g: error for g, error in recorded.taken.items() if g in space.free}
@@ -207,10 +202,9 @@ class OneGroupErrors:
     # -- what comes next ----------------------------------------------------------------------------------------
 
     def _wanted(self) -> list[_Job]:
-        """Jobs, the one that tells most for its cost first: a first sample of each group comes before all others.
+        """Jobs: a first sample of each group, then more of those whose error is in doubt, the most doubted first.
 
-        Where it takes long, groups that repeat a pattern wait until every pattern is known, and what saves most latency
-        comes first.
+        Where emulations take long, groups that repeat a pattern wait until every pattern is known.
         """
         free = set(self._space.free)
         first_of = {group.pattern or group.id: group.id for group in reversed(self._space.groups) if group.id in free}
@@ -227,17 +221,13 @@ class OneGroupErrors:
                     few = tuple(g for g in chunk if self._lacks(g, part, doubts))
                     if few:
                         lacking.append((f"{index}:{name}{number}", part, few))
-        # A wrong error of a group moves the front by what the group saves. What is gained by a further sample:
-        worth = {g: self._stakes[g] * doubts[g] ** 2 / len(part) for _, part, few in lacking if part.start for g in few}
+        worth = {g: doubts[g] ** 2 / len(part) for _, part, few in lacking if part.start for g in few}
         least = float(np.quantile(list(worth.values()), 1.0 - _SHARE)) if worth else 0.0
-        jobs: list[tuple[int, float, _Job]] = []
-        for key, part, few in lacking:
-            wanted = few if part.start == 0 else tuple(g for g in few if worth[g] >= least)
-            if wanted:
-                value_of = self._stakes if part.start == 0 else worth
-                rank = 0 if part.start else 2 if set(wanted) <= set(lists[0]) else 1
-                jobs.append((rank, sum(value_of[g] for g in wanted) / len(wanted), _Job(key, part, wanted)))
-        return [job for _, _, job in sorted(jobs, key=lambda entry: (-entry[0], -entry[1]))]
+        jobs = [(key, part, tuple(g for g in few if not part.start or worth[g] >= least)) for key, part, few in lacking]
+        return sorted(
+            (_Job(*job) for job in jobs if job[2]),
+            key=lambda job: (job.part.start > 0, -sum(worth.get(g, 0.0) for g in job.groups) / len(job.groups)),
+        )
 
     def _lacks(self, group: str, part: range, doubts: Mapping[str, float]) -> bool:
         """Whether this is the next part of a group that needs one."""
@@ -328,13 +318,6 @@ class OneGroupErrors:
         if sensitivity != self._saved:
             sensitivity.save(self._path)
             self._saved = sensitivity
-
-
-def _stakes(groups: Sequence[str], gains_ms: Mapping[str, float]) -> dict[str, float]:
-    """How much of the front hangs on each group's error: what FP16 saves there, in means over all groups."""
-    gains = {group: max(gains_ms.get(group, 0.0), 0.0) for group in groups}
-    mean = sum(gains.values()) / max(len(gains), 1)
-    return {group: max(gain / mean, _LEAST_STAKE) if mean else 1.0 for group, gain in gains.items()}
 
 
 def _value(error: OutputError, metric: str) -> float:
