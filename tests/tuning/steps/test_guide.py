@@ -167,42 +167,6 @@ def test_one_group_of_each_pattern_comes_first(tmp_path: Path) -> None:
     assert set(errors.sensitivity().errors) == set(space.free)
 
 
-def test_a_sample_that_magnifies_every_rounding_is_allowed_for() -> None:
-    """Of 8 samples the first has three times the error of the others, in all-FP16 as in each group."""
-    space = make_small_space(3)
-    anchor = OutputError({"y": {METRIC: (3e-2, *(1e-2,) * 7)}})
-    taken = {"g000": (3e-4,), "g001": (3e-4, 1e-4), "g002": (3e-4, *(1e-4,) * 7)}
-    errors = {group: sum(values) / len(values) for group, values in taken.items()}
-    outputs = {group: OutputError({"y": {METRIC: values}}) for group, values in taken.items()}
-    known = Sensitivity(METRIC, errors, outputs, {"g000": 0.4, "g001": 0.3})
-    exact = 2 * math.log(errors["g002"])
-    found = log_square_errors(space, known, [anchor] * 4)
-    assert [mean for mean, _ in found.values()] == pytest.approx([exact] * 3)
-    assert [sd for _, sd in found.values()] == pytest.approx([0.8, 0.6, 0.0]), "all anchors say the same"
-    alone = [mean for mean, _ in log_square_errors(space, known).values()]
-    assert alone[0] > alone[1] > exact + 0.5
-    one = log_square_errors(space, known, [anchor])
-    assert exact < one["g000"][0] < alone[0], "one anchor is believed by half"
-    assert one["g000"][1] > 1.0
-    nothing = OutputError({"y": {METRIC: (math.inf, *(1e-2,) * 7)}})
-    assert [mean for mean, _ in log_square_errors(space, known, [nothing]).values()] == alone
-
-
-def test_a_sample_that_magnifies_few_groups_alone_changes_no_others() -> None:
-    """All-FP16 has most of its error from one group, on the last sample; no plan without that group is so."""
-    space = make_small_space(3)
-    unlike, alike = (OutputError({"y": {METRIC: (*(1e-2,) * 7, last)}}) for last in (0.5, 1e-2))
-    taken = {"g000": (3e-4,), "g001": (3e-4,), "g002": (3e-4,)}
-    outputs = {group: OutputError({"y": {METRIC: values}}) for group, values in taken.items()}
-    known = Sensitivity(METRIC, dict.fromkeys(taken, 3e-4), outputs, dict.fromkeys(taken, 0.1))
-    found = log_square_errors(space, known, [unlike, unlike, alike, alike, alike])
-    assert [mean for mean, _ in found.values()] == pytest.approx([2 * math.log(3e-4)] * 3)
-    assert [sd for _, sd in found.values()] == pytest.approx([0.2] * 3)
-
-
-# -- while a search runs ----------------------------------------------------------------------------------------
-
-
 def searched(
     record: StudyRecord, space: SearchSpace, toolchain: BySample, folder: Path, budget: int
 ) -> tuple[Guide, Diary]:
