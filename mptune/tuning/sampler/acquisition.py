@@ -102,10 +102,8 @@ class EhviEstimator:
         self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
         self._reference_error = reference_error
         self._built = plan_keys(built.plans)
-        emulated = (built.plans[:0], np.zeros(0)) if built.emulated is None else built.emulated
-        keys = plan_keys(emulated[0])
-        order = np.argsort(keys)
-        self._emulated = keys[order], emulated[1][order]
+        emulated, errors = built.emulations
+        self._emulated = dict(zip(plan_keys(emulated).tolist(), errors.tolist(), strict=True))
         self.cliffs = self._latency.cliffs
         # A timed plan that is slow by a cliff is not where the law puts it; running plans are taken to come out as
         # predicted (constant liar).
@@ -126,13 +124,7 @@ class EhviEstimator:
 
     def emulated_errors(self, plans: Bools) -> Floats:
         """Errors of the plans as emulated, shape (n_plans,); NaN where a plan was not emulated."""
-        keys, errors = self._emulated
-        if not len(keys):
-            return np.full(len(plans), math.nan)
-        wanted = plan_keys(plans)
-        position = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        errors_of_plans: Floats = np.where(keys[position] == wanted, errors[position], math.nan)
-        return errors_of_plans
+        return np.array([self._emulated.get(key, math.nan) for key in plan_keys(plans).tolist()], dtype=float)
 
     def coordinates(
         self, plans: Bools, n_draws: int = _DRAWS + 1, emulated_errors: Floats | None = None

@@ -68,11 +68,11 @@ class ErrorModel:
         plans, errors = built.plans[measured], built.error[measured]
         noise = np.full(len(plans), _LAW_NOISE)
         self._emulation_bias, self._emulation_noise = _emulation_accuracy(built.emulation_ratios)
-        if built.emulated is not None:
-            finite = np.isfinite(built.emulated[1])
-            emulated = built.emulated[1][finite] * math.exp(-0.5 * self._emulation_bias)
-            plans, errors = np.vstack([plans, built.emulated[0][finite]]), np.append(errors, emulated)
-            noise = np.append(noise, np.full(int(finite.sum()), self.emulation_sd))
+        rows, values = built.emulations
+        finite = np.isfinite(values)
+        plans = np.vstack([plans, rows[finite]])
+        errors = np.append(errors, values[finite] * math.exp(-0.5 * self._emulation_bias))
+        noise = np.append(noise, np.full(int(finite.sum()), self.emulation_sd))
         self._plans, self._noise = plans.astype(float), noise
         self._values = np.log(np.maximum(errors, ERROR_FLOOR) ** 2)
         mean = self._prior_mean(prior)

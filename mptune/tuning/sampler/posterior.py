@@ -149,20 +149,22 @@ class BuiltPlans:
         """Which plans gave no outputs, shape (n_plans,)."""
         return np.zeros(len(self.plans), dtype=bool) if self.failed is None else self.failed
 
+    @property
+    def emulations(self) -> tuple[Bools, Floats]:
+        """``emulated``, of no rows where there are none."""
+        return (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
+
     def with_emulated(self, plans: Bools, errors: Floats) -> BuiltPlans:
         """With more plans that were emulated; NaN where that failed."""
-        is_valid = ~np.isnan(errors)
-        before = (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
+        is_valid, before = ~np.isnan(errors), self.emulations
         return replace(self, emulated=(np.vstack([before[0], plans[is_valid]]), np.append(before[1], errors[is_valid])))
 
     def of_columns(self, columns: NDArray[np.int64]) -> BuiltPlans:
         """The same with some of the columns; emulated plans that have others are left out."""
-        emulated = self.emulated
-        if emulated is not None:
-            others = np.delete(np.arange(self.plans.shape[1]), columns)
-            kept = ~emulated[0][:, others].any(axis=1)
-            emulated = emulated[0][kept][:, columns], emulated[1][kept]
+        plans, errors = self.emulations
+        kept = ~np.delete(plans, columns, axis=1).any(axis=1)
         group_ms = None if self.group_ms is None else self.group_ms[:, columns]
+        emulated = plans[kept][:, columns], errors[kept]
         return replace(self, plans=self.plans[:, columns], emulated=emulated, group_ms=group_ms)
 
     def thinned(self, most: int) -> BuiltPlans:
@@ -171,21 +173,14 @@ class BuiltPlans:
 
         The first differ most from each other, and the last are like those that are judged next.
         """
-        rows, emulated = _spread_positions(len(self.plans), most), self.emulated
-        if emulated is not None:
-            positions = _spread_positions(len(emulated[0]), most)
-            emulated = emulated[0][positions], emulated[1][positions]
-        return replace(
-            self,
-            plans=self.plans[rows],
-            latency_ms=self.latency_ms[rows],
-            latency_sd_ms=self.latency_sd_ms[rows],
-            error=self.error[rows],
-            finite=self.finite[rows],
-            emulated=emulated,
-            group_ms=None if self.group_ms is None else self.group_ms[rows],
-            failed=None if self.failed is None else self.failed[rows],
-        )
+        rows, emulated = _spread_positions(len(self.plans), most), _spread_positions(len(self.emulations[1]), most)
+        by_plan = {name: getattr(self, name) for name in _BY_PLAN}
+        kept = {name: values[rows] for name, values in by_plan.items() if values is not None}
+        return replace(self, **kept, emulated=(self.emulations[0][emulated], self.emulations[1][emulated]))
+
+
+_BY_PLAN = ("plans", "latency_ms", "latency_sd_ms", "error", "finite", "group_ms", "failed")
+"""Fields of ``BuiltPlans`` with an entry for each plan."""
 
 
 def _spread_positions(count: int, most: int) -> NDArray[np.int64]:

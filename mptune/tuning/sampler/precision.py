@@ -225,14 +225,14 @@ class PrecisionSampler(BaseSampler):
             return 0
         allowed = self._emulations_to_learn
         most = allowed if isinstance(allowed, int) else allowed()
-        is_first = built.emulated is None or not len(built.emulated[0])
+        is_first = not len(built.emulations[0])
         return most * max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN) if is_first else most
 
     def _designed(
         self, prior: Prior, built: BuiltPlans, error_model: ErrorModel, overflow: OverflowModel, most: int
     ) -> Bools:
         """Plans whose emulation tells of the groups' errors, shape (n_plans, n_groups), at most so many."""
-        emulated = built.plans[:0] if built.emulated is None else built.emulated[0]
+        emulated = built.emulations[0]
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
         generator = np.random.default_rng([len(prior.groups), len(emulated)])
         tried = np.vstack([built.plans, emulated])

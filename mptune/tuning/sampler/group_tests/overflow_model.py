@@ -39,8 +39,8 @@ class OverflowModel(GroupTest):
         if prior.log_square_errors is not None:
             probabilities[np.isposinf(prior.log_square_errors)] = _EMULATED_OVERFLOW
         failed = built.plans[(built.finite == 0.0) & ~built.gave_nothing]
-        if built.emulated is not None:
-            failed = np.vstack([failed, built.emulated[0][np.isinf(built.emulated[1])]])
+        emulated, errors = built.emulations
+        failed = np.vstack([failed, emulated[np.isinf(errors)]])
         super().__init__(probabilities, built.plans[built.finite == 1.0], failed, _TOGETHER)
 
 
