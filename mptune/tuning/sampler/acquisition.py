@@ -126,21 +126,6 @@ class EhviEstimator:
         """Errors of the plans as emulated, shape (n_plans,); NaN where a plan was not emulated."""
         return np.array([self._emulated.get(key, math.nan) for key in plan_keys(plans).tolist()], dtype=float)
 
-    def coordinates(
-        self, plans: Bools, n_draws: int = _DRAWS + 1, emulated_errors: Floats | None = None
-    ) -> tuple[Floats, Floats]:
-        """Gain and exactness (``mptune.tuning.fronts.hypervolume``) of each plan in each draw.
-
-        Args:
-            plans: shape (n_plans, n_groups).
-            n_draws: so many of the draws, the mean first.
-            emulated_errors: of the plans, shape (n_plans,); NaN where not emulated.
-
-        Returns:
-            Shape (n_draws, n_plans) each.
-        """
-        return self._gains(plans, n_draws), self._exactness(plans, n_draws, emulated_errors)
-
     def _gains(self, plans: Bools, n_draws: int = _DRAWS + 1) -> Floats:
         terms = self.latency_terms[:n_draws]
         return gains(self._latency.predict(plans, terms), self._latency.base(terms)[:, None])
@@ -153,18 +138,14 @@ class EhviEstimator:
 
     def screen(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
         """Gain and exactness under the mean, and a rough EHVI from few draws; shape (n_plans,) each."""
-        gain, exact = self.coordinates(plans, _SCREENING_DRAWS + 1)
+        n_draws = _SCREENING_DRAWS + 1
+        gain, exact = self._gains(plans, n_draws), self._exactness(plans, n_draws)
         return gain[0], exact[0], self._improvement(gain, exact) * self._weight(plans)
 
     def ehvi(self, plans: Bools, emulated_errors: Floats | None = None) -> Floats:
-        """EHVI of each plan times its weight, shape (n_plans,).
-
-        Args:
-            plans: shape (n_plans, n_groups).
-            emulated_errors: as ``coordinates`` takes them; a plan of infinite error has no improvement.
-        """
-        gain, exact = self.coordinates(plans, emulated_errors=emulated_errors)
-        expected: Floats = self._improvement(gain, exact) * self._weight(plans)
+        """EHVI of each plan times its weight, shape (n_plans,); emulated errors are NaN where there are none."""
+        exact = self._exactness(plans, emulated_errors=emulated_errors)
+        expected: Floats = self._improvement(self._gains(plans), exact) * self._weight(plans)
         return expected
 
     def _weight(self, plans: Bools) -> Floats:

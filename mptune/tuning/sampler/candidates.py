@@ -13,9 +13,6 @@ from mptune.tuning.sampler.cuts.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats, exclusive, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 
-ENUMERABLE_GROUPS = 12
-"""Up to so many groups every plan is a candidate."""
-
 _SWEPT_DRAWS, _SWEEP_WEIGHTS = 9, 24
 """Draws (the mean among them) whose optima are taken, and trade-off weights for each: 216 minimum cuts."""
 
@@ -46,7 +43,7 @@ def find_candidates(
     built: Bools,
     generator: np.random.Generator,
 ) -> CandidatePool:
-    """All plans of a small space; of a larger one those that may be worth a build.
+    """Plans that may be worth a build.
 
     Args:
         prior: names the groups and the boundaries.
@@ -57,11 +54,6 @@ def find_candidates(
     """
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
-    if n_groups <= ENUMERABLE_GROUPS:
-        every = (np.arange(2**n_groups)[:, None] >> np.arange(n_groups) & 1).astype(bool)
-        first, second = np.array(prior.exclusive, dtype=np.int64).reshape(-1, 2).T
-        pool.add(every[~(every[:, first] & every[:, second]).any(axis=1)])
-        return pool
     one_group = np.eye(n_groups, dtype=bool)
     all_fp16 = np.ones((1, n_groups), dtype=bool)
     all_fp16[:, [column for _, column in prior.further]] = False
@@ -162,7 +154,7 @@ class CandidatePool:
             chosen = np.union1d(best[: _EXPANDED_PLANS - len(spread)], spread)
             self._is_expanded[chosen] = True
             centres = self.plans[chosen]
-            positions = generator.random((n_random, n_groups)).argpartition(2, axis=1)[:, :3]
+            positions = generator.random((n_random, n_groups)).argpartition(min(2, n_groups - 1), axis=1)[:, :3]
             masks = np.vstack([*flips, _masks(positions[:, :2], n_groups), _masks(positions, n_groups)])
             most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
             if len(masks) > most:

@@ -114,16 +114,6 @@ class ErrorModel:
         total = parts.sum(axis=1) + self._floor
         return np.log(total), parts / total[:, None]
 
-    def _log_squares(self, u: Floats) -> Floats:
-        """The first of what ``_predict`` gives, which takes less alone."""
-        squares = np.exp(u)
-        if self._shares is None:
-            total = self._plans @ squares
-        else:
-            total = (self._plans @ (squares[:, None] * self._shares)).max(axis=1)
-        log_squares: Floats = np.log(total + self._floor)
-        return log_squares
-
     def _fit(self, mean: Floats, sd: Floats, log_width: float, start: Floats) -> tuple[LinearGaussian, Floats, float]:
         """The posterior of the independent parameters, the mode of ``u``, and the log evidence.
 
@@ -139,7 +129,7 @@ class ErrorModel:
         noise = self._noise
 
         def loss(at: Floats) -> float:
-            residual = (self._values - self._log_squares(at)) / noise
+            residual = (self._values - self._predict(at)[0]) / noise
             return float(residual @ residual + ((self._unmixing @ (at - mean) / sd) ** 2).sum())
 
         evidence, now = 0.0, loss(u)

@@ -70,9 +70,6 @@ _DESIGN_ROUNDS = 5
 Emulate = Callable[[Sequence[Mapping[str, str]]], Sequence[float]]
 """Plans, each as free group -> ``"fp16"`` or ``"fp32"`` -> their errors, ``inf`` where not finite."""
 
-Count = Callable[[], int] | int
-"""A number, or what gives it each time."""
-
 
 class PrecisionSampler(BaseSampler):
     """An Optuna sampler that models a plan's error and latency group by group. Thread-safe as far as studies are."""
@@ -84,7 +81,7 @@ class PrecisionSampler(BaseSampler):
         error_scale: float | None = None,
         emulate: Emulate | None = None,
         judge: Judge | None = None,
-        emulations_to_learn: Count = EMULATIONS_TO_LEARN,
+        emulations_to_learn: Callable[[], int] = lambda: EMULATIONS_TO_LEARN,
     ) -> None:
         """Make the sampler.
 
@@ -223,8 +220,7 @@ class PrecisionSampler(BaseSampler):
         """How many plans may be emulated for this proposal to learn the groups' errors."""
         if self._emulate is None:
             return 0
-        allowed = self._emulations_to_learn
-        most = allowed if isinstance(allowed, int) else allowed()
+        most = self._emulations_to_learn()
         is_first = not len(built.emulations[0])
         return most * max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN) if is_first else most
 

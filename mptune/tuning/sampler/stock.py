@@ -15,9 +15,6 @@ from mptune.tuning.sampler.trials import HAS_TRIAL_CONSTRAINTS, constraints_of
 SAMPLERS = ("precision", "tpe")
 """The names that ``make_sampler`` knows."""
 
-_REMOVED = ("local", "nsga2", "random")
-"""Samplers that were removed; ``benchmarks/samplers.py`` has them."""
-
 
 def derive_seed(seed: int, trials: int) -> int:
     """A seed that differs for every number of trials, so that a resumed sampler does not repeat itself.
@@ -35,10 +32,9 @@ def check_sampler(name: str) -> None:
     Raises:
         SettingsError: no such sampler.
     """
-    if name in SAMPLERS:
-        return
-    what = f"the sampler {name!r} was removed" if name in _REMOVED else f"there is no sampler {name!r}"
-    raise SettingsError(what, f"choose one of {', '.join(SAMPLERS)}; a run that used another one goes on with any")
+    if name not in SAMPLERS:
+        hint = f"choose one of {', '.join(SAMPLERS)}; a run that used another one goes on with any"
+        raise SettingsError(f"there is no sampler {name!r}", hint)
 
 
 def make_sampler(name: str | None, seed: int) -> BaseSampler:

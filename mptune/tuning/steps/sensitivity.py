@@ -137,7 +137,6 @@ class OneGroupErrors:
         self._parts = toolchain.predictor.emulated_samples.parts
         recorded = Sensitivity.load(path, metric)
         kept = {g: error for g, error in recorded.taken.items() if g in space.free}
-        self._final = {g: error for g, error in recorded.errors.items() if g in space.free and g not in kept}
         # Under tolerances that the search did not have before, errors are taken anew.
         self._errors = {g: self._searched.kept(error) for g, error in kept.items() if self._searched.is_kept(error)}
         self._failed = {g for g in recorded.failed if g in space.free}
@@ -149,7 +148,7 @@ class OneGroupErrors:
     @property
     def spent(self) -> int:
         """Emulations so far, each of one group on one sample; those of all workers, and of earlier runs."""
-        return sum(map(self._samples, self._errors)) + len(self._final) + len(self._failed - self._errors.keys())
+        return sum(map(self._samples, self._errors)) + len(self._failed - self._errors.keys())
 
     def take(self, allowed: float, *, wait: bool = False) -> bool:
         """Emulate what is wanted most, as long as ``spent`` stays within what is allowed.
@@ -188,12 +187,12 @@ class OneGroupErrors:
             return self._sensitivity
         ignored = self._searched.ignored
         values = {g: _value(error.without(ignored), self._metric) for g, error in self._errors.items()}
-        errors, doubts = {**values, **self._final}, self._doubts()
-        free = [g for g in self._space.free if g in errors]
+        doubts = self._doubts()
+        free = [g for g in self._space.free if g in values]
         self._sensitivity = Sensitivity(
             self._metric,
-            {g: errors[g] for g in free},
-            {g: self._errors[g] for g in free if g in self._errors},
+            {g: values[g] for g in free},
+            {g: self._errors[g] for g in free},
             {g: doubts[g] for g in free if doubts.get(g)},
             tuple(g for g in self._space.free if g in self._failed),
         )
@@ -231,7 +230,7 @@ class OneGroupErrors:
 
     def _lacks(self, group: str, part: range, doubts: Mapping[str, float]) -> bool:
         """Whether this is the next part of a group that needs one."""
-        if group in self._final or group in self._failed or self._samples(group) != part.start:
+        if group in self._failed or self._samples(group) != part.start:
             return False
         return (
             part.start == 0 or self._toolchain.predictor.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
@@ -276,7 +275,7 @@ class OneGroupErrors:
         return next((job for job in jobs if job.key == key), None)
 
     def _do(self, job: _Job) -> None:
-        done, free = len(self._failed | self._errors.keys() | self._final.keys()), len(self._space.free)
+        done, free = len(self._failed | self._errors.keys()), len(self._space.free)
         more = "" if job.part.start == 0 else f", {job.part.stop} samples of {len(job.groups)}"
         self._listener.stage(f"one-group errors: {done} of {free} groups{more}")
         plans = [self._fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
@@ -294,17 +293,14 @@ class OneGroupErrors:
         if error is None:
             self._sensitivity = None
             self._failed.add(group)
-        elif group not in self._final and self._samples(group) == part.start:
+        elif self._samples(group) == part.start:
             self._sensitivity = self._doubted = None
             earlier = self._errors.get(group)
             joined = error if earlier is None else earlier.with_samples_of(error)
             if earlier is None or (earlier.per_output.keys() == error.per_output.keys() and joined.has(self._metric)):
                 self._errors[group] = joined
             else:  # Outputs whose shape depends on values were compared in another way: the parts do not add up.
-                del self._errors[group]
-                ignored = self._searched.ignored
-                values = (_value(part_error.without(ignored), self._metric) for part_error in (earlier, error))
-                self._final[group] = max(values)
+                self._failed.add(group)
 
     def _read_shared(self) -> None:
         if self._shared is not None:

@@ -107,7 +107,7 @@ def proposals(model: Model, sampler: PrecisionSampler, count: int) -> list[int]:
 
 def test_the_sampler_emulates_to_learn_as_long_as_there_is_doubt_and_as_many_as_are_allowed() -> None:
     model = Model(0)
-    without = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=0), 3)
+    without = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=lambda: 0), 3)
     assert max(without) <= 12
     allowed = iter([2, 3, 0])
     some = PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=lambda: next(allowed))
