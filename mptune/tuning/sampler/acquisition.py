@@ -61,14 +61,9 @@ class EhviEstimator:
     """Monte Carlo estimator of EHVI over the mean (draw 0) and draws of the posteriors.
 
     Attributes:
-        base_ms: latency of all-FP32 as measured.
-        overflow: posterior of what overflows.
-        failures: posterior of what does not build or run.
-        cliffs: posterior of what is far slower in FP16.
-        latency_terms: group gains, boundary costs and the fixed gain in ms, shape (n_draws, n_groups + n_boundaries +
-            1).
+        latency_terms: gains, boundary costs and the fixed gain in ms, shape (n_draws, n_groups + n_boundaries + 1).
         log_squares: log of the groups' squared errors, shape (n_draws, n_groups).
-        part_shares: as ``Prior`` has them, shape (n_groups, n_parts); None where one part decides.
+        part_shares: as ``Prior`` has them, shape (n_groups, n_parts).
     """
 
     def __init__(
@@ -82,13 +77,7 @@ class EhviEstimator:
     ) -> None:
         """Condition the posteriors, draw from them, and take each draw's Pareto staircase.
 
-        Args:
-            prior: what is known beforehand.
-            built: plans that were built, are being built, or were emulated; its ``base_ms`` must be known.
-            generator: of the draws.
-            reference_error: error past which a plan is worth nothing.
-            error_model: posterior of the errors given the same, where it is there already.
-            overflow: posterior of what overflows given the same, where it is there already.
+        ``built.base_ms`` must be known. A plan is worth nothing past ``reference_error``.
         """
         taught = taught_by(prior, built)
         self._latency = LatencyModel(prior, taught)

@@ -43,15 +43,7 @@ def find_candidates(
     built: Bools,
     generator: np.random.Generator,
 ) -> CandidatePool:
-    """Plans that may be worth a build.
-
-    Args:
-        prior: names the groups and the boundaries.
-        estimator: of the plans' EHVI.
-        solver: of the prior's boundaries.
-        built: the built plans, shape (n_built, n_groups): their neighbours are candidates, too.
-        generator: of random weights and neighbours.
-    """
+    """Plans that may be worth a build: optima of the law, and neighbours of these and of the built plans."""
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
     one_group = np.eye(n_groups, dtype=bool)
@@ -63,11 +55,7 @@ def find_candidates(
 
 
 def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.random.Generator) -> Bools:
-    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts.
-
-    Returns:
-        Shape (``_SWEPT_DRAWS * _SWEEP_WEIGHTS``, n_groups).
-    """
+    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts."""
     terms = estimator.latency_terms[:_SWEPT_DRAWS]  # (n_draws, n_groups + n_boundaries + 1)
     squares = np.exp(estimator.log_squares[:_SWEPT_DRAWS])  # (n_draws, n_groups)
     shares = estimator.part_shares
@@ -168,15 +156,9 @@ class CandidatePool:
                 break
 
     def _add_around(self, prior: Prior, centres: Bools, masks: Bools) -> Floats:
-        """Add the plans that differ from each centre as its masks say.
+        """Add the plans that differ from each centre as its masks say, shape (n_centres, n_masks, n_groups).
 
-        Args:
-            prior: names the columns.
-            centres: shape (n_centres, n_groups).
-            masks: shape (n_centres, n_masks, n_groups).
-
-        Returns:
-            The screened EHVI of each, shape (n_centres, n_masks).
+        Returns the screened EHVI of each, shape (n_centres, n_masks).
         """
         around = (centres[:, None, :] ^ masks).reshape(-1, masks.shape[2])
         if prior.exclusive:
@@ -197,14 +179,7 @@ def _pairs(boundary: Boundary, columns: Columns) -> list[tuple[int, int]]:
 
 
 def _combined(best: Bools) -> Bools:
-    """Every pair of each plan's best masks, and the best three, four and so on of them.
-
-    Args:
-        best: the best first, shape (n_plans, n_best, n_groups).
-
-    Returns:
-        Shape (n_plans, n_combined, n_groups).
-    """
+    """Every pair of each plan's best masks (n_plans, n_best, n_groups), and the best three, four and so on of them."""
     first, second = np.triu_indices(best.shape[1], 1)
     return np.concatenate([best[:, first] ^ best[:, second], np.logical_xor.accumulate(best, axis=1)[:, 2:]], axis=1)
 

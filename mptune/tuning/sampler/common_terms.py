@@ -28,16 +28,10 @@ _ALIKE_DIFFER = 0.05
 
 
 def mix(prior: Prior, mean: Floats, *, profiled: bool) -> tuple[Floats, Floats]:
-    """How the law's terms deviate from the prior's.
+    """How the law's terms deviate from the prior's mean, in ms, shape (n_terms,).
 
-    Args:
-        prior: names the groups and their operators.
-        mean: the prior's gains, boundary costs and fixed gain, in ms, shape (n_terms,).
-        profiled: the gains are an engine's profiler's, not a roofline's: they share no doubts.
-
-    Returns:
-        ``mixing``, shape (n_terms, n_terms + n_common), with which the terms are ``mean + mixing @ deviations``: one of
-        their own for each, and those that they share; and the standard deviations of the latter, shape (n_common,).
+    With ``mixing``, shape (n_terms, n_terms + n_common), the terms are ``mean + mixing @ deviations``: one of their own
+    for each, and those that they share, whose standard deviations follow. An engine's profiler's gains share no doubts.
     """
     mixing = np.eye(len(mean))
     for first, second in prior.alike:

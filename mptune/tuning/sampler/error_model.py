@@ -115,14 +115,7 @@ class ErrorModel:
         return np.log(total), parts / total[:, None]
 
     def _fit(self, mean: Floats, sd: Floats, log_width: float, start: Floats) -> tuple[LinearGaussian, Floats, float]:
-        """The posterior of the independent parameters, the mode of ``u``, and the log evidence.
-
-        Args:
-            mean: of ``u``, shape (n_groups,).
-            sd: of the independent parameters, shape (n_groups,).
-            log_width: of the prior.
-            start: a ``u`` to begin at.
-        """
+        """The posterior of the independent parameters of prior ``sd``, the mode of ``u``, and the log evidence."""
         model, u = LinearGaussian(self._unmixing @ mean, sd), start.copy()
         if not len(self._values):
             return model, u, -log_width
@@ -167,12 +160,7 @@ class ErrorModel:
         return draws
 
     def predict(self, plans: Bools, u: Floats) -> Floats:
-        """Errors of plans, shape (n_draws, n_plans).
-
-        Args:
-            plans: shape (n_plans, n_groups).
-            u: shape (n_draws, n_groups).
-        """
+        """Errors of plans, shape (n_draws, n_plans), from draws of ``u``, shape (n_draws, n_groups)."""
         groups, terms = plans.astype(np.float32), np.exp(u).T.astype(np.float32)
         if self._shares is None:
             squares = (groups @ terms).T
@@ -183,15 +171,7 @@ class ErrorModel:
         return error
 
     def combine(self, predicted: Floats, emulated_errors: Floats) -> Floats:
-        """Precision-weighted mean, in logarithms, of predicted and emulated errors of the same plans.
-
-        Args:
-            predicted: shape (n_draws, n_plans).
-            emulated_errors: shape (n_plans,); NaN where a plan was not emulated.
-
-        Returns:
-            Shape (n_draws, n_plans).
-        """
+        """Weighted mean, in logarithms, of predicted errors, (n_draws, n_plans), and emulated ones, which may be NaN."""
         trust = _LAW_NOISE**2 / (_LAW_NOISE**2 + self._emulation_noise**2)
         unbiased = np.log(np.maximum(emulated_errors, ERROR_FLOOR)) - 0.5 * self._emulation_bias
         mean = np.exp((1.0 - trust) * np.log(predicted) + trust * unbiased)
@@ -212,15 +192,9 @@ def assumed_error(square: float, sd: float, preferred: Precision, precision: Pre
 
 
 def _tied(prior: Prior, doubts: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """The columns of one group whose errors are known by each other, and how well.
+    """Columns of one group whose errors tell of each other: positions, the preferred precision's first, (n_tied, 2).
 
-    Args:
-        prior: names the columns.
-        doubts: ``log_square_sds``, shape (n_columns,).
-
-    Returns:
-        Positions, the preferred precision's first, shape (n_tied, 2), and standard deviations of the difference of
-        their ``u``, shape (n_tied,). Columns of which one error is not known, or infinite, are not tied.
+    And standard deviations of the difference of their ``u``. Columns whose error is not finite are not tied.
     """
     pairs = np.array(prior.further, dtype=np.int64).reshape(-1, 2)
     if prior.log_square_errors is None:

@@ -83,7 +83,7 @@ class _Terms:
     scale: float = 1.0
 
     def excess_ms(self, columns: Bools, crossed: Counts) -> Floats:
-        """Latency of the plans above the law, in ms, shape (n_plans,); arguments as ``LayerProfiles.excess_ms``."""
+        """Latency of the plans above the law, in ms, shape (n_plans,)."""
         if self.profiles is None:
             return np.zeros(columns.shape[1])
         return self.scale * self.profiles.excess_ms(columns, crossed)
@@ -213,12 +213,7 @@ class LatencyModel:
         return excess_ms, is_far
 
     def _cliff_costs(self, plans: Bools, excess_ms: Floats) -> Floats:
-        """What each group costs that is known to be a cliff, in ms, shape (n_groups,); 0.0 for all others.
-
-        Args:
-            plans: shape (n_timed, n_groups).
-            excess_ms: above the law, of the slow plans; 0.0 for all others; shape (n_timed,).
-        """
+        """What each group that is a cliff costs, in ms, and 0.0 for all others; ``excess_ms`` is 0.0 of fast plans."""
         is_known = self.cliffs.group_probabilities > _KNOWN
         shares = excess_ms / np.maximum(plans[:, is_known].sum(axis=1), 1)
         costs = np.where(plans & (shares > 0)[:, None], shares[:, None], math.inf).min(axis=0, initial=math.inf)
@@ -313,11 +308,7 @@ class LatencyModel:
         return self._clipped(self._best.mean)
 
     def base(self, terms: Floats) -> Floats:
-        """Latency of all-FP32 in each draw, in ms, shape (n_draws,): the error of its timing is part of the fixed gain.
-
-        Args:
-            terms: shape (n_draws, n_terms).
-        """
+        """Latency of all-FP32 in each draw, in ms: the error of its timing is part of the fixed gain."""
         prior = self._best.terms.mean
         share = (self._base_sd_ms / self._best.deviations.sd[len(prior) - 1]) ** 2
         base: Floats = self.base_ms - share * (terms[:, -1] - prior[-1])
@@ -336,12 +327,7 @@ class LatencyModel:
         return clipped
 
     def predict(self, plans: Bools, terms: Floats) -> Floats:
-        """Latency in ms, shape (n_draws, n_plans).
-
-        Args:
-            plans: shape (n_plans, n_groups).
-            terms: shape (n_draws, n_terms).
-        """
+        """Latency in ms, shape (n_draws, n_plans), by draws of the terms, shape (n_draws, n_terms)."""
         columns, crossed = self._sides(plans)
         saved = terms.astype(np.float32) @ self._design(columns, crossed)
         latency: Floats = self.base_ms + self._best.terms.excess_ms(columns, crossed) - saved.astype(float)

@@ -219,15 +219,9 @@ class LinearGaussian:
         return self._known_gain
 
     def update(self, jacobian: Floats, values: Floats, noise: Floats) -> float:
-        """Condition on ``values = jacobian @ parameters + noise``.
+        """Condition on ``values = jacobian @ parameters + noise``, the noise given by its standard deviations.
 
-        Args:
-            jacobian: shape (n_observations, n_parameters).
-            values: shape (n_observations,).
-            noise: standard deviations, shape (n_observations,).
-
-        Returns:
-            The log marginal likelihood (the same book, Eq. 2.30) without its constant term.
+        Returns the log marginal likelihood (the same book, Eq. 2.30) without its constant term.
         """
         variance = self.sd**2
         residual = values - jacobian @ self.mean
@@ -248,23 +242,14 @@ class LinearGaussian:
     def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
         """Residual of each observation against the posterior of all others (the same book, Section 5.4.2).
 
-        Args:
-            values: as ``update`` had them, shape (n_observations,).
-
-        Returns:
-            The residuals, and the standard deviations of what all others predict, without the observation's own noise;
-            shape (n_observations,) each.
+        And the standard deviation of what all others predict, without the observation's own noise.
         """
         leverage = np.clip(np.einsum("ij,ji->i", self._jacobian, self._gain), 0.0, 1.0 - 1e-9)
         residuals = (values - self._jacobian @ self.posterior_mean) / (1.0 - leverage)
         return residuals, self._noise * np.sqrt(leverage / (1.0 - leverage))
 
     def predicted_sd(self, jacobian: Floats) -> Floats:
-        """Standard deviations of ``jacobian @ parameters`` under the posterior, shape (n_rows,).
-
-        Args:
-            jacobian: shape (n_rows, n_parameters).
-        """
+        """Standard deviations of ``jacobian @ parameters`` under the posterior, shape (n_rows,)."""
         scaled = jacobian * self.sd**2
         variance = (scaled * jacobian).sum(axis=1)
         variance -= ((jacobian @ self._gain) * (scaled @ self._jacobian.T)).sum(axis=1)
@@ -277,11 +262,7 @@ class LinearGaussian:
         return covariance
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
-        """Draws from the posterior by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1).
-
-        Returns:
-            Shape (n_draws, n_parameters).
-        """
+        """Draws, (n_draws, n_parameters), by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1)."""
         offsets = generator.normal(size=(n_draws, len(self.mean))) * self.sd
         noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
         observed = offsets @ self._jacobian.T + noise
@@ -290,19 +271,13 @@ class LinearGaussian:
 
 
 def log_evidences(scales: Floats, kernels: Floats, noises: Floats, residuals: Floats) -> Floats:
-    """Log marginal likelihoods, without their constant term, of observations under several priors.
-
-    Far less work than as many updates where there are fewer observations than parameters.
+    """Log marginal likelihoods, without their constant term, of residuals under several priors, shape (n_priors,).
 
     Args:
-        scales: factors of the kernels in each prior, shape (n_priors, n_kernels).
-        kernels: covariances of the observations by parts of the prior's variances, shape (n_kernels, n_observations,
-            n_observations).
+        scales: factors of the kernels, shape (n_priors, n_kernels).
+        kernels: covariances of the observations, shape (n_kernels, n_observations, n_observations).
         noises: standard deviations, shape (n_priors, n_observations).
         residuals: the observations less what the prior's mean says, shape (n_observations,).
-
-    Returns:
-        Shape (n_priors,).
     """
     from scipy.linalg.blas import dtrsv  # Slow to import, and a run that is only read needs none.
 

@@ -168,12 +168,7 @@ class PrecisionSampler(BaseSampler):
         """The plan with the largest expected hypervolume improvement, weighed by its probability to be finite.
 
         Where the groups' errors are in doubt, plans that tell of them are emulated first. The finalists are emulated, a
-        few at a time, until the best of them is one whose error is known.
-
-        Args:
-            prior: what is known beforehand.
-            built: plans that were built, are being built, or were emulated; its ``base_ms`` must be known.
-            generator: of the draws.
+        few at a time, until the best of them is one whose error is known. ``built.base_ms`` must be known.
 
         Returns:
             The plan, shape (n_groups,), True is FP16 (None where every plan is built), its EHVI, and the errors that

@@ -36,11 +36,8 @@ def make_prior(
 ) -> Prior:
     """The sampler's prior: what is known about errors and latencies before any build.
 
-    Args:
-        space: The search space; its free groups are the prior's terms.
-        sensitivity: One-group errors; that of a free group which is missing is estimated from groups like it.
-        terms: Gains and boundary costs of the roofline, in milliseconds; None if no latency can be predicted.
-        exact: Whether latencies are predicted by these terms, so that they have no uncertainty.
+    Errors of free groups that are missing are estimated from groups like them. ``exact`` latencies are predicted by
+    these terms, so that they have no uncertainty; without terms none can be predicted.
     """
     further = [(group, row) for group in space.free for row in space.reduced_precisions(group)[1:]]
     columns = [*((group, space.reduced_of(group)) for group in space.free), *further]
@@ -155,13 +152,9 @@ def _estimate(facts: tuple[str, str, str], finite: Mapping[str, list[float]]) ->
 
 
 def part_shares(errors: Sequence[Mapping[Hashable, float] | None]) -> tuple[tuple[float, ...], ...] | None:
-    """Squared error of each group in each part, over that in its worst part.
+    """Squared error of each group in each part, over that in its worst part, shape (n_groups, n_parts).
 
-    Args:
-        errors: of each group, part -> error; None where that is not known: such a group is taken to meet every part.
-
-    Returns:
-        Shape (n_groups, n_parts), the parts that cannot decide left out; None where one part decides whatever the plan.
+    A group whose errors are not known is taken to meet every part. None where one part decides whatever the plan.
     """
     parts = list(dict.fromkeys(part for by_part in errors if by_part for part in by_part))
     if len(parts) < 2:

@@ -151,17 +151,9 @@ class OneGroupErrors:
         return sum(map(self._samples, self._errors)) + len(self._failed - self._errors.keys())
 
     def take(self, allowed: float, *, wait: bool = False) -> bool:
-        """Emulate what is wanted most, as long as ``spent`` stays within what is allowed.
+        """Emulate what is wanted most while ``spent`` stays within what is allowed; whether more is known than before.
 
-        Args:
-            allowed: emulations altogether, as ``spent`` counts them.
-            wait: where other workers have all in work that is still wanted, wait for them.
-
-        Returns:
-            Whether more is known than before.
-
-        Raises:
-            RunError: the machine failed, the disk is nearly full, or the file cannot be written.
+        Where other workers have all in work that is still wanted, ``wait`` for them.
         """
         before = self.spent
         while self._limits is None or self._limits.reached() is None:

@@ -209,13 +209,7 @@ class _FlowNetworks:
     ) -> Bools:
         """Which nodes are on the source's side of each network's minimum cut, the smallest such set.
 
-        Args:
-            from_source: shape (n_networks, n_ends).
-            to_sink: the same shape.
-            capacities: of the other arcs, shape (n_networks, n_arcs).
-
-        Returns:
-            Shape (n_networks, n_nodes).
+        Capacities have shape (n_networks, n_ends), and those of the other arcs (n_networks, n_arcs).
         """
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
