@@ -262,7 +262,7 @@ class LinearGaussian:
         return covariance
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
-        """Draws, (n_draws, n_parameters), by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1)."""
+        """Draws (n_draws, n_parameters), by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1)."""
         offsets = generator.normal(size=(n_draws, len(self.mean))) * self.sd
         noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
         observed = offsets @ self._jacobian.T + noise
