@@ -171,7 +171,7 @@ class ErrorModel:
         return error
 
     def combine(self, predicted: Floats, emulated_errors: Floats) -> Floats:
-        """Weighted mean, in logarithms, of predicted errors (n_draws, n_plans) and emulated ones, where these are known."""
+        """Weighted mean, in logarithms, of predicted errors (n_draws, n_plans) and known emulated ones."""
         trust = _LAW_NOISE**2 / (_LAW_NOISE**2 + self._emulation_noise**2)
         unbiased = np.log(np.maximum(emulated_errors, ERROR_FLOOR)) - 0.5 * self._emulation_bias
         mean = np.exp((1.0 - trust) * np.log(predicted) + trust * unbiased)

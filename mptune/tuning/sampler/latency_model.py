@@ -293,10 +293,8 @@ class LatencyModel:
             largest = int(np.argmax(np.abs(expected))) if len(expected) else -1
             if largest >= 0 and expected[largest] > 0 and saved[largest] > 0:
                 mean *= float(saved[largest] / expected[largest])
-            elif met_cliffs:
+            elif met_cliffs or (len(saved) and np.abs(gains).sum() > 0.9 * self.base_ms):
                 mean *= _FP16_SAVES * self.base_ms / max(float(np.abs(gains).sum()), 1e-300)
-            elif len(saved) and np.abs(gains).sum() > 0.9 * self.base_ms:
-                mean *= float(0.5 * self.base_ms / np.abs(gains).sum())
         gains, costs = mean[: self._n_groups], mean[self._n_groups : -1]
         # A group that seems to gain nothing may still gain something, and a boundary may cost more than a Cast.
         typical = np.concatenate([np.full(len(gains), _mean(np.abs(gains))), np.full(len(costs), _mean(costs)), [0.0]])
