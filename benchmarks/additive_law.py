@@ -135,7 +135,7 @@ def cross_validated(
             out = fold == number
             law = AdditiveLaw.fit(prior, rows[~out], latency_ms[~out], error[~out], base_ms, pull)
             predicted[:, out] = law.predict(rows[out])
-        off = _residual(*predicted[:, left_out], latency_ms[left_out], error[left_out])
+        off = _residual(predicted[0, left_out], predicted[1, left_out], latency_ms[left_out], error[left_out])
         found.append((off.latency, off, pull))
     _, residual, pull = min(found, key=lambda one: one[0])
     return residual, pull

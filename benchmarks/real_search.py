@@ -89,10 +89,9 @@ class Search:
         errors.take(math.inf, wait=True)
         return make_prior(self.space, errors.sensitivity(), self.bench.terms, exact=False)
 
-    def _emulator(self, run: Run) -> PlanEmulator:
+    def _emulator(self) -> PlanEmulator:
         """What lets the sampler ask for the errors of plans before one is built."""
-        path = self.bench.space.data_dir / f"emulated-{run.seed}.json"
-        return PlanEmulator(self.space, cast("Toolchain", self.bench.toolchain), "relative_l2", path, Silent())
+        return PlanEmulator(self.space, cast("Toolchain", self.bench.toolchain), "relative_l2", Silent())
 
     def _bits(self, row: Sequence[bool] | Bools) -> str:
         """A plan of the free groups as the bench's text."""
@@ -101,7 +100,7 @@ class Search:
 
     def sampler(self, run: Run) -> BaseSampler:
         if run.sampler == "precision":
-            return PrecisionSampler(self.prior, seed=run.seed, emulate=self._emulator(run))
+            return PrecisionSampler(self.prior, seed=run.seed, emulate=self._emulator())
         return make_compared(run.sampler, run.seed, len(self.space.free))
 
     def run(self, run: Run) -> None:

@@ -63,10 +63,10 @@ class _Recorded(PrecisionSampler):
         self.expected: dict[int, float] = {}
 
     def propose(
-        self, prior: Prior, built: BuiltPlans, generator: np.random.Generator, known: Bools | None = None
+        self, prior: Prior, built: BuiltPlans, generator: np.random.Generator
     ) -> tuple[Bools | None, float, dict[str, float | str]]:
         """As ``PrecisionSampler`` does."""
-        proposed = super().propose(prior, built, generator, known)
+        proposed = super().propose(prior, built, generator)
         self.known[len(built.plans)], self.expected[len(built.plans)] = built, proposed[1]
         return proposed
 

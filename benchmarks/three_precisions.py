@@ -182,10 +182,8 @@ def run_one(
     profiled: bool,
 ) -> dict[str, float]:
     """Both searches of one simulated network: their quality, and the hypervolume of one over that of the other."""
-    two, three = (
-        kind(groups, seed, share, overflow_gain=overflow_gain, exact=exact, timing=timing)
-        for kind in (Truth, ThreeTruth)
-    )
+    two = Truth(groups, seed, share, overflow_gain=overflow_gain, exact=exact, timing=timing)
+    three = ThreeTruth(groups, seed, share, overflow_gain=overflow_gain, exact=exact, timing=timing)
     areas: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
     counts = [*(n for n in _COUNTS if n < budget), budget]

@@ -7,7 +7,7 @@ process dies, a trial either still runs (and is taken up again) or its outcome i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -44,7 +44,7 @@ from mptune.tuning.record.storage import batch, close_storage, storing
 from mptune.tuning.record.study_trials import Proposal, StudyTrials
 from mptune.tuning.sampler.plan_rows import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.precision import Count, Emulate, PrecisionSampler
+from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
 from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, TrialReader, set_feasible
 from mptune.tuning.space import SearchSpace
@@ -140,7 +140,7 @@ class StudyRecord:
         seed: int,
         emulate: Emulate | None = None,
         searched: SearchedError | None = None,
-        to_learn: Count = 0,
+        to_learn: Callable[[], int] = lambda: 0,
     ) -> None:
         """Let ``PrecisionSampler`` propose from now on, with what is known or can be asked, errors as ``searched``."""
         scale = None if self.metric in ADD_IN_SQUARES else math.inf  # of others the largest one seen bounds the front

@@ -47,15 +47,6 @@ def failed_attempts(trial: FrozenTrial) -> int:
     return int(trial.user_attrs.get(ATTEMPTS, 1))
 
 
-def fault_counts(trials: Sequence[FrozenTrial], lost: Sequence[FrozenTrial] = ()) -> tuple[int, int]:
-    """Failures that did not come again in a fresh process, those of the machine counted in, and all attempts."""
-    faults = sum(int(trial.user_attrs.get(FAULTS, 0)) for trial in trials)
-    # A full disk meets every job, and not one now and then.
-    kinds = [Failure.from_json(trial.user_attrs[FAULT]).kind for trial in lost]
-    faults += sum(kind is not FailureKind.DISK_FULL for kind in kinds)
-    return faults, len(trials) + faults
-
-
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -94,9 +85,12 @@ class StudyTrials:
         """The settled trials of plans that failed through their own fault, or came out not finite."""
         return [trial for trial in self.settled() if trial.state is TrialState.PRUNED]
 
-    def lost(self) -> list[FrozenTrial]:
-        """The trials that a fault of the machine ended; their plans were enqueued again."""
-        return [t for t in self.every() if t.state is TrialState.FAIL and FAULT in t.user_attrs]
+    def has_faults(self) -> bool:
+        """Whether a job failed, and not again in a fresh process; a full disk does not count, which meets every job."""
+        if any(trial.user_attrs.get(FAULTS) for trial in self.settled()):
+            return True
+        lost = (t.user_attrs[FAULT] for t in self.every() if t.state is TrialState.FAIL and FAULT in t.user_attrs)
+        return any(Failure.from_json(fault).kind is not FailureKind.DISK_FULL for fault in lost)
 
     def plans(self) -> dict[str, FrozenTrial]:
         """Fingerprint of each settled plan -> its last settled trial."""

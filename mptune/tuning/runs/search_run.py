@@ -11,7 +11,7 @@ import numpy as np
 from mptune.choice import Choice
 from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.images import PREPROCESS_JSON
-from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
+from mptune.data.metrics.tasks import law_metric
 from mptune.diagnosis.sizes import chosen_sweep
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
@@ -54,8 +54,8 @@ from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
-from mptune.tuning.steps.baseline import stop_at_errors, try_objective
-from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
+from mptune.tuning.steps.baseline import stop_at_errors
+from mptune.tuning.steps.emulated import PlanEmulator
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, keep_kernels
 from mptune.tuning.steps.limits import Limits
@@ -354,21 +354,15 @@ class SearchRun(MeasuringRun):
             metric, self._settings.metric_function, has_labels=self.file.fixed_settings.labels_sha256 is not None
         )
         path = self._workload.workspace.data_dir / SENSITIVITY_JSON
-        if is_own(metric) and self.record.baseline() is None:
-            try_objective(toolchain, space, metric, definition_of_metric(metric, self._settings.metric_function))
         terms = in_fresh_processes(toolchain.predictor.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         latency_terms = None if isinstance(terms, Failure) else terms
         searched, limits = SearchedError.of_settings(self._settings, law), self._limits
         shared = SharedErrors(self.record, searched.kept_key)
-        gains_ms = None if latency_terms is None else latency_terms.gains_ms
-        errors = OneGroupErrors(
-            space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, searched=searched, limits=limits
-        )
+        errors = OneGroupErrors(space, toolchain, law, path, self._listener, shared, searched=searched, limits=limits)
         if toolchain.error_source == "measured" and toolchain.predictor.emulation_holds:
-            path = self._workload.workspace.data_dir / EMULATED_JSON
-            self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=limits, searched=searched)
+            self._emulator = PlanEmulator(space, toolchain, law, self._listener, limits=limits, searched=searched)
         guide = Guide(
             self.record,
             space,

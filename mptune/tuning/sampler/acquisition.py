@@ -61,14 +61,9 @@ class EhviEstimator:
     """Monte Carlo estimator of EHVI over the mean (draw 0) and draws of the posteriors.
 
     Attributes:
-        base_ms: latency of all-FP32 as measured.
-        overflow: posterior of what overflows.
-        failures: posterior of what does not build or run.
-        cliffs: posterior of what is far slower in FP16.
-        latency_terms: group gains, boundary costs and the fixed gain in ms, shape (n_draws, n_groups + n_boundaries +
-            1).
+        latency_terms: gains, boundary costs and the fixed gain in ms, shape (n_draws, n_groups + n_boundaries + 1).
         log_squares: log of the groups' squared errors, shape (n_draws, n_groups).
-        part_shares: as ``Prior`` has them, shape (n_groups, n_parts); None where one part decides.
+        part_shares: as ``Prior`` has them, shape (n_groups, n_parts).
     """
 
     def __init__(
@@ -82,13 +77,7 @@ class EhviEstimator:
     ) -> None:
         """Condition the posteriors, draw from them, and take each draw's Pareto staircase.
 
-        Args:
-            prior: what is known beforehand.
-            built: plans that were built, are being built, or were emulated; its ``base_ms`` must be known.
-            generator: of the draws.
-            reference_error: error past which a plan is worth nothing.
-            error_model: posterior of the errors given the same, where it is there already.
-            overflow: posterior of what overflows given the same, where it is there already.
+        ``built.base_ms`` must be known. A plan is worth nothing past ``reference_error``.
         """
         taught = taught_by(prior, built)
         self._latency = LatencyModel(prior, taught)
@@ -102,10 +91,8 @@ class EhviEstimator:
         self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
         self._reference_error = reference_error
         self._built = plan_keys(built.plans)
-        emulated = (built.plans[:0], np.zeros(0)) if built.emulated is None else built.emulated
-        keys = plan_keys(emulated[0])
-        order = np.argsort(keys)
-        self._emulated = keys[order], emulated[1][order]
+        emulated, errors = built.emulations
+        self._emulated = dict(zip(plan_keys(emulated).tolist(), errors.tolist(), strict=True))
         self.cliffs = self._latency.cliffs
         # A timed plan that is slow by a cliff is not where the law puts it; running plans are taken to come out as
         # predicted (constant liar).
@@ -126,28 +113,7 @@ class EhviEstimator:
 
     def emulated_errors(self, plans: Bools) -> Floats:
         """Errors of the plans as emulated, shape (n_plans,); NaN where a plan was not emulated."""
-        keys, errors = self._emulated
-        if not len(keys):
-            return np.full(len(plans), math.nan)
-        wanted = plan_keys(plans)
-        position = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        errors_of_plans: Floats = np.where(keys[position] == wanted, errors[position], math.nan)
-        return errors_of_plans
-
-    def coordinates(
-        self, plans: Bools, n_draws: int = _DRAWS + 1, emulated_errors: Floats | None = None
-    ) -> tuple[Floats, Floats]:
-        """Gain and exactness (``mptune.tuning.fronts.hypervolume``) of each plan in each draw.
-
-        Args:
-            plans: shape (n_plans, n_groups).
-            n_draws: so many of the draws, the mean first.
-            emulated_errors: of the plans, shape (n_plans,); NaN where not emulated.
-
-        Returns:
-            Shape (n_draws, n_plans) each.
-        """
-        return self._gains(plans, n_draws), self._exactness(plans, n_draws, emulated_errors)
+        return np.array([self._emulated.get(key, math.nan) for key in plan_keys(plans).tolist()], dtype=float)
 
     def _gains(self, plans: Bools, n_draws: int = _DRAWS + 1) -> Floats:
         terms = self.latency_terms[:n_draws]
@@ -161,22 +127,18 @@ class EhviEstimator:
 
     def screen(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
         """Gain and exactness under the mean, and a rough EHVI from few draws; shape (n_plans,) each."""
-        gain, exact = self.coordinates(plans, _SCREENING_DRAWS + 1)
+        n_draws = _SCREENING_DRAWS + 1
+        gain, exact = self._gains(plans, n_draws), self._exactness(plans, n_draws)
         return gain[0], exact[0], self._improvement(gain, exact) * self._weight(plans)
 
     def ehvi(self, plans: Bools, emulated_errors: Floats | None = None) -> Floats:
-        """EHVI of each plan times its weight, shape (n_plans,).
-
-        Args:
-            plans: shape (n_plans, n_groups).
-            emulated_errors: as ``coordinates`` takes them; a plan of infinite error has no improvement.
-        """
-        gain, exact = self.coordinates(plans, emulated_errors=emulated_errors)
-        expected: Floats = self._improvement(gain, exact) * self._weight(plans)
+        """EHVI of each plan times its weight, shape (n_plans,); emulated errors are NaN where there are none."""
+        exact = self._exactness(plans, emulated_errors=emulated_errors)
+        expected: Floats = self._improvement(self._gains(plans), exact) * self._weight(plans)
         return expected
 
     def _weight(self, plans: Bools) -> Floats:
-        p_of_use = self.overflow.p_finite(plans) * self.failures.p_runs(plans) * self.cliffs.p_fast(plans)
+        p_of_use = self.overflow.p_sound(plans) * self.failures.p_sound(plans) * self.cliffs.p_fast(plans)
         weight: Floats = p_of_use**_FINITE_EXPONENT
         return weight
 

@@ -13,9 +13,6 @@ from mptune.tuning.sampler.cuts.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats, exclusive, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 
-ENUMERABLE_GROUPS = 12
-"""Up to so many groups every plan is a candidate."""
-
 _SWEPT_DRAWS, _SWEEP_WEIGHTS = 9, 24
 """Draws (the mean among them) whose optima are taken, and trade-off weights for each: 216 minimum cuts."""
 
@@ -46,22 +43,9 @@ def find_candidates(
     built: Bools,
     generator: np.random.Generator,
 ) -> CandidatePool:
-    """All plans of a small space; of a larger one those that may be worth a build.
-
-    Args:
-        prior: names the groups and the boundaries.
-        estimator: of the plans' EHVI.
-        solver: of the prior's boundaries.
-        built: the built plans, shape (n_built, n_groups): their neighbours are candidates, too.
-        generator: of random weights and neighbours.
-    """
+    """Plans that may be worth a build: optima of the law, and neighbours of these and of the built plans."""
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
-    if n_groups <= ENUMERABLE_GROUPS:
-        every = (np.arange(2**n_groups)[:, None] >> np.arange(n_groups) & 1).astype(bool)
-        first, second = np.array(prior.exclusive, dtype=np.int64).reshape(-1, 2).T
-        pool.add(every[~(every[:, first] & every[:, second]).any(axis=1)])
-        return pool
     one_group = np.eye(n_groups, dtype=bool)
     all_fp16 = np.ones((1, n_groups), dtype=bool)
     all_fp16[:, [column for _, column in prior.further]] = False
@@ -71,11 +55,7 @@ def find_candidates(
 
 
 def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.random.Generator) -> Bools:
-    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts.
-
-    Returns:
-        Shape (``_SWEPT_DRAWS * _SWEEP_WEIGHTS``, n_groups).
-    """
+    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts."""
     terms = estimator.latency_terms[:_SWEPT_DRAWS]  # (n_draws, n_groups + n_boundaries + 1)
     squares = np.exp(estimator.log_squares[:_SWEPT_DRAWS])  # (n_draws, n_groups)
     shares = estimator.part_shares
@@ -162,7 +142,7 @@ class CandidatePool:
             chosen = np.union1d(best[: _EXPANDED_PLANS - len(spread)], spread)
             self._is_expanded[chosen] = True
             centres = self.plans[chosen]
-            positions = generator.random((n_random, n_groups)).argpartition(2, axis=1)[:, :3]
+            positions = generator.random((n_random, n_groups)).argpartition(min(2, n_groups - 1), axis=1)[:, :3]
             masks = np.vstack([*flips, _masks(positions[:, :2], n_groups), _masks(positions, n_groups)])
             most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
             if len(masks) > most:
@@ -176,15 +156,9 @@ class CandidatePool:
                 break
 
     def _add_around(self, prior: Prior, centres: Bools, masks: Bools) -> Floats:
-        """Add the plans that differ from each centre as its masks say.
+        """Add the plans that differ from each centre as its masks say, shape (n_centres, n_masks, n_groups).
 
-        Args:
-            prior: names the columns.
-            centres: shape (n_centres, n_groups).
-            masks: shape (n_centres, n_masks, n_groups).
-
-        Returns:
-            The screened EHVI of each, shape (n_centres, n_masks).
+        Returns the screened EHVI of each, shape (n_centres, n_masks).
         """
         around = (centres[:, None, :] ^ masks).reshape(-1, masks.shape[2])
         if prior.exclusive:
@@ -205,14 +179,7 @@ def _pairs(boundary: Boundary, columns: Columns) -> list[tuple[int, int]]:
 
 
 def _combined(best: Bools) -> Bools:
-    """Every pair of each plan's best masks, and the best three, four and so on of them.
-
-    Args:
-        best: the best first, shape (n_plans, n_best, n_groups).
-
-    Returns:
-        Shape (n_plans, n_combined, n_groups).
-    """
+    """Every pair of each plan's best masks (n_plans, n_best, n_groups), and the best three, four and so on of them."""
     first, second = np.triu_indices(best.shape[1], 1)
     return np.concatenate([best[:, first] ^ best[:, second], np.logical_xor.accumulate(best, axis=1)[:, 2:]], axis=1)
 

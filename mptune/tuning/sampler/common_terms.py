@@ -8,8 +8,6 @@ them, 13 % less after 15 and 16 % less after 50 (``benchmarks.latency_prediction
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from mptune.tuning.sampler.plan_rows import Bools, Floats
@@ -25,54 +23,15 @@ _BEYOND_FACTOR = 0.5
 """The same of the gains of groups that may not have the preferred precision. What overflows is of one kind in most
 networks: in one whose nine norms do, they all are slower in BF16 on an H200, where the roofline has them gain."""
 
-_SHRUNK = 0.8
-"""Power of the prior's gains that is more likely than the gains themselves: what is estimated with an error regresses
-towards the mean, so that large estimates are too large and small ones too small. Fitted to the log gains of five
-networks on an H200 against their rooflines: slopes of 0.28, 0.58, 0.69, 0.99 and 1.25."""
-
-_AS_GIVEN, _SAVES_NOTHING = -1.0, -1.0
-"""Log of the odds, before any timing, that the prior's gains are right as they are, and that nothing is saved in all
-groups that may not have the preferred precision."""
-
 _ALIKE_DIFFER = 0.05
 """Doubt of what BF16 saves beyond FP16 in the same group, as a share of the doubt of what FP16 saves."""
 
 
-def gain_guesses(prior: Prior, plans: Bools) -> list[tuple[Sequence[float] | None, float]]:
-    """Gains that the timings are held against, in the prior's unit, and the log of the odds of each before any timing.
-
-    Args:
-        prior: names the groups and their gains.
-        plans: that were timed, shape (n_plans, n_groups).
-    """
-    if prior.gains_ms is None or prior.exact:
-        return [(prior.gains_ms, 0.0)]
-    shrunk, beyond = _shrunk(prior.gains_ms), prior.unpreferred
-    guesses: list[tuple[Sequence[float] | None, float]] = [(shrunk, 0.0), (prior.gains_ms, _AS_GIVEN)]
-    if plans[:, beyond].any():
-        guesses.append((tuple(np.where(beyond, 0.0, shrunk)), _SAVES_NOTHING))
-    return guesses
-
-
-def _shrunk(gains_ms: Sequence[float]) -> Sequence[float]:
-    """The gains, raised to a power of their size that moves them towards the mean size."""
-    gains = np.array(gains_ms)
-    typical = max(float(np.abs(gains).mean()) if len(gains) else 0.0, 1e-300)
-    shrunk = np.sign(gains) * typical * (np.abs(gains) / typical) ** _SHRUNK
-    return tuple(map(float, shrunk * (np.abs(gains).sum() / max(np.abs(shrunk).sum(), 1e-300))))
-
-
 def mix(prior: Prior, mean: Floats, *, profiled: bool) -> tuple[Floats, Floats]:
-    """How the law's terms deviate from the prior's.
+    """How the law's terms deviate from the prior's mean, in ms, shape (n_terms,).
 
-    Args:
-        prior: names the groups and their operators.
-        mean: the prior's gains, boundary costs and fixed gain, in ms, shape (n_terms,).
-        profiled: the gains are an engine's profiler's, not a roofline's: they share no doubts.
-
-    Returns:
-        ``mixing``, shape (n_terms, n_terms + n_common), with which the terms are ``mean + mixing @ deviations``: one of
-        their own for each, and those that they share; and the standard deviations of the latter, shape (n_common,).
+    With ``mixing``, shape (n_terms, n_terms + n_common), the terms are ``mean + mixing @ deviations``: one of their own
+    for each, and those that they share, whose standard deviations follow. An engine's profiler's gains share no doubts.
     """
     mixing = np.eye(len(mean))
     for first, second in prior.alike:

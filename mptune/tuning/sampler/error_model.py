@@ -68,11 +68,11 @@ class ErrorModel:
         plans, errors = built.plans[measured], built.error[measured]
         noise = np.full(len(plans), _LAW_NOISE)
         self._emulation_bias, self._emulation_noise = _emulation_accuracy(built.emulation_ratios)
-        if built.emulated is not None:
-            finite = np.isfinite(built.emulated[1])
-            emulated = built.emulated[1][finite] * math.exp(-0.5 * self._emulation_bias)
-            plans, errors = np.vstack([plans, built.emulated[0][finite]]), np.append(errors, emulated)
-            noise = np.append(noise, np.full(int(finite.sum()), self.emulation_sd))
+        rows, values = built.emulations
+        finite = np.isfinite(values)
+        plans = np.vstack([plans, rows[finite]])
+        errors = np.append(errors, values[finite] * math.exp(-0.5 * self._emulation_bias))
+        noise = np.append(noise, np.full(int(finite.sum()), self.emulation_sd))
         self._plans, self._noise = plans.astype(float), noise
         self._values = np.log(np.maximum(errors, ERROR_FLOOR) ** 2)
         mean = self._prior_mean(prior)
@@ -81,11 +81,15 @@ class ErrorModel:
         self._plans, self._values, self._noise = (a[informative] for a in (self._plans, self._values, self._noise))
         widths = _PRIOR_WIDTHS if prior.log_square_errors is not None else (4.5,)
         doubts = np.array(prior.log_square_sds or np.zeros(len(mean)), dtype=float)
-        self._tied, ratio_sds = _tied(prior, doubts)
+        tied, ratio_sds = _tied(prior, doubts)
+        # Of a tied column the independent parameter is what its ``u`` is above that of the preferred precision.
+        self._mixing = np.eye(len(mean))  # u = mixing @ parameters
+        self._mixing[tied[:, 1], tied[:, 0]] = 1.0
+        self._unmixing = 2.0 * np.eye(len(mean)) - self._mixing  # the inverse
         fits, start = [], mean
         for width in widths:  # each from the mode of the one before it, which is nearer than the prior's mean
             sd = np.hypot(width, doubts)
-            sd[self._tied[:, 1]] = ratio_sds
+            sd[tied[:, 1]] = ratio_sds
             fits.append(self._fit(mean, sd, math.log(width), start))
             start = fits[-1][1]
         self._model, self.mode, _ = max(fits, key=lambda fit: fit[2])
@@ -110,39 +114,22 @@ class ErrorModel:
         total = parts.sum(axis=1) + self._floor
         return np.log(total), parts / total[:, None]
 
-    def _log_squares(self, u: Floats) -> Floats:
-        """The first of what ``_predict`` gives, which takes less alone."""
-        squares = np.exp(u)
-        if self._shares is None:
-            total = self._plans @ squares
-        else:
-            total = (self._plans @ (squares[:, None] * self._shares)).max(axis=1)
-        log_squares: Floats = np.log(total + self._floor)
-        return log_squares
-
     def _fit(self, mean: Floats, sd: Floats, log_width: float, start: Floats) -> tuple[LinearGaussian, Floats, float]:
-        """The posterior of the independent parameters, the mode of ``u``, and the log evidence.
-
-        Args:
-            mean: of ``u``, shape (n_groups,).
-            sd: of the independent parameters, shape (n_groups,).
-            log_width: of the prior.
-            start: a ``u`` to begin at.
-        """
-        model, u = LinearGaussian(self._apart(mean), sd), start.copy()
+        """The posterior of the independent parameters of prior ``sd``, the mode of ``u``, and the log evidence."""
+        model, u = LinearGaussian(self._unmixing @ mean, sd), start.copy()
         if not len(self._values):
             return model, u, -log_width
         noise = self._noise
 
         def loss(at: Floats) -> float:
-            residual = (self._values - self._log_squares(at)) / noise
-            return float(residual @ residual + ((self._apart(at - mean) / sd) ** 2).sum())
+            residual = (self._values - self._predict(at)[0]) / noise
+            return float(residual @ residual + ((self._unmixing @ (at - mean) / sd) ** 2).sum())
 
         evidence, now = 0.0, loss(u)
         for _ in range(_STEPS):
             value, jacobian = self._predict(u)
-            evidence = model.update(self._by_apart(jacobian), self._values - value + jacobian @ u, noise)
-            step = np.clip(self._together(model.posterior_mean) - u, -_LARGEST_STEP, _LARGEST_STEP)
+            evidence = model.update(jacobian @ self._mixing, self._values - value + jacobian @ u, noise)
+            step = np.clip(self._mixing @ model.posterior_mean - u, -_LARGEST_STEP, _LARGEST_STEP)
             while (then := loss(u + step)) > now and np.abs(step).max() > 1e-3:
                 step = step / 2
             if then > now:
@@ -150,27 +137,8 @@ class ErrorModel:
             u, before, now = u + step, now, then
             if before - now < 1e-3 * max(1.0, now):
                 break
-        model.posterior_mean = self._apart(u)
+        model.posterior_mean = self._unmixing @ u
         return model, u, evidence - _WIDTH_PENALTY * log_width
-
-    def _apart(self, u: Floats) -> Floats:
-        """The independent parameters: ``u``, but of a tied column what it is above that of the preferred precision."""
-        apart: Floats = u.copy()
-        apart[..., self._tied[:, 1]] -= u[..., self._tied[:, 0]]
-        return apart
-
-    def _together(self, apart: Floats) -> Floats:
-        """The inverse of ``_apart``."""
-        u: Floats = apart.copy()
-        u[..., self._tied[:, 1]] += apart[..., self._tied[:, 0]]
-        return u
-
-    def _by_apart(self, jacobian: Floats) -> Floats:
-        """Derivatives with respect to the independent parameters, from those with respect to ``u``."""
-        by_apart: Floats = jacobian.copy()
-        for first, second in self._tied:
-            by_apart[..., first] += jacobian[..., second]
-        return by_apart
 
     @property
     def emulation_sd(self) -> float:
@@ -183,19 +151,16 @@ class ErrorModel:
 
     def covariance(self) -> Floats:
         """Of ``u``, shape (n_groups, n_groups)."""
-        return self._together(self._together(self._model.covariance()).T)
+        covariance: Floats = self._mixing @ self._model.covariance() @ self._mixing.T
+        return covariance
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of ``u``, shape (n_draws, n_groups)."""
-        return np.clip(self._together(self._model.sample(generator, n_draws)), -60.0, 10.0)
+        draws: Floats = np.clip(self._model.sample(generator, n_draws) @ self._mixing.T, -60.0, 10.0)
+        return draws
 
     def predict(self, plans: Bools, u: Floats) -> Floats:
-        """Errors of plans, shape (n_draws, n_plans).
-
-        Args:
-            plans: shape (n_plans, n_groups).
-            u: shape (n_draws, n_groups).
-        """
+        """Errors of plans, shape (n_draws, n_plans), from draws of ``u``, shape (n_draws, n_groups)."""
         groups, terms = plans.astype(np.float32), np.exp(u).T.astype(np.float32)
         if self._shares is None:
             squares = (groups @ terms).T
@@ -206,15 +171,7 @@ class ErrorModel:
         return error
 
     def combine(self, predicted: Floats, emulated_errors: Floats) -> Floats:
-        """Precision-weighted mean, in logarithms, of predicted and emulated errors of the same plans.
-
-        Args:
-            predicted: shape (n_draws, n_plans).
-            emulated_errors: shape (n_plans,); NaN where a plan was not emulated.
-
-        Returns:
-            Shape (n_draws, n_plans).
-        """
+        """Weighted mean, in logarithms, of predicted errors (n_draws, n_plans) and known emulated ones."""
         trust = _LAW_NOISE**2 / (_LAW_NOISE**2 + self._emulation_noise**2)
         unbiased = np.log(np.maximum(emulated_errors, ERROR_FLOOR)) - 0.5 * self._emulation_bias
         mean = np.exp((1.0 - trust) * np.log(predicted) + trust * unbiased)
@@ -235,15 +192,9 @@ def assumed_error(square: float, sd: float, preferred: Precision, precision: Pre
 
 
 def _tied(prior: Prior, doubts: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """The columns of one group whose errors are known by each other, and how well.
+    """Columns of one group whose errors tell of each other: positions, the preferred precision's first, (n_tied, 2).
 
-    Args:
-        prior: names the columns.
-        doubts: ``log_square_sds``, shape (n_columns,).
-
-    Returns:
-        Positions, the preferred precision's first, shape (n_tied, 2), and standard deviations of the difference of
-        their ``u``, shape (n_tied,). Columns of which one error is not known, or infinite, are not tied.
+    And standard deviations of the difference of their ``u``. Columns whose error is not finite are not tied.
     """
     pairs = np.array(prior.further, dtype=np.int64).reshape(-1, 2)
     if prior.log_square_errors is None:

@@ -1,27 +1,25 @@
 """Posterior of latency: the additive law's terms, from a roofline and layer profiles, conditioned on timed builds.
 
 Latency is ``base - gains of the FP16 groups + costs of the crossed boundaries``, linear in its terms, with Gaussian
-noise. How far the prior and the law can be trusted is not assumed: the posteriors under a few prior widths and noises
-are averaged, weighed by how probable each is given the timings (Hoeting et al., Bayesian model averaging, Statistical
-Science 14(4), 1999).
+noise. How far the prior and the law can be trusted is not assumed: of a few prior widths and noises the most probable
+given the timings are taken (type II maximum likelihood).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.common_terms import gain_guesses, mix
+from mptune.tuning.sampler.common_terms import mix
 from mptune.tuning.sampler.cuts.boundaries import Counts, Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, MixedGaussian, Prior, gram_matrix, log_evidences
+from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, log_evidences
 
 _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 """Prior standard deviations that are tried, as shares of each term."""
@@ -36,9 +34,6 @@ group's gain: it may break a fusion."""
 
 _ROOFLINE_WIDTH, _PROFILE_WIDTH = 0.6, 0.3
 """Of these widths, the roofline's where it is weighed against profiled gains, and that of the two combined."""
-
-_FAR_LESS = 4.0
-"""Posteriors of other widths and noises whose log evidence is lower by more than this are left out of the average."""
 
 _FP16_SAVES, _BOUNDARY_COST = 0.4, 0.1
 """Without a prior: share of the base latency that all groups save together, and a boundary's cost as a share of a
@@ -80,17 +75,15 @@ class _Terms:
         unit: what widths are shares of, in ms, shape (n_terms,).
         profiles: predict what the law leaves out; None where nothing was profiled or nothing of it is believed.
         scale: milliseconds of latency in one profiled millisecond.
-        log_odds: that these terms are right, before any timing, against the most likely ones.
     """
 
     mean: Floats
     unit: Floats
     profiles: LayerProfiles | None = None
     scale: float = 1.0
-    log_odds: float = 0.0
 
     def excess_ms(self, columns: Bools, crossed: Counts) -> Floats:
-        """Latency of the plans above the law, in ms, shape (n_plans,); arguments as ``LayerProfiles.excess_ms``."""
+        """Latency of the plans above the law, in ms, shape (n_plans,)."""
         if self.profiles is None:
             return np.zeros(columns.shape[1])
         return self.scale * self.profiles.excess_ms(columns, crossed)
@@ -98,17 +91,29 @@ class _Terms:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The posterior of the terms under one width, one doubt of fusions and one noise of the law.
+    """The posterior of the terms, ``terms.mean + mixing @ deviations``, under the most probable widths and noise.
 
     Attributes:
+        mixing: shape (n_terms, n_deviations).
         evidence: log marginal likelihood with the log prior of the width, up to a constant.
-        model: the posterior.
         noise_ms: standard deviation about the law, in ms.
     """
 
+    terms: _Terms
+    mixing: Floats
+    deviations: LinearGaussian
     evidence: float
-    model: MixedGaussian
     noise_ms: float
+
+    @property
+    def mean(self) -> Floats:
+        """Of the terms, shape (n_terms,)."""
+        mean: Floats = self.terms.mean + self.mixing @ self.deviations.posterior_mean
+        return mean
+
+    def leave_one_out(self, design: Floats, saved: Floats) -> tuple[Floats, Floats]:
+        """As ``LinearGaussian.leave_one_out``, for the plans that the fit was conditioned on."""
+        return self.deviations.leave_one_out(saved - design @ self.terms.mean)
 
 
 class LatencyModel:
@@ -161,11 +166,12 @@ class LatencyModel:
         """Condition the law on the plans that are kept, each with its row of the design and what it saved in ms."""
         design, saved, noise_ms = design[kept], saved[kept], noise_ms[kept]
         columns, crossed = sides[0][:, kept], sides[1][:, kept]
-        met_cliffs = not kept.all()
-        alternatives = [
-            replace(self._scaled(gains_ms, design, saved, met_cliffs=met_cliffs), log_odds=log_odds)
-            for gains_ms, log_odds in gain_guesses(self._prior, columns.T)
-        ]
+        gains = np.ones(self._n_groups) if self._prior.gains_ms is None else np.array(self._prior.gains_ms)
+        guesses = [gains]
+        if columns[self._beyond].any() and not self._prior.exact:
+            # A runtime may fuse what overflows in FP32 alone, so that BF16 saves nothing there.
+            guesses.append(np.where(self._prior.unpreferred, 0.0, gains))
+        alternatives = [self._scaled(guess, design, saved, met_cliffs=not kept.all()) for guess in guesses]
         if profiles is not None:
             alternatives += self._refined(alternatives[0], profiles, design, saved)
         values = [saved + each.excess_ms(columns, crossed) for each in alternatives]
@@ -173,12 +179,12 @@ class LatencyModel:
         is_outlier, inflated_ms = np.zeros(len(design), dtype=bool), noise_ms
         for _ in range(_ROUNDS):
             fits = [self._fit(*each, design, inflated_ms) for each in zip(alternatives, values, strict=True)]
-            best = max(range(len(fits)), key=lambda number: max(fit.evidence for fit in fits[number]))
-            self._terms, self._values, self._fits = alternatives[best], values[best], _likely(fits[best])
+            best = max(range(len(fits)), key=lambda number: fits[number].evidence)
+            self._best = fits[best]
             if self._prior.exact or not len(design):
                 break
-            residual_ms, predicted_sd_ms = self._model.leave_one_out(self._values)
-            law_ms = max(self.noise_ms, _LAW_NOISES[1] * self.base_ms)
+            residual_ms, predicted_sd_ms = self._best.leave_one_out(design, values[best])
+            law_ms = max(self._best.noise_ms, _LAW_NOISES[1] * self.base_ms)
             sd_ms = np.sqrt(predicted_sd_ms**2 + noise_ms**2 + law_ms**2)
             before, is_outlier = is_outlier, np.abs(residual_ms) > _OUTLIER * sd_ms
             if (is_outlier == before).all():
@@ -189,16 +195,17 @@ class LatencyModel:
         self, design: Floats, saved: Floats, noise_ms: Floats, kept: Bools, sides: tuple[Bools, Counts]
     ) -> tuple[Floats, Bools]:
         """By how much each plan is slower than what the others say of it, in ms, and whether that is far too much."""
-        values = saved + self._terms.excess_ms(*sides)
         if self._prior.exact:
             return np.zeros(len(saved)), np.zeros(len(saved), dtype=bool)
-        excess_ms = design @ self._model.posterior_mean - values
+        fit = self._best
+        values = saved + fit.terms.excess_ms(*sides)
+        excess_ms = design @ fit.mean - values
         predicted_sd_ms = np.zeros(len(saved))
-        predicted_sd_ms[~kept] = self._model.predicted_sd(design[~kept])
+        predicted_sd_ms[~kept] = fit.deviations.predicted_sd(design[~kept] @ fit.mixing)
         if kept.any():
-            residual_ms, predicted_sd_ms[kept] = self._model.leave_one_out(values[kept])
+            residual_ms, predicted_sd_ms[kept] = fit.leave_one_out(design[kept], values[kept])
             excess_ms[kept] = -residual_ms
-        law_ms = max(self.noise_ms, _LAW_NOISES[1] * self.base_ms)
+        law_ms = max(fit.noise_ms, _LAW_NOISES[1] * self.base_ms)
         sd_ms = np.sqrt(predicted_sd_ms**2 + noise_ms**2 + law_ms**2)
         is_far: Bools = excess_ms > np.maximum(_BEYOND_LAW * sd_ms, _LEAST_CLIFF * self.base_ms)
         if not (saved[kept] > 0).any():  # nothing says yet what FP16 saves
@@ -206,24 +213,19 @@ class LatencyModel:
         return excess_ms, is_far
 
     def _cliff_costs(self, plans: Bools, excess_ms: Floats) -> Floats:
-        """What each group costs that is known to be a cliff, in ms, shape (n_groups,); 0.0 for all others.
-
-        Args:
-            plans: shape (n_timed, n_groups).
-            excess_ms: above the law, of the slow plans; 0.0 for all others; shape (n_timed,).
-        """
+        """What each group that is a cliff costs, in ms, and 0.0 for all others; ``excess_ms`` is 0.0 of fast plans."""
         is_known = self.cliffs.group_probabilities > _KNOWN
         shares = excess_ms / np.maximum(plans[:, is_known].sum(axis=1), 1)
         costs = np.where(plans & (shares > 0)[:, None], shares[:, None], math.inf).min(axis=0, initial=math.inf)
         return np.where(is_known & np.isfinite(costs), costs, 0.0)
 
-    def _fit(self, terms: _Terms, saved: Floats, design: Floats, noise_ms: Floats) -> list[_Fit]:
-        """Condition these terms on what the plans saved, with the likely widths, doubts of fusions and noises."""
+    def _fit(self, terms: _Terms, saved: Floats, design: Floats, noise_ms: Floats) -> _Fit:
+        """Condition these terms on what the plans saved."""
         tried = np.array(list(product(_GAIN_WIDTHS, _BROKEN_FUSIONS, _LAW_NOISES)))
         if self._prior.exact:
             tried = np.array([(1e-4, 0.0, 1e-6)])
         mixing, common_sd = mix(self._prior, terms.mean, profiled=terms.profiles is not None)
-        mixed, n_terms = design @ mixing, len(terms.mean)
+        mixed, residuals, n_terms = design @ mixing, saved - design @ terms.mean, len(terms.mean)
         # Variances are sums: of what widths scale, of what broken fusions scale, and of the rest.
         variances = np.zeros((3, mixing.shape[1]))
         variances[0, :n_terms] = terms.unit**2
@@ -231,25 +233,14 @@ class LatencyModel:
         # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
         variances[2, n_terms - 1], variances[2, n_terms:] = self._base_sd_ms**2, common_sd**2
         scales = np.column_stack([tried[:, :2] ** 2, np.ones(len(tried))])
-        log_priors = terms.log_odds - 0.5 * (np.log(tried[:, 0] / _LIKELY_WIDTH) / _WIDTH_SPREAD) ** 2
+        evidences = -0.5 * (np.log(tried[:, 0] / _LIKELY_WIDTH) / _WIDTH_SPREAD) ** 2
         noises = np.hypot(noise_ms, tried[:, 2:] * self.base_ms)  # (n_tried, n_timed)
-        kept = np.ones(len(tried), dtype=bool)
-        if 0 < len(design) <= mixing.shape[1] and len(tried) > 1:
-            kernels = (mixed * variances[:, None]) @ mixed.T
-            evidences = log_priors + log_evidences(scales, kernels, noises, saved - design @ terms.mean)
-            kept = evidences > evidences.max() - _FAR_LESS
-        grams: dict[float, Floats] = {}
-        fits = []
-        for scale, (_, _, law), noise, evidence in zip(
-            scales[kept], tried[kept], noises[kept], log_priors[kept].tolist(), strict=True
-        ):
-            model = MixedGaussian(terms.mean, np.sqrt(scale @ variances), mixing)
-            if len(design) > mixing.shape[1] and law not in grams:
-                grams[law] = gram_matrix(mixed, noise)
-            if len(design):
-                evidence += model.update(design, saved, noise, mixed, grams.get(law))
-            fits.append(_Fit(evidence, model, float(law * self.base_ms)))
-        return fits
+        if len(design):
+            evidences += log_evidences(scales, (mixed * variances[:, None]) @ mixed.T, noises, residuals)
+        best = int(np.argmax(evidences))
+        deviations = LinearGaussian(np.zeros(mixing.shape[1]), np.sqrt(scales[best] @ variances))
+        deviations.update(mixed, residuals, noises[best])
+        return _Fit(terms, mixing, deviations, float(evidences[best]), float(tried[best, 2] * self.base_ms))
 
     def _refined(self, terms: _Terms, profiles: LayerProfiles, design: Floats, saved: Floats) -> list[_Terms]:
         """Precision-weighted mean of the prior's gains and profiled ones; none where these contradict the timings."""
@@ -285,10 +276,9 @@ class LatencyModel:
         design[-1] = 1.0
         return design
 
-    def _scaled(self, gains_ms: Sequence[float] | None, design: Floats, saved: Floats, *, met_cliffs: bool) -> _Terms:
+    def _scaled(self, gains: Floats, design: Floats, saved: Floats, *, met_cliffs: bool) -> _Terms:
         """The prior's terms in milliseconds of this machine: scaled by what the plan of the largest gain saved."""
         prior = self._prior
-        gains = np.array(gains_ms if gains_ms is not None else np.full(self._n_groups, 1.0))
         costs = np.maximum(np.array(prior.boundary_costs_ms, dtype=float), 0.0)
         if prior.gains_ms is None and not prior.exact:
             gains = gains * _FP16_SAVES * self.base_ms / max(1, self._n_groups)
@@ -303,83 +293,43 @@ class LatencyModel:
             largest = int(np.argmax(np.abs(expected))) if len(expected) else -1
             if largest >= 0 and expected[largest] > 0 and saved[largest] > 0:
                 mean *= float(saved[largest] / expected[largest])
-            elif met_cliffs:
+            elif met_cliffs or (len(saved) and np.abs(gains).sum() > 0.9 * self.base_ms):
                 mean *= _FP16_SAVES * self.base_ms / max(float(np.abs(gains).sum()), 1e-300)
-            elif len(saved) and np.abs(gains).sum() > 0.9 * self.base_ms:
-                mean *= float(0.5 * self.base_ms / np.abs(gains).sum())
         gains, costs = mean[: self._n_groups], mean[self._n_groups : -1]
         # A group that seems to gain nothing may still gain something, and a boundary may cost more than a Cast.
         typical = np.concatenate([np.full(len(gains), _mean(np.abs(gains))), np.full(len(costs), _mean(costs)), [0.0]])
         unit = np.abs(mean) + 0.25 * typical
         return _Terms(mean, np.maximum(unit, 1e-9 * self.base_ms))
 
-    @property
-    def _model(self) -> MixedGaussian:
-        """The most probable fit's."""
-        return self._fits[0].model
-
-    @property
-    def noise_ms(self) -> float:
-        """Standard deviation about the law in the most probable fit, in ms."""
-        return self._fits[0].noise_ms
-
-    @property
-    def _weights(self) -> Floats:
-        """Posterior probability of each fit, shape (n_fits,)."""
-        evidences = np.array([fit.evidence for fit in self._fits])
-        odds = np.exp(evidences - evidences.max())
-        weights: Floats = odds / odds.sum()
-        return weights
-
     def mean(self) -> Floats:
         """Gains, costs (>= 0) and the fixed gain in ms, shape (n_terms,)."""
-        means = np.array([fit.model.posterior_mean for fit in self._fits])
-        mean: Floats = self._clipped(self._weights @ means[None])[0]
-        return mean
+        return self._clipped(self._best.mean)
 
     def base(self, terms: Floats) -> Floats:
-        """Latency of all-FP32 in each draw, in ms, shape (n_draws,): the error of its timing is part of the fixed gain.
-
-        Args:
-            terms: shape (n_draws, n_terms).
-        """
-        share = (self._base_sd_ms / self._model.sd[len(self._model.mean) - 1]) ** 2
-        base: Floats = self.base_ms - share * (terms[:, -1] - self._model.mean[-1])
+        """Latency of all-FP32 in each draw, in ms: the error of its timing is part of the fixed gain."""
+        prior = self._best.terms.mean
+        share = (self._base_sd_ms / self._best.deviations.sd[len(prior) - 1]) ** 2
+        base: Floats = self.base_ms - share * (terms[:, -1] - prior[-1])
         return base
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of the terms, shape (n_draws, n_terms)."""
-        chosen = generator.choice(len(self._fits), size=n_draws, p=self._weights)
-        draws = np.empty((n_draws, len(self._model.mean)))
-        for number in np.unique(chosen):
-            mine = chosen == number
-            draws[mine] = self._fits[number].model.sample(generator, int(mine.sum()))
-        return self._clipped(draws)
+        deviations = self._best.deviations.sample(generator, n_draws)
+        return self._clipped(self._best.terms.mean + deviations @ self._best.mixing.T)
 
     def _clipped(self, terms: Floats) -> Floats:
-        """A copy of the terms, shape (n_draws, n_terms), with cliffs, and with costs of at least 0."""
+        """A copy of the terms, shape (..., n_terms), with cliffs, and with costs of at least 0."""
         clipped: Floats = terms.copy()
-        clipped[:, : self._n_groups] -= self._cliff_ms
-        clipped[:, self._n_groups : -1] = np.maximum(clipped[:, self._n_groups : -1], 0.0)
+        clipped[..., : self._n_groups] -= self._cliff_ms
+        clipped[..., self._n_groups : -1] = np.maximum(clipped[..., self._n_groups : -1], 0.0)
         return clipped
 
     def predict(self, plans: Bools, terms: Floats) -> Floats:
-        """Latency in ms, shape (n_draws, n_plans).
-
-        Args:
-            plans: shape (n_plans, n_groups).
-            terms: shape (n_draws, n_terms).
-        """
+        """Latency in ms, shape (n_draws, n_plans), by draws of the terms, shape (n_draws, n_terms)."""
         columns, crossed = self._sides(plans)
         saved = terms.astype(np.float32) @ self._design(columns, crossed)
-        latency: Floats = self.base_ms + self._terms.excess_ms(columns, crossed) - saved.astype(float)
+        latency: Floats = self.base_ms + self._best.terms.excess_ms(columns, crossed) - saved.astype(float)
         return latency
-
-
-def _likely(fits: list[_Fit]) -> list[_Fit]:
-    """The most probable fit, and after it those that are not far less probable."""
-    ordered = sorted(fits, key=lambda fit: -fit.evidence)
-    return [fit for fit in ordered if fit.evidence > ordered[0].evidence - _FAR_LESS]
 
 
 def _mean(values: Floats) -> float:

@@ -37,13 +37,7 @@ class LayerProfiles:
     """
 
     def __init__(self, prior: Prior, plans: Bools, group_ms: Floats) -> None:
-        """Sum up.
-
-        Args:
-            prior: names the groups; those that share a boundary are neighbours.
-            plans: shape (n_plans, n_groups), True is FP16.
-            group_ms: time of each group, shape (n_plans, n_groups); NaN where that is not known.
-        """
+        """Sum up the time of each group, shape (n_plans, n_groups); NaN where that is not known."""
         self._prior, boundaries = prior, prior.boundaries
         group_ms = np.where(self._others(plans.T).T, np.nan, group_ms)
         self._neighbourhoods = Neighbourhoods(boundaries, plans.shape[1])
@@ -79,10 +73,8 @@ class LayerProfiles:
 
         One-way random-effects analysis of variance (Searle, Casella and McCulloch, Variance Components, 1992), pooled
         over the cells (a group in one precision), whose means are taken as known. Groups weigh as long as they take:
-        profiles of a few microseconds are mostly noise.
-
-        Returns:
-            The variances of noise and of neighbours' effects, as shares of a group's time.
+        profiles of a few microseconds are mostly noise. Returns the variances of noise and of neighbours' effects, as
+        shares of a group's time.
         """
         is_known = np.isfinite(group_ms) & (mean_ms > 0)
         codes, means = self._neighbourhoods.codes(columns, crossed).T[is_known], mean_ms[is_known]
@@ -109,12 +101,7 @@ class LayerProfiles:
         return noise, neighbours
 
     def excess_ms(self, columns: Bools, crossed: Counts) -> Floats:
-        """Time of each plan above the sum of its groups' mean times, in profiled ms, shape (n_plans,).
-
-        Args:
-            columns: shape (n_groups, n_plans), True is FP16.
-            crossed: shape (n_boundaries, n_plans).
-        """
+        """Time of each plan above the sum of its groups' mean times, in profiled ms, shape (n_plans,)."""
         excess_ms = self._excess_ms[self._neighbourhoods.codes(columns, crossed)]
         if self._prior.further:
             excess_ms[self._others(columns)] = 0.0

@@ -61,13 +61,7 @@ class Columns:
 
 
 def exclusive(plans: Bools, before: Bools, pairs: Iterable[tuple[int, int]]) -> Bools:
-    """Plans with at most one of two columns of a group: the one that is new where both are True.
-
-    Args:
-        plans: shape (n_plans, n_columns); changed in place.
-        before: what each was made from, the same shape.
-        pairs: columns of one group.
-    """
+    """Plans, changed in place, with at most one of each pair of columns: the one that is new since ``before``."""
     for first, second in pairs:
         clash = plans[:, first] & plans[:, second]
         if clash.any():
@@ -95,14 +89,7 @@ def unique_plans(plans: Sequence[Bools], n_groups: int) -> Bools:
 
 
 def plan_keys(plans: Bools) -> NDArray[np.uint64]:
-    """A number for each row: up to 64 groups the plan itself, of more its hash.
-
-    Args:
-        plans: shape (n_plans, n_groups).
-
-    Returns:
-        Shape (n_plans,).
-    """
+    """A number for each row, shape (n_plans,): up to 64 groups the plan itself, of more its hash."""
     packed = np.packbits(plans, axis=1)
     padded = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), dtype=np.uint8)
     padded[:, : packed.shape[1]] = packed

@@ -149,20 +149,22 @@ class BuiltPlans:
         """Which plans gave no outputs, shape (n_plans,)."""
         return np.zeros(len(self.plans), dtype=bool) if self.failed is None else self.failed
 
+    @property
+    def emulations(self) -> tuple[Bools, Floats]:
+        """``emulated``, of no rows where there are none."""
+        return (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
+
     def with_emulated(self, plans: Bools, errors: Floats) -> BuiltPlans:
         """With more plans that were emulated; NaN where that failed."""
-        is_valid = ~np.isnan(errors)
-        before = (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
+        is_valid, before = ~np.isnan(errors), self.emulations
         return replace(self, emulated=(np.vstack([before[0], plans[is_valid]]), np.append(before[1], errors[is_valid])))
 
     def of_columns(self, columns: NDArray[np.int64]) -> BuiltPlans:
         """The same with some of the columns; emulated plans that have others are left out."""
-        emulated = self.emulated
-        if emulated is not None:
-            others = np.delete(np.arange(self.plans.shape[1]), columns)
-            kept = ~emulated[0][:, others].any(axis=1)
-            emulated = emulated[0][kept][:, columns], emulated[1][kept]
+        plans, errors = self.emulations
+        kept = ~np.delete(plans, columns, axis=1).any(axis=1)
         group_ms = None if self.group_ms is None else self.group_ms[:, columns]
+        emulated = plans[kept][:, columns], errors[kept]
         return replace(self, plans=self.plans[:, columns], emulated=emulated, group_ms=group_ms)
 
     def thinned(self, most: int) -> BuiltPlans:
@@ -171,21 +173,14 @@ class BuiltPlans:
 
         The first differ most from each other, and the last are like those that are judged next.
         """
-        rows, emulated = _spread_positions(len(self.plans), most), self.emulated
-        if emulated is not None:
-            positions = _spread_positions(len(emulated[0]), most)
-            emulated = emulated[0][positions], emulated[1][positions]
-        return replace(
-            self,
-            plans=self.plans[rows],
-            latency_ms=self.latency_ms[rows],
-            latency_sd_ms=self.latency_sd_ms[rows],
-            error=self.error[rows],
-            finite=self.finite[rows],
-            emulated=emulated,
-            group_ms=None if self.group_ms is None else self.group_ms[rows],
-            failed=None if self.failed is None else self.failed[rows],
-        )
+        rows, emulated = _spread_positions(len(self.plans), most), _spread_positions(len(self.emulations[1]), most)
+        by_plan = {name: getattr(self, name) for name in _BY_PLAN}
+        kept = {name: values[rows] for name, values in by_plan.items() if values is not None}
+        return replace(self, **kept, emulated=(self.emulations[0][emulated], self.emulations[1][emulated]))
+
+
+_BY_PLAN = ("plans", "latency_ms", "latency_sd_ms", "error", "finite", "group_ms", "failed")
+"""Fields of ``BuiltPlans`` with an entry for each plan."""
 
 
 def _spread_positions(count: int, most: int) -> NDArray[np.int64]:
@@ -223,17 +218,10 @@ class LinearGaussian:
                 self._known_gain = _solved(self._factor, (self._jacobian / self._noise[:, None] ** 2).T)
         return self._known_gain
 
-    def update(self, jacobian: Floats, values: Floats, noise: Floats, gram: Floats | None = None) -> float:
-        """Condition on ``values = jacobian @ parameters + noise``.
+    def update(self, jacobian: Floats, values: Floats, noise: Floats) -> float:
+        """Condition on ``values = jacobian @ parameters + noise``, the noise given by its standard deviations.
 
-        Args:
-            jacobian: shape (n_observations, n_parameters).
-            values: shape (n_observations,).
-            noise: standard deviations, shape (n_observations,).
-            gram: ``gram_matrix(jacobian, noise)``, where it is known: with many observations most of the work.
-
-        Returns:
-            The log marginal likelihood (the same book, Eq. 2.30) without its constant term.
+        Returns the log marginal likelihood (the same book, Eq. 2.30) without its constant term.
         """
         variance = self.sd**2
         residual = values - jacobian @ self.mean
@@ -242,8 +230,8 @@ class LinearGaussian:
             correction = variance * (jacobian.T @ _solved(factor, residual))
             log_determinant = np.log(np.diag(factor)).sum()
         else:
-            gram = gram_matrix(jacobian, noise) if gram is None else gram
-            factor = _cholesky(gram + np.diag(1.0 / variance))
+            weighted = jacobian / noise[:, None]
+            factor = _cholesky(weighted.T @ weighted + np.diag(1.0 / variance))
             correction = _solved(factor, jacobian.T @ (residual / noise**2))
             log_determinant = np.log(np.diag(factor)).sum() + np.log(noise).sum() + np.log(self.sd).sum()
         self._jacobian, self._noise, self._factor, self._known_gain = jacobian, noise, factor, None
@@ -254,23 +242,14 @@ class LinearGaussian:
     def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
         """Residual of each observation against the posterior of all others (the same book, Section 5.4.2).
 
-        Args:
-            values: as ``update`` had them, shape (n_observations,).
-
-        Returns:
-            The residuals, and the standard deviations of what all others predict, without the observation's own noise;
-            shape (n_observations,) each.
+        And the standard deviation of what all others predict, without the observation's own noise.
         """
         leverage = np.clip(np.einsum("ij,ji->i", self._jacobian, self._gain), 0.0, 1.0 - 1e-9)
         residuals = (values - self._jacobian @ self.posterior_mean) / (1.0 - leverage)
         return residuals, self._noise * np.sqrt(leverage / (1.0 - leverage))
 
     def predicted_sd(self, jacobian: Floats) -> Floats:
-        """Standard deviations of ``jacobian @ parameters`` under the posterior, shape (n_rows,).
-
-        Args:
-            jacobian: shape (n_rows, n_parameters).
-        """
+        """Standard deviations of ``jacobian @ parameters`` under the posterior, shape (n_rows,)."""
         scaled = jacobian * self.sd**2
         variance = (scaled * jacobian).sum(axis=1)
         variance -= ((jacobian @ self._gain) * (scaled @ self._jacobian.T)).sum(axis=1)
@@ -283,96 +262,22 @@ class LinearGaussian:
         return covariance
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
-        """Draws from the posterior by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1).
-
-        Returns:
-            Shape (n_draws, n_parameters).
-        """
+        """Draws (n_draws, n_parameters), by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1)."""
         offsets = generator.normal(size=(n_draws, len(self.mean))) * self.sd
         noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
         observed = offsets @ self._jacobian.T + noise
-        if self._known_gain is not None:
-            correction = observed @ self._known_gain.T
-        elif len(self._factor) == len(self._noise):
-            correction = _solved(self._factor, observed.T).T @ (self._jacobian * self.sd**2)
-        else:
-            correction = _solved(self._factor, (observed / self._noise**2 @ self._jacobian).T).T
-        drawn: Floats = self.posterior_mean + offsets - correction
-        return drawn
-
-
-class MixedGaussian:
-    """``LinearGaussian`` whose parameters are mixtures of independent ones: ``mean + mixing @ own``, ``own`` about 0.
-
-    Attributes:
-        mean: the prior's, shape (n_parameters,).
-        sd: standard deviations of the independent ones, shape (n_own,).
-    """
-
-    def __init__(self, mean: Floats, sd: Floats, mixing: Floats) -> None:
-        """Take the prior.
-
-        Args:
-            mean: shape (n_parameters,).
-            sd: shape (n_own,).
-            mixing: shape (n_parameters, n_own).
-        """
-        self.mean, self.sd, self._mixing = mean, sd, mixing
-        self._model = LinearGaussian(np.zeros(len(sd)), sd)
-        self._expected: Floats = np.zeros(0)
-
-    @property
-    def posterior_mean(self) -> Floats:
-        """Shape (n_parameters,)."""
-        mean: Floats = self.mean + self._mixing @ self._model.posterior_mean
-        return mean
-
-    def update(
-        self, jacobian: Floats, values: Floats, noise: Floats, mixed: Floats, gram: Floats | None = None
-    ) -> float:
-        """As ``LinearGaussian.update``.
-
-        Args:
-            jacobian: shape (n_observations, n_parameters).
-            values: shape (n_observations,).
-            noise: standard deviations, shape (n_observations,).
-            mixed: ``jacobian @ mixing``, which several priors may have in common.
-            gram: ``gram_matrix(mixed, noise)``, where it is known.
-
-        Returns:
-            The log marginal likelihood without its constant term.
-        """
-        self._expected = jacobian @ self.mean
-        return self._model.update(mixed, values - self._expected, noise, gram)
-
-    def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
-        """As ``LinearGaussian.leave_one_out``."""
-        return self._model.leave_one_out(values - self._expected)
-
-    def predicted_sd(self, jacobian: Floats) -> Floats:
-        """As ``LinearGaussian.predicted_sd``."""
-        return self._model.predicted_sd(jacobian @ self._mixing)
-
-    def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
-        """As ``LinearGaussian.sample``."""
-        drawn: Floats = self.mean + self._model.sample(generator, n_draws) @ self._mixing.T
+        drawn: Floats = self.posterior_mean + offsets - observed @ self._gain.T
         return drawn
 
 
 def log_evidences(scales: Floats, kernels: Floats, noises: Floats, residuals: Floats) -> Floats:
-    """Log marginal likelihoods, without their constant term, of observations under several priors.
-
-    Far less work than as many updates where there are fewer observations than parameters.
+    """Log marginal likelihoods, without their constant term, of residuals under several priors, shape (n_priors,).
 
     Args:
-        scales: factors of the kernels in each prior, shape (n_priors, n_kernels).
-        kernels: covariances of the observations by parts of the prior's variances, shape (n_kernels, n_observations,
-            n_observations).
+        scales: factors of the kernels, shape (n_priors, n_kernels).
+        kernels: covariances of the observations, shape (n_kernels, n_observations, n_observations).
         noises: standard deviations, shape (n_priors, n_observations).
         residuals: the observations less what the prior's mean says, shape (n_observations,).
-
-    Returns:
-        Shape (n_priors,).
     """
     from scipy.linalg.blas import dtrsv  # Slow to import, and a run that is only read needs none.
 
@@ -382,13 +287,6 @@ def log_evidences(scales: Floats, kernels: Floats, noises: Floats, residuals: Fl
     solved = np.array([dtrsv(factor.T, residuals, trans=1) for factor in factors])
     evidences: Floats = -0.5 * (solved**2).sum(axis=1) - np.log(np.diagonal(factors, 0, 1, 2)).sum(axis=1)
     return evidences
-
-
-def gram_matrix(jacobian: Floats, noise: Floats) -> Floats:
-    """``jacobian.T @ diag(noise ** -2) @ jacobian``, shape (n_parameters, n_parameters): no prior is in it."""
-    weighted = jacobian / noise[:, None]
-    gram: Floats = weighted.T @ weighted
-    return gram
 
 
 def _solved(factor: Floats, values: Floats) -> Floats:

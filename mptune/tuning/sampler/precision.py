@@ -70,9 +70,6 @@ _DESIGN_ROUNDS = 5
 Emulate = Callable[[Sequence[Mapping[str, str]]], Sequence[float]]
 """Plans, each as free group -> ``"fp16"`` or ``"fp32"`` -> their errors, ``inf`` where not finite."""
 
-Count = Callable[[], int] | int
-"""A number, or what gives it each time."""
-
 
 class PrecisionSampler(BaseSampler):
     """An Optuna sampler that models a plan's error and latency group by group. Thread-safe as far as studies are."""
@@ -84,7 +81,7 @@ class PrecisionSampler(BaseSampler):
         error_scale: float | None = None,
         emulate: Emulate | None = None,
         judge: Judge | None = None,
-        emulations_to_learn: Count = EMULATIONS_TO_LEARN,
+        emulations_to_learn: Callable[[], int] = lambda: EMULATIONS_TO_LEARN,
     ) -> None:
         """Make the sampler.
 
@@ -171,12 +168,7 @@ class PrecisionSampler(BaseSampler):
         """The plan with the largest expected hypervolume improvement, weighed by its probability to be finite.
 
         Where the groups' errors are in doubt, plans that tell of them are emulated first. The finalists are emulated, a
-        few at a time, until the best of them is one whose error is known.
-
-        Args:
-            prior: what is known beforehand.
-            built: plans that were built, are being built, or were emulated; its ``base_ms`` must be known.
-            generator: of the draws.
+        few at a time, until the best of them is one whose error is known. ``built.base_ms`` must be known.
 
         Returns:
             The plan, shape (n_groups,), True is FP16 (None where every plan is built), its EHVI, and the errors that
@@ -223,16 +215,15 @@ class PrecisionSampler(BaseSampler):
         """How many plans may be emulated for this proposal to learn the groups' errors."""
         if self._emulate is None:
             return 0
-        allowed = self._emulations_to_learn
-        most = allowed if isinstance(allowed, int) else allowed()
-        is_first = built.emulated is None or not len(built.emulated[0])
+        most = self._emulations_to_learn()
+        is_first = not len(built.emulations[0])
         return most * max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN) if is_first else most
 
     def _designed(
         self, prior: Prior, built: BuiltPlans, error_model: ErrorModel, overflow: OverflowModel, most: int
     ) -> Bools:
         """Plans whose emulation tells of the groups' errors, shape (n_plans, n_groups), at most so many."""
-        emulated = built.plans[:0] if built.emulated is None else built.emulated[0]
+        emulated = built.emulations[0]
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
         generator = np.random.default_rng([len(prior.groups), len(emulated)])
         tried = np.vstack([built.plans, emulated])

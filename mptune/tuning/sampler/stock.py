@@ -15,42 +15,21 @@ from mptune.tuning.sampler.trials import HAS_TRIAL_CONSTRAINTS, constraints_of
 SAMPLERS = ("precision", "tpe")
 """The names that ``make_sampler`` knows."""
 
-_REMOVED = ("local", "nsga2", "random")
-"""Samplers that were removed; ``benchmarks/samplers.py`` has them."""
-
 
 def derive_seed(seed: int, trials: int) -> int:
-    """A seed that differs for every number of trials, so that a resumed sampler does not repeat itself.
-
-    Args:
-        seed: the user's.
-        trials: how many trials the study holds already.
-    """
+    """A seed that differs for every number of trials, so that a resumed sampler does not repeat itself."""
     return int(np.random.SeedSequence([seed, trials]).generate_state(1)[0])
 
 
 def check_sampler(name: str) -> None:
-    """Refuse a name that is no sampler's.
-
-    Raises:
-        SettingsError: no such sampler.
-    """
-    if name in SAMPLERS:
-        return
-    what = f"the sampler {name!r} was removed" if name in _REMOVED else f"there is no sampler {name!r}"
-    raise SettingsError(what, f"choose one of {', '.join(SAMPLERS)}; a run that used another one goes on with any")
+    """Refuse a name that is no sampler's."""
+    if name not in SAMPLERS:
+        hint = f"choose one of {', '.join(SAMPLERS)}; a run that used another one goes on with any"
+        raise SettingsError(f"there is no sampler {name!r}", hint)
 
 
 def make_sampler(name: str | None, seed: int) -> BaseSampler:
-    """Make a sampler by name.
-
-    Args:
-        name: one of ``SAMPLERS``; None where all plans are enqueued: uniformly random where a plan is asked for anyway.
-        seed: already derived from the user's seed and the number of trials (``derive_seed``).
-
-    Raises:
-        SettingsError: no such sampler.
-    """
+    """Make a sampler by name; None, where all plans are enqueued, is uniformly random."""
     if name is None:
         return RandomSampler(seed=seed)
     check_sampler(name)

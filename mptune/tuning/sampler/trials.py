@@ -139,12 +139,9 @@ class TrialReader:
         self._emulated: dict[str, float] = {}  # of the finished trials
 
     def built_plans(self, trials: Sequence[FrozenTrial], asking: int) -> BuiltPlans:
-        """What the trials of a study say about the groups.
+        """What the trials of a study, of any state, say about the groups; the one that asks is left out.
 
-        Args:
-            trials: of any state, always all of the same study. Faults of the machine (FAIL) say nothing of a plan,
-                nor do plans with a precision that the sampler does not model.
-            asking: number of the trial that a plan is wanted for: it is left out.
+        Faults of the machine (FAIL) say nothing of a plan, nor do plans with a precision that is none of the columns.
         """
         readings = [self._reading(position, trial) for position, trial in enumerate(trials)]
         emulated_errors = self._emulated.copy()

@@ -10,18 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.tasks import definition_of_metric
-from mptune.engines.base import Failure, ReferenceReport, Toolchain
+from mptune.engines.base import Failure, ReferenceReport
 from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import BaselineError
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.findings.wording import Severity
 from mptune.graph.loading.model import Model
-from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.reasons.reference import reference_findings
-from mptune.tuning.space import SearchSpace
 
 FP32_WARNING = 1e-4
 FP32_LIMIT = 1e-3
@@ -125,21 +123,6 @@ def check_first_evaluation(error: OutputError, settings: SearchSettings) -> tupl
     check_objective(error, settings.metric, definition_of_metric(settings.metric, settings.metric_function))
     check_columns(settings.tolerance, error)
     return findings
-
-
-def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definition: str = "") -> None:
-    """Take a user's metric once before anything is spent: of all-FP32 and of one group in FP16, by emulation.
-
-    One of them alone may be without a value: a metric may have none where outputs equal the reference.
-    """
-    fp32 = PrecisionPlan.uniform(space.model_sha256, [group.id for group in space.groups], Precision.FP32)
-    errors = toolchain.predictor.emulate([fp32, fp32.replace({space.free[0]: space.reduced_of(space.free[0])})])
-    if isinstance(errors, Failure):
-        return  # What emulates the groups one by one says so.
-    if not errors[0].has(metric):
-        return  # A metric over the whole set is taken of whole evaluations, all-FP32 first.
-    if all(not math.isfinite(error.value(metric)) for error in errors):
-        check_objective(errors[0], metric, definition)
 
 
 def check_baseline(

@@ -1,23 +1,17 @@
-"""Emulated errors of plans, computed before anything is built; each plan is emulated once."""
+"""Emulated errors of plans, computed before anything is built."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Toolchain
 from mptune.errors import RunError
-from mptune.files import writing
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.json_form import decode_float, encode_float
 from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import SearchedError
@@ -27,9 +21,6 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes, run_control
 from mptune.tuning.steps.limits import Limits
 
-EMULATED_JSON = "emulated.jsonl"
-"""Name of the file in the run's data directory."""
-
 _UNTIMED = 2
 """Plans to learn from, before it is known how long an emulation takes."""
 
@@ -37,58 +28,11 @@ _UNKNOWN = EmulatedError(math.nan, 0)
 """Of a plan whose emulation failed, alone and again: a crash says nothing about overflow."""
 
 
-class EmulatedErrors:
-    """The emulated errors of a run's plans by one metric: fingerprint -> error, in a file that processes append to.
-
-    A line holds the errors of one request: ``{"metric": ..., "errors": {fingerprint: [error, samples]}}``. Appending
-    costs the same after ten thousand plans as after ten. What a killed process left of a line is passed over: the file
-    saves work, and nothing is lost with it.
-    """
-
-    def __init__(self, path: Path, metric: str) -> None:
-        self._path = path
-        self._metric = metric
-        self._offset = 0
-        self.errors: dict[str, EmulatedError] = {}
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read what has been appended since."""
-        if not self._path.exists():
-            return
-        with writing(self._path), self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):  # is being written, or never will be
-                    break
-                self._offset += len(line)
-                self._take(line)
-
-    def add(self, errors: Mapping[str, EmulatedError]) -> None:
-        """Append errors of plans."""
-        self.errors.update(errors)
-        document = {plan: [encode_float(error.value), error.samples] for plan, error in errors.items()}
-        line = json.dumps({"metric": self._metric, "errors": document}, separators=(",", ":"), allow_nan=False)
-        # One write, which other processes' do not mix with; its own line also after one that was torn.
-        with writing(self._path):
-            number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            with os.fdopen(number, "wb", buffering=0) as file:
-                file.write(b"\n" + line.encode() + b"\n")
-
-    def _take(self, text: bytes) -> None:
-        try:
-            document: Any = json.loads(text)
-            if document["metric"] == self._metric:
-                errors = document["errors"].items()
-                self.errors.update({plan: EmulatedError(decode_float(error), n) for plan, (error, n) in errors})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass
-
-
 class PlanEmulator:
     """Emulates the errors of plans before ``PrecisionSampler`` proposes one of them.
 
-    For a toolchain that measures errors: with any other, an evaluation is itself an emulation, and as quick.
+    For a toolchain that measures errors: with any other, an evaluation is itself an emulation, and as quick. Each plan
+    is emulated once; what earlier sessions emulated the sampler reads from the study.
     """
 
     def __init__(
@@ -96,7 +40,6 @@ class PlanEmulator:
         space: SearchSpace,
         toolchain: Toolchain,
         metric: str,
-        path: Path,
         listener: Listener,
         alone: Mapping[str, float] | None = None,
         limits: Limits | None = None,
@@ -110,8 +53,7 @@ class PlanEmulator:
         self._toolchain = toolchain
         self._listener = listener
         self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
-        self._kept = {key: EmulatedErrors(path, key) for key in (self._plain.key, self._searched.key)}
-        self._alone: dict[str, dict[str, EmulatedError]] = {key: {} for key in self._kept}
+        self._errors: dict[str, dict[str, EmulatedError]] = {self._plain.key: {}, self._searched.key: {}}
         self.learn(alone or {})
         self._works = True
         self._clock = clock
@@ -132,7 +74,7 @@ class PlanEmulator:
         for key, errors in ((self._searched.key, judged or alone), (self._plain.key, alone)):
             for group, error in errors.items():
                 plan = self._fp32.replace({group: self._space.reduced_of(group)})
-                self._alone[key][plan.fingerprint] = EmulatedError(error, None)
+                self._errors[key][plan.fingerprint] = EmulatedError(error, None)
 
     def affordable(self, seconds: float) -> int:
         """How many plans can be emulated in so many seconds, by the time that emulation has taken; a few before any."""
@@ -148,7 +90,7 @@ class PlanEmulator:
         return None if error is None or error.samples == 0 else error
 
     def _known(self, plan: PrecisionPlan, key: str) -> EmulatedError | None:
-        return self._kept[key].errors.get(plan.fingerprint) or self._alone[key].get(plan.fingerprint)
+        return self._errors[key].get(plan.fingerprint)
 
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
         started = self._clock()
@@ -161,10 +103,9 @@ class PlanEmulator:
         self._emulating_s += self._clock() - started
         self._emulated += len(plans)
         for judge in {self._plain.key: self._plain, self._searched.key: self._searched}.values():
-            errors = {plan: _emulated(error, judge) for plan, error in zip(plans, outputs, strict=True)}
-            kept = self._kept[judge.key]
-            kept.refresh()  # Another search in the same run directory may have added some meanwhile.
-            kept.add(errors)
+            self._errors[judge.key].update(
+                {plan: _emulated(error, judge) for plan, error in zip(plans, outputs, strict=True)}
+            )
 
 
 def emulate_outputs(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Toolchain
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
@@ -97,8 +96,7 @@ class Guide:
         Called before the sampler's first plan and before every plan behind it, so that none waits for many.
         """
         is_first = not self._told
-        is_new = self._settled_seeds() != self._seeds_known
-        if self._errors.take(self._allowed(), wait=is_first) or is_first or is_new:
+        if self._errors.take(self._allowed(), wait=is_first) or is_first:
             self.prior = self._guide()
             self._tell()
 
@@ -111,9 +109,9 @@ class Guide:
         return soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
 
     def _guide(self) -> Prior:
-        sensitivity, self._seeds_known = self._errors.sensitivity(), self._settled_seeds()
+        sensitivity = self._errors.sensitivity()
         exact = self._toolchain.latency_source == "predicted"
-        prior = make_prior(self._space, sensitivity, self._terms, exact=exact, anchors=self._anchors())
+        prior = make_prior(self._space, sensitivity, self._terms, exact=exact)
         if self._emulator is not None:
             plain = self._errors.unjudged().errors
             done = [g for g in sensitivity.errors if g not in sensitivity.doubts]
@@ -127,20 +125,6 @@ class Guide:
             return 0
         build_s = median([e.build_s for e in self._record.evaluations()] or [0.0])
         return self._emulator.affordable(_LEARNING_SHARE * build_s)
-
-    def _anchors(self) -> list[OutputError]:
-        """The errors of the evaluated seeds on the samples that one-group errors are taken on."""
-        if not self._errors.sensitivity().doubts:
-            return []
-        count = self._toolchain.predictor.emulated_samples.count
-        origins = {seed.origin for seed in self._space.seeds}
-        seeds = (e for e in self._record.evaluations() if e.origin in origins)
-        usable = [e for e in seeds if e.is_finite and e.plan.reduced_groups]
-        counted = (e.counted if self._searched is None else self._searched.of(e.error) for e in usable)
-        return [error.of_first(count) for error in counted]
-
-    def _settled_seeds(self) -> int:
-        return sum(origin_of(trial.user_attrs) != ORIGIN_SAMPLER for trial in self._record.trials.settled())
 
     def _tell(self) -> None:
         sensitivity = self._errors.sensitivity()

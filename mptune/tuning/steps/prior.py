@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.graph.plan import Precision
 from mptune.targets.roofline import LatencyTerms
@@ -24,12 +23,6 @@ _ALIKE_SD, _KIND_SD, _ANY_SD = 2.0, 3.0, 3.0
 """Standard deviation of the log of a squared error that is taken from groups of the same pattern, of the same kind, or
 from all groups: factors of 2.7 and 4.5 in the error. Blocks of one pattern in a trained network differ so."""
 
-_LARGEST_EXCESS = 2.0
-"""The same log, by which an error on few samples is corrected at most: a factor of 2.7 in the error."""
-
-_MAD_TO_SD = 1.4826
-"""Standard deviation of a normal distribution by its median absolute deviation."""
-
 MOST_KEPT = 12
 """Parts that are kept apart; the others join the one most like them, which takes the larger share of each group."""
 
@@ -40,20 +33,15 @@ def make_prior(
     terms: LatencyTerms | None,
     *,
     exact: bool,
-    anchors: Sequence[OutputError] = (),
 ) -> Prior:
     """The sampler's prior: what is known about errors and latencies before any build.
 
-    Args:
-        space: The search space; its free groups are the prior's terms.
-        sensitivity: One-group errors; that of a free group which is missing is estimated from groups like it.
-        terms: Gains and boundary costs of the roofline, in milliseconds; None if no latency can be predicted.
-        exact: Whether latencies are predicted by these terms, so that they have no uncertainty.
-        anchors: Errors of evaluated plans, on the samples that one-group errors are taken on.
+    Errors of free groups that are missing are estimated from groups like them. ``exact`` latencies are predicted by
+    these terms, so that they have no uncertainty; without terms none can be predicted.
     """
     further = [(group, row) for group in space.free for row in space.reduced_precisions(group)[1:]]
     columns = [*((group, space.reduced_of(group)) for group in space.free), *further]
-    estimates = log_square_errors(space, sensitivity, anchors)
+    estimates = log_square_errors(space, sensitivity)
     errors = [
         estimates[group]
         if row is space.reduced_of(group)
@@ -132,27 +120,13 @@ def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] |
     return dict[Hashable, float](error.by_part(sensitivity.metric).items())
 
 
-def log_square_errors(
-    space: SearchSpace, sensitivity: Sensitivity, anchors: Sequence[OutputError] = ()
-) -> dict[str, tuple[float, float]]:
+def log_square_errors(space: SearchSpace, sensitivity: Sensitivity) -> dict[str, tuple[float, float]]:
     """Of each free group, the log of its squared error and the standard deviation that is due to what was not taken.
 
-    A group without an error has the mean of those of its pattern, else of its kind, else of all. Some samples magnify
-    every rounding; so where an error was taken on few samples it is divided by how much larger the anchors' errors are
-    on those than on all (ratio estimation; Cochran, Sampling Techniques, 1977, chapter 6). Of the anchors' ratios the
-    median is taken: in one plan a few groups may have most of the error, and those on a sample of their own.
+    A group without an error has the mean of those of its pattern, else of its kind, else of all.
     """
-    excess = {
-        count: _excess([anchor.of_first(count) for anchor in anchors], anchors, sensitivity.metric)
-        for count in {error.sample_count for group, error in sensitivity.taken.items() if group in sensitivity.doubts}
-    }
-
-    def excess_of(group: str) -> tuple[float, float]:
-        is_partial = group in sensitivity.doubts and group in sensitivity.taken
-        return excess[sensitivity.taken[group].sample_count] if is_partial else (0.0, 0.0)
-
     taken_logs = {
-        group: math.inf if math.isinf(error) else 2.0 * math.log(max(error, ERROR_FLOOR)) - excess_of(group)[0]
+        group: math.inf if math.isinf(error) else 2.0 * math.log(max(error, ERROR_FLOOR))
         for group, error in sensitivity.errors.items()
     }
     finite: dict[str, list[float]] = {}
@@ -162,29 +136,11 @@ def log_square_errors(
             for fact in facts[group]:
                 finite.setdefault(fact, []).append(taken_logs[group])
     return {
-        group: (taken_logs[group], math.hypot(2.0 * sensitivity.doubts.get(group, 0.0), excess_of(group)[1]))
+        group: (taken_logs[group], 2.0 * sensitivity.doubts.get(group, 0.0))
         if group in taken_logs
         else _estimate(facts[group], finite)
         for group in space.free
     }
-
-
-def _excess(few: Sequence[OutputError], on_all: Sequence[OutputError], metric: str) -> tuple[float, float]:
-    """Log of the anchors' squared errors on few samples, less that on all their samples, and its standard deviation.
-
-    As if one more anchor had shown no excess: one alone says little of the groups.
-    """
-    values = [(on_few.value(metric), all_.value(metric)) for on_few, all_ in zip(few, on_all, strict=True)]
-    ratios = [
-        2.0 * math.log(on_few / all_)
-        for on_few, all_ in values
-        if min(on_few, all_) > ERROR_FLOOR and on_few + all_ < math.inf
-    ]
-    if not ratios:
-        return 0.0, 0.0
-    excess = float(np.median([0.0, *ratios]))
-    spread = float(np.median(np.abs(np.array([0.0, *ratios]) - excess))) * _MAD_TO_SD
-    return min(max(excess, -_LARGEST_EXCESS), _LARGEST_EXCESS), min(spread, _LARGEST_EXCESS)
 
 
 def _estimate(facts: tuple[str, str, str], finite: Mapping[str, list[float]]) -> tuple[float, float]:
@@ -196,13 +152,9 @@ def _estimate(facts: tuple[str, str, str], finite: Mapping[str, list[float]]) ->
 
 
 def part_shares(errors: Sequence[Mapping[Hashable, float] | None]) -> tuple[tuple[float, ...], ...] | None:
-    """Squared error of each group in each part, over that in its worst part.
+    """Squared error of each group in each part, over that in its worst part, shape (n_groups, n_parts).
 
-    Args:
-        errors: of each group, part -> error; None where that is not known: such a group is taken to meet every part.
-
-    Returns:
-        Shape (n_groups, n_parts), the parts that cannot decide left out; None where one part decides whatever the plan.
+    A group whose errors are not known is taken to meet every part. None where one part decides whatever the plan.
     """
     parts = list(dict.fromkeys(part for by_part in errors if by_part for part in by_part))
     if len(parts) < 2:

@@ -10,7 +10,6 @@ run goes on where it was, and the same command again measures nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,16 +23,14 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.front import choose, confirmed_front, knee, pareto
 from mptune.tuning.fronts.dominance import in_doubt
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.limits import feasible
 from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.reasons.unconfirmed import Unconfirmed
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
-from mptune.tuning.steps.attempts import ATTEMPTS, FAULTS_IN_A_ROW, keep_faults, run_control
+from mptune.tuning.steps.attempts import ATTEMPTS, FAULTS_IN_A_ROW, in_fresh_processes, once_more, run_control
 from mptune.tuning.steps.limits import Limits
 
 _PREFIX = "confirm:"
@@ -57,7 +54,7 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
 
     The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
-    already, then those of the rest that lie farthest from all of these. Where re-measuring changes the choice, the plan
+    already, then evenly spread ones of the rest. Where re-measuring changes the choice, the plan
     that is chosen now comes in too.
     """
     evaluations, dropped = _counted(record, settings), dropped_plans(record, settings.ignore)
@@ -75,8 +72,9 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
     wanted |= {e.plan.fingerprint for e in every if _rounds_of(notes, e.plan)}
     points = [e for e in every if e.plan.fingerprint in wanted]
-    rest = [e for e in every if e.plan.fingerprint not in wanted]
-    points += _spread(rest, points, settings.confirm_points - len(points))
+    rest = [e for e in every if e.plan.fingerprint not in wanted]  # by latency
+    count = min(max(settings.confirm_points - len(points), 0), len(rest))
+    points += [rest[int((number + 0.5) * len(rest) / count)] for number in range(count)]
     kept = {e.plan.fingerprint for e in points}
     return tuple(e for e in every if e.plan.fingerprint in kept)
 
@@ -93,22 +91,6 @@ def dropped_plans(record: StudyRecord, ignored: tuple[str, ...] = ()) -> dict[st
 def _counted(record: StudyRecord, settings: SearchSettings) -> tuple[Evaluation, ...]:
     """All evaluations, judged without the outputs that are ignored."""
     return tuple(evaluation.ignoring(settings.ignore) for evaluation in record.evaluations())
-
-
-def _spread(rest: Sequence[Evaluation], placed: Sequence[Evaluation], count: int) -> list[Evaluation]:
-    """One by one, the point that lies farthest from all that are taken; latency and log error over their ranges."""
-    every = [*rest, *placed]
-    axes = ([e.latency.median_ms for e in every], [math.log(max(e.error_value, ERROR_FLOOR)) for e in every])
-    scaled = [[(v - min(axis)) / ((max(axis) - min(axis)) or 1.0) for v in axis] for axis in axes]
-    place = {e.plan.fingerprint: point for e, point in zip(every, zip(*scaled, strict=True), strict=True)}
-    spread: list[Evaluation] = []
-    left = list(rest)
-    while left and len(spread) < count:
-        near = [place[e.plan.fingerprint] for e in (*placed, *spread)]
-        best = max(left, key=lambda e: min(math.dist(place[e.plan.fingerprint], other) for other in near))
-        spread.append(best)
-        left.remove(best)
-    return spread
 
 
 def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
@@ -206,10 +188,11 @@ def measure_again(
             last = number
         if point.plan.fingerprint in failed:
             continue
-        measure = _measure if in_vain < _VAIN else _measure_once
-        result, faults = measure(toolchain, point, settings.worker.retries, listener)
-        in_vain += not isinstance(result, Failure) and not _is_finite(result.error, point.ignored)
-        keep_faults(record, faults, faults + 1)
+        job = partial(toolchain.evaluate, point.plan, "held_out")
+        result = in_fresh_processes(job, toolchain, listener, f"re-measuring plan {point.plan.fingerprint}")
+        if not isinstance(result, Failure) and in_vain < _VAIN:
+            result = once_more(job, result, partial(_doubt, point), toolchain, listener)
+            in_vain += bool(_doubt(point, result))
         if isinstance(result, Failure):
             failed.add(point.plan.fingerprint)
             record.set_note(_key(point.plan, number), {"failure": result.to_json()})
@@ -256,43 +239,11 @@ def confirmed_evaluations(
     return tuple(kept), tuple(unconfirmed)
 
 
-def _measure(
-    toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
-) -> tuple[Measurement | Failure, int]:
-    """Measure a plan; once more in a fresh process where its outputs are not finite, as they were in the search."""
-    result, faults = _measure_once(toolchain, point, retries, listener)
-    if isinstance(result, Failure) or _is_finite(result.error, point.ignored):
-        return result, faults
-    toolchain.restart()
-    again, more = _measure_once(toolchain, point, retries, listener)
-    if isinstance(again, Failure) or not _is_finite(again.error, point.ignored):
-        return result, faults + more
-    what = f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none in a fresh process: "
-    listener.warning(what + "only the second measurement counts")
-    return again, faults + more
-
-
-def _measure_once(
-    toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
-) -> tuple[Measurement | Failure, int]:
-    """Measure a plan; again in a fresh process where it fails, and as often as is set where the machine does."""
-    faults = failures = 0
-    while True:
-        result = toolchain.evaluate(point.plan, "held_out")
-        if not isinstance(result, Failure):
-            return result, faults + failures
-        if result.is_machine_fault:
-            faults += 1
-            if faults > retries:
-                raise machine_error(result, faults)
-            listener.warning(f"the machine failed while re-measuring: {result.message}; trying again")
-            continue
-        failures += 1
-        if failures == ATTEMPTS:
-            return result, faults
-        what = f"plan {point.plan.fingerprint} failed while it was re-measured ({describe(result)})"
-        listener.warning(f"{what}: trying again in a fresh process")
-        toolchain.restart()
+def _doubt(point: Evaluation, measurement: Measurement) -> str:
+    """What speaks against a measurement on the held-out samples: a plan is finite in the search; else empty."""
+    if _is_finite(measurement.error, point.ignored):
+        return ""
+    return f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none"
 
 
 def _pooled(

@@ -45,10 +45,7 @@ _ASSUMED_SPREAD, _ASSUMED_WEIGHT = 0.4, 2.0
 freedom the groups' common spread stands for beside a group's own."""
 
 _SHARE = 0.25
-"""Of the groups that could do with more samples so many come first, those for which it is worth most."""
-
-_LEAST_STAKE = 0.1
-"""What is at stake in a group that saves nothing, in means over all groups: its neighbours' Casts may hang on it."""
+"""Of the groups that could do with more samples so many come first, those of which least is known."""
 
 _UNSEEN_DOUBT = 1.0
 """Relative doubt of an error that was zero on the samples taken so far: others may show one."""
@@ -125,7 +122,6 @@ class OneGroupErrors:
         listener: Listener,
         shared: SharedErrors | None = None,
         sleep: Callable[[float], None] = time.sleep,
-        gains_ms: Mapping[str, float] | None = None,
         searched: SearchedError | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -138,11 +134,9 @@ class OneGroupErrors:
         self._listener = listener
         self._shared = shared
         self._sleep = sleep
-        self._stakes = _stakes(space.free, gains_ms or {})
         self._parts = toolchain.predictor.emulated_samples.parts
         recorded = Sensitivity.load(path, metric)
         kept = {g: error for g, error in recorded.taken.items() if g in space.free}
-        self._final = {g: error for g, error in recorded.errors.items() if g in space.free and g not in kept}
         # Under tolerances that the search did not have before, errors are taken anew.
         self._errors = {g: self._searched.kept(error) for g, error in kept.items() if self._searched.is_kept(error)}
         self._failed = {g for g in recorded.failed if g in space.free}
@@ -154,20 +148,12 @@ class OneGroupErrors:
     @property
     def spent(self) -> int:
         """Emulations so far, each of one group on one sample; those of all workers, and of earlier runs."""
-        return sum(map(self._samples, self._errors)) + len(self._final) + len(self._failed - self._errors.keys())
+        return sum(map(self._samples, self._errors)) + len(self._failed - self._errors.keys())
 
     def take(self, allowed: float, *, wait: bool = False) -> bool:
-        """Emulate what is wanted most, as long as ``spent`` stays within what is allowed.
+        """Emulate what is wanted most while ``spent`` stays within what is allowed; whether more is known than before.
 
-        Args:
-            allowed: emulations altogether, as ``spent`` counts them.
-            wait: where other workers have all in work that is still wanted, wait for them.
-
-        Returns:
-            Whether more is known than before.
-
-        Raises:
-            RunError: the machine failed, the disk is nearly full, or the file cannot be written.
+        Where other workers have all in work that is still wanted, ``wait`` for them.
         """
         before = self.spent
         while self._limits is None or self._limits.reached() is None:
@@ -193,12 +179,12 @@ class OneGroupErrors:
             return self._sensitivity
         ignored = self._searched.ignored
         values = {g: _value(error.without(ignored), self._metric) for g, error in self._errors.items()}
-        errors, doubts = {**values, **self._final}, self._doubts()
-        free = [g for g in self._space.free if g in errors]
+        doubts = self._doubts()
+        free = [g for g in self._space.free if g in values]
         self._sensitivity = Sensitivity(
             self._metric,
-            {g: errors[g] for g in free},
-            {g: self._errors[g] for g in free if g in self._errors},
+            {g: values[g] for g in free},
+            {g: self._errors[g] for g in free},
             {g: doubts[g] for g in free if doubts.get(g)},
             tuple(g for g in self._space.free if g in self._failed),
         )
@@ -207,10 +193,9 @@ class OneGroupErrors:
     # -- what comes next ----------------------------------------------------------------------------------------
 
     def _wanted(self) -> list[_Job]:
-        """Jobs, the one that tells most for its cost first: a first sample of each group comes before all others.
+        """Jobs: a first sample of each group, then more of those whose error is in doubt, the most doubted first.
 
-        Where it takes long, groups that repeat a pattern wait until every pattern is known, and what saves most latency
-        comes first.
+        Where emulations take long, groups that repeat a pattern wait until every pattern is known.
         """
         free = set(self._space.free)
         first_of = {group.pattern or group.id: group.id for group in reversed(self._space.groups) if group.id in free}
@@ -227,21 +212,17 @@ class OneGroupErrors:
                     few = tuple(g for g in chunk if self._lacks(g, part, doubts))
                     if few:
                         lacking.append((f"{index}:{name}{number}", part, few))
-        # A wrong error of a group moves the front by what the group saves. What is gained by a further sample:
-        worth = {g: self._stakes[g] * doubts[g] ** 2 / len(part) for _, part, few in lacking if part.start for g in few}
+        worth = {g: doubts[g] ** 2 / len(part) for _, part, few in lacking if part.start for g in few}
         least = float(np.quantile(list(worth.values()), 1.0 - _SHARE)) if worth else 0.0
-        jobs: list[tuple[int, float, _Job]] = []
-        for key, part, few in lacking:
-            wanted = few if part.start == 0 else tuple(g for g in few if worth[g] >= least)
-            if wanted:
-                value_of = self._stakes if part.start == 0 else worth
-                rank = 0 if part.start else 2 if set(wanted) <= set(lists[0]) else 1
-                jobs.append((rank, sum(value_of[g] for g in wanted) / len(wanted), _Job(key, part, wanted)))
-        return [job for _, _, job in sorted(jobs, key=lambda entry: (-entry[0], -entry[1]))]
+        jobs = [(key, part, tuple(g for g in few if not part.start or worth[g] >= least)) for key, part, few in lacking]
+        return sorted(
+            (_Job(*job) for job in jobs if job[2]),
+            key=lambda job: (job.part.start > 0, -sum(worth.get(g, 0.0) for g in job.groups) / len(job.groups)),
+        )
 
     def _lacks(self, group: str, part: range, doubts: Mapping[str, float]) -> bool:
         """Whether this is the next part of a group that needs one."""
-        if group in self._final or group in self._failed or self._samples(group) != part.start:
+        if group in self._failed or self._samples(group) != part.start:
             return False
         return (
             part.start == 0 or self._toolchain.predictor.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
@@ -286,7 +267,7 @@ class OneGroupErrors:
         return next((job for job in jobs if job.key == key), None)
 
     def _do(self, job: _Job) -> None:
-        done, free = len(self._failed | self._errors.keys() | self._final.keys()), len(self._space.free)
+        done, free = len(self._failed | self._errors.keys()), len(self._space.free)
         more = "" if job.part.start == 0 else f", {job.part.stop} samples of {len(job.groups)}"
         self._listener.stage(f"one-group errors: {done} of {free} groups{more}")
         plans = [self._fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
@@ -304,17 +285,14 @@ class OneGroupErrors:
         if error is None:
             self._sensitivity = None
             self._failed.add(group)
-        elif group not in self._final and self._samples(group) == part.start:
+        elif self._samples(group) == part.start:
             self._sensitivity = self._doubted = None
             earlier = self._errors.get(group)
             joined = error if earlier is None else earlier.with_samples_of(error)
             if earlier is None or (earlier.per_output.keys() == error.per_output.keys() and joined.has(self._metric)):
                 self._errors[group] = joined
             else:  # Outputs whose shape depends on values were compared in another way: the parts do not add up.
-                del self._errors[group]
-                ignored = self._searched.ignored
-                values = (_value(part_error.without(ignored), self._metric) for part_error in (earlier, error))
-                self._final[group] = max(values)
+                self._failed.add(group)
 
     def _read_shared(self) -> None:
         if self._shared is not None:
@@ -328,13 +306,6 @@ class OneGroupErrors:
         if sensitivity != self._saved:
             sensitivity.save(self._path)
             self._saved = sensitivity
-
-
-def _stakes(groups: Sequence[str], gains_ms: Mapping[str, float]) -> dict[str, float]:
-    """How much of the front hangs on each group's error: what FP16 saves there, in means over all groups."""
-    gains = {group: max(gains_ms.get(group, 0.0), 0.0) for group in groups}
-    mean = sum(gains.values()) / max(len(gains), 1)
-    return {group: max(gain / mean, _LEAST_STAKE) if mean else 1.0 for group, gain in gains.items()}
 
 
 def _value(error: OutputError, metric: str) -> float:

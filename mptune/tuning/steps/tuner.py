@@ -172,35 +172,26 @@ class Tuner:
         raise AssertionError("unreachable")
 
     def _unseen(self, started: set[str]) -> PrecisionPlan | None:
-        """A plan that is not known: close to the front where one is there, else anywhere."""
+        """A plan that is not known: any of few, else one that differs in as few groups as need be from the front."""
         space = self._space.in_question(has_failed=bool(self._record.trials.failed()))
-        free = space.free
         generator = np.random.default_rng([self._settings.seed, len(self._record.trials.every())])
-        bases = [e.plan for e in pareto(self._record.evaluations()) if self._space.holds(e.plan)]
-        for flips in range(1, min(len(free), 4) + 1) if bases else ():
-            for _ in range(_TRIES_PER_FLIP):
-                base = self._space.choices(bases[int(generator.integers(len(bases)))])
-                for index in generator.choice(len(free), size=flips, replace=False):
-                    others = [
-                        precisions for precisions in space.choices_of(free[index]) if precisions != base[free[index]]
-                    ]
-                    base[free[index]] = others[int(generator.integers(len(others)))]
-                plan = self._space.plan(base)
-                if plan.fingerprint not in started:
-                    return plan
-        of_group = [space.choices_of(group) for group in free]
-        if len(free) <= _ENUMERABLE:
-            every = (self._space.plan(dict(zip(free, row, strict=True))) for row in itertools.product(*of_group))
+        if len(space.free) <= _ENUMERABLE:
+            rows = itertools.product(*space.options.values())
+            every = (space.plan(dict(zip(space.free, row, strict=True))) for row in rows)
             unseen = [plan for plan in every if plan.fingerprint not in started]
             return unseen[int(generator.integers(len(unseen)))] if unseen else None
-        while True:  # At least 2 ** 13 plans, of which a budget knows few.
-            drawn = {
-                g: precisions[int(generator.integers(len(precisions)))]
-                for g, precisions in zip(free, of_group, strict=True)
-            }
-            plan = self._space.plan(drawn)
+        bases = [e.plan for e in pareto(self._record.evaluations()) if space.holds(e.plan)] or [space.all_fp16]
+        for attempt in itertools.count():  # At least 2 ** 13 plans, of which a budget knows few.
+            choices = space.choices(bases[int(generator.integers(len(bases)))])
+            most = min(1 + attempt // _TRIES_PER_FLIP, len(space.free))
+            for index in generator.choice(len(space.free), size=int(generator.integers(most)) + 1, replace=False):
+                group = space.free[index]
+                others = [precision for precision in space.choices_of(group) if precision != choices[group]]
+                choices[group] = others[int(generator.integers(len(others)))]
+            plan = space.plan(choices)
             if plan.fingerprint not in started:
                 return plan
+        raise AssertionError("unreachable")
 
     # -- outcomes -----------------------------------------------------------------------------------------------
     def _tell(self, proposal: Proposal, result: Measurement | Failure, failures: int) -> None:
@@ -263,7 +254,6 @@ class Tuner:
         if not isinstance(self._toolchain, Reopens):
             return
         timings = self._toolchain.reopen(plan, count)
-        self._attempts.reopened(timings)
         if isinstance(timings, Failure):
             self._failed_to_reopen += 1
             if self._failed_to_reopen == ATTEMPTS:

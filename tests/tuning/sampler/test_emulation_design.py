@@ -53,7 +53,7 @@ def test_as_many_emulations_as_groups_tell_the_errors_and_random_plans_do_not(se
     rng = np.random.default_rng(seed)
     designed, random = model.built(), model.built()
     for _ in range(GROUPS // 4):
-        emulated = NONE if designed.emulated is None else designed.emulated[0]
+        emulated = designed.emulations[0]
         plans = design_plans(ErrorModel(model.prior, designed), np.ones(GROUPS), EVERY, emulated, 4, rng)
         assert plans.sum(axis=1).min() >= 4, "groups in company, not alone once more"
         designed = designed.with_emulated(plans, model.errors(plans))
@@ -107,7 +107,7 @@ def proposals(model: Model, sampler: PrecisionSampler, count: int) -> list[int]:
 
 def test_the_sampler_emulates_to_learn_as_long_as_there_is_doubt_and_as_many_as_are_allowed() -> None:
     model = Model(0)
-    without = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=0), 3)
+    without = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=lambda: 0), 3)
     assert max(without) <= 12
     allowed = iter([2, 3, 0])
     some = PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=lambda: next(allowed))

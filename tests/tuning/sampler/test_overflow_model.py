@@ -49,7 +49,7 @@ def test_chances_are_those_of_the_exact_posterior(culprits: int, numbers: list[i
     overflow = OverflowModel(PRIOR, seen(plans, finite))
     assert overflow.probabilities == pytest.approx(exact @ ALL, abs=0.06)
     clear = np.array([exact[~(ALL & plan).any(axis=1)].sum() for plan in ALL])
-    assert overflow.p_finite(ALL) == pytest.approx(clear, abs=0.06)
+    assert overflow.p_sound(ALL) == pytest.approx(clear, abs=0.06)
 
 
 @given(st.lists(st.integers(1, 2**GROUPS - 1), min_size=1, max_size=12))
@@ -63,9 +63,9 @@ def test_every_hitting_set_meets_all_failures(numbers: list[int]) -> None:
 def test_what_holds_all_of_a_failed_plan_fails() -> None:
     plans = rows([0, 1, 2], [0, 1, 2, 3], [3, 4])
     overflow = OverflowModel(PRIOR, seen(plans[:1], np.zeros(1)))
-    assert overflow.p_finite(plans[:2]).tolist() == [0.0, 0.0]
-    assert overflow.p_finite(rows([0, 1]))[0] == pytest.approx(1 / 3, abs=0.02)
-    assert overflow.p_finite(plans[2:])[0] == pytest.approx(0.99**2)
+    assert overflow.p_sound(plans[:2]).tolist() == [0.0, 0.0]
+    assert overflow.p_sound(rows([0, 1]))[0] == pytest.approx(1 / 3, abs=0.02)
+    assert overflow.p_sound(plans[2:])[0] == pytest.approx(0.99**2)
 
 
 def test_two_culprits_are_found_among_many_groups() -> None:
@@ -79,7 +79,7 @@ def test_two_culprits_are_found_among_many_groups() -> None:
     assert overflow.probabilities[culprits].min() > 0.9
     without = np.ones((1, groups), dtype=bool)
     without[0, culprits] = False
-    assert overflow.p_finite(without)[0] > 0.5
+    assert overflow.p_sound(without)[0] > 0.5
 
 
 def test_more_culprits_than_an_explanation_may_have_do_no_harm() -> None:
@@ -105,7 +105,7 @@ def test_a_failure_that_no_group_explains_is_one_of_all_together() -> None:
     failed, cleared = rows([0, 1, 2, 3]), rows([0, 1, 4], [2, 3, 4])
     overflow = OverflowModel(PRIOR, seen(np.vstack([failed, cleared]), np.array([0.0, 1.0, 1.0])))
     assert overflow.probabilities[:5].max() < 0.01
-    less, same, more = overflow.p_finite(rows([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]))
+    less, same, more = overflow.p_sound(rows([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]))
     assert less > 0.99
     assert same == more == pytest.approx(0.0, abs=1e-3)
 
@@ -133,8 +133,8 @@ def test_a_plan_that_gave_no_outputs_teaches_no_overflow() -> None:
     built = failing(rows([0, 1], [2]), np.array([True, False]))
     overflow, failures = OverflowModel(PRIOR, built), FailureModel(PRIOR, built)
     assert overflow.probabilities[:2] == pytest.approx([0.01, 0.01])
-    assert failures.p_runs(rows([0, 1]))[0] == pytest.approx(0.0, abs=1e-6)
-    assert failures.p_runs(rows([0], [1], [0, 3])).min() > 0.85, "one failure says little of other plans"
+    assert failures.p_sound(rows([0, 1]))[0] == pytest.approx(0.0, abs=1e-6)
+    assert failures.p_sound(rows([0], [1], [0, 3])).min() > 0.85, "one failure says little of other plans"
     assert failures.probabilities[2] < 1e-6
 
 
@@ -142,8 +142,8 @@ def test_failures_that_share_one_group_blame_it() -> None:
     plans = rows([0, 1, 2], [0, 3, 4], [0, 5, 6], [1, 2, 3, 4, 5, 6])
     failures = FailureModel(PRIOR, failing(plans, np.array([True, True, True, False])))
     assert failures.probabilities[0] > 0.85
-    assert failures.p_runs(rows([0, 7]))[0] < 0.15
-    assert failures.p_runs(rows([1, 3, 5]))[0] > 0.9
+    assert failures.p_sound(rows([0, 7]))[0] < 0.15
+    assert failures.p_sound(rows([1, 3, 5]))[0] > 0.9
 
 
 def test_outputs_that_are_not_finite_clear_a_group_of_failing() -> None:

@@ -25,7 +25,7 @@ from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Silent
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.emulated import EMULATED_JSON, EmulatedErrors, PlanEmulator
+from mptune.tuning.steps.emulated import PlanEmulator
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.sensitivity import OneGroupErrors
@@ -42,10 +42,8 @@ def choices(space: SearchSpace, *rows: str) -> list[dict[str, str]]:
     return [dict(space.choices(make_plan(bits))) for bits in rows]
 
 
-def make_emulator(
-    space: SearchSpace, toolchain: FakeToolchain, folder: Path, diary: Diary | None = None
-) -> PlanEmulator:
-    return PlanEmulator(space, toolchain, METRIC, folder / EMULATED_JSON, diary or Diary())
+def make_emulator(space: SearchSpace, toolchain: FakeToolchain, diary: Diary | None = None) -> PlanEmulator:
+    return PlanEmulator(space, toolchain, METRIC, diary or Diary())
 
 
 class TwoOutputs(FakeToolchain):
@@ -57,42 +55,33 @@ class TwoOutputs(FakeToolchain):
         return tuple(OutputError({**e.per_output, "z": {METRIC: (1.0,), "non_finite": (9.0,)}}) for e in found)
 
 
-def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
+def test_outputs_that_are_ignored_do_not_count() -> None:
     space = make_small_space(4)
     toolchain = TwoOutputs(Law(list(space.free)))
-    place, rows = tmp_path / EMULATED_JSON, choices(space, "1000")
+    rows = choices(space, "1000")
     without_z = SearchedError(METRIC, ignored=("z",))
-    ignoring = PlanEmulator(space, toolchain, METRIC, place, Diary(), searched=without_z)
+    ignoring = PlanEmulator(space, toolchain, METRIC, Diary(), searched=without_z)
     assert ignoring(rows) == [pytest.approx(toolchain.law.error(make_plan("1000")))]
-    assert PlanEmulator(space, toolchain, METRIC, place, Diary())(rows) == [math.inf], "kept apart"
-    assert PlanEmulator(space, toolchain, METRIC, place, Diary(), searched=without_z)(rows) == ignoring(rows)
-    assert len(toolchain.emulated) == 2
+    assert PlanEmulator(space, toolchain, METRIC, Diary())(rows) == [math.inf], "kept apart"
 
 
-def test_each_plan_is_emulated_once_also_after_a_restart(tmp_path: Path) -> None:
+def test_each_plan_is_emulated_once() -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space)
-    emulator = make_emulator(space, toolchain, tmp_path)
+    emulator = make_emulator(space, toolchain)
     rows = choices(space, "1000", "0110", "1000")
     errors = emulator(rows)
     assert errors == [pytest.approx(toolchain.law.error(make_plan(bits))) for bits in ("1000", "0110", "1000")]
     assert toolchain.emulated == [make_plan("1000").fingerprint, make_plan("0110").fingerprint]
     assert emulator(rows[:1]) == errors[:1]
-    again = make_toolchain(space)
-    later = make_emulator(space, again, tmp_path)
-    assert later(rows) == errors
-    assert again.emulated == []
-    later(choices(space, "0001"))
-    assert again.emulated == [make_plan("0001").fingerprint]
-    assert PlanEmulator(space, again, "max_abs", tmp_path / EMULATED_JSON, Diary()).recall(make_plan("0001")) is None
 
 
-def test_plans_are_emulated_to_learn_from_only_as_far_as_they_take_little_beside_a_build(tmp_path: Path) -> None:
+def test_plans_are_emulated_to_learn_from_only_as_far_as_they_take_little_beside_a_build() -> None:
     """Four plans in one second, by the clock: in half a second two of them."""
     space = make_small_space(4)
     toolchain = make_toolchain(space)
     now = iter(range(100))
-    emulator = PlanEmulator(space, toolchain, METRIC, tmp_path / EMULATED_JSON, Diary(), clock=lambda: float(next(now)))
+    emulator = PlanEmulator(space, toolchain, METRIC, Diary(), clock=lambda: float(next(now)))
     assert emulator.affordable(0.0) == 0, "nothing was built yet"
     assert 0 < emulator.affordable(0.1) < EMULATIONS_TO_LEARN, "how long one takes is not known yet"
     emulator(choices(space, "1000", "0110", "1100", "0011"))
@@ -114,9 +103,9 @@ class Unsharing(FakeToolchain):
         return super().emulate(plans, part)
 
 
-def test_it_is_said_once_that_plans_no_longer_share_a_session(tmp_path: Path) -> None:
+def test_it_is_said_once_that_plans_no_longer_share_a_session() -> None:
     space, diary = make_small_space(4), Diary()
-    emulator = make_emulator(space, Unsharing(Law(list(space.free))), tmp_path, diary)
+    emulator = make_emulator(space, Unsharing(Law(list(space.free))), diary)
     emulator(choices(space, "1000"))
     assert not diary.warnings
     assert all(map(math.isfinite, emulator(choices(space, "0100")) + emulator(choices(space, "0010"))))
@@ -149,7 +138,7 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
     """A build takes 0.1 s (``tests.fakes``), a job of emulations so many seconds."""
     space, ticks, diary = make_small_space(10), itertools.count(), Diary()
     toolchain = WrongAlone(Law([group.id for group in space.groups]))
-    place, settings, record = tmp_path / EMULATED_JSON, SearchSettings(budget=6), open_record(space)
+    settings, record = SearchSettings(budget=6), open_record(space)
     asked: list[int] = []
     allowed: list[int] = []
 
@@ -162,7 +151,7 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
             allowed.append(super().affordable(seconds))
             return allowed[-1]
 
-    emulator = Counting(space, toolchain, METRIC, place, diary, clock=lambda: seconds * next(ticks))
+    emulator = Counting(space, toolchain, METRIC, diary, clock=lambda: seconds * next(ticks))
     errors = OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", diary)
     terms = toolchain.latency_terms()
     assert isinstance(terms, LatencyTerms)
@@ -179,51 +168,44 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
     assert len(allowed) == 4, "before each plan that is no seed"
 
 
-def test_what_is_known_of_single_groups_is_not_emulated_again(tmp_path: Path) -> None:
+def test_what_is_known_of_single_groups_is_not_emulated_again() -> None:
     space = make_small_space(3)
     toolchain = make_toolchain(space)
-    emulator = PlanEmulator(space, toolchain, METRIC, tmp_path / "e.json", Diary(), {"g001": 0.25, "g002": math.inf})
+    emulator = PlanEmulator(space, toolchain, METRIC, Diary(), {"g001": 0.25, "g002": math.inf})
     assert emulator(choices(space, "010", "001")) == [0.25, math.inf]
     assert toolchain.emulated == []
     assert emulator.recall(make_plan("010")) == EmulatedError(0.25, None)
 
 
-def test_what_overflows_is_infinite_and_what_fails_is_not_known(tmp_path: Path) -> None:
+def test_what_overflows_is_infinite_and_what_fails_is_not_known() -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
-    emulator = make_emulator(space, toolchain, tmp_path)
+    emulator = make_emulator(space, toolchain)
     errors = emulator(choices(space, "1000", "0100", "0010"))
     assert [math.isinf(error) for error in errors] == [False, False, True]
     assert math.isnan(errors[1])
     assert emulator.recall(make_plan("0100")) is None, "it failed: nothing is known of the outputs"
     assert emulator.recall(make_plan("0010")) == EmulatedError(math.inf, 2)
-    kept = dict(EmulatedErrors(tmp_path / EMULATED_JSON, METRIC).errors)
-    failed = kept.pop(make_plan("0100").fingerprint)
-    assert (math.isnan(failed.value), failed.samples) == (True, 0)
-    assert kept == {
-        make_plan("1000").fingerprint: EmulatedError(errors[0], 2),
-        make_plan("0010").fingerprint: EmulatedError(math.inf, 2),
-    }
-    again = make_toolchain(space)
-    assert math.isnan(make_emulator(space, again, tmp_path)(choices(space, "0100"))[0])
-    assert again.emulated == [], "it crashed again and again: it is not tried in each session"
+    before = len(toolchain.emulated)
+    assert math.isnan(emulator(choices(space, "0100"))[0])
+    assert len(toolchain.emulated) == before, "it is not tried again and again"
 
 
-def test_past_a_limit_nothing_is_emulated(tmp_path: Path) -> None:
+def test_past_a_limit_nothing_is_emulated() -> None:
     space, now = make_small_space(4), [0.0]
     toolchain = make_toolchain(space)
     limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0])
-    emulator = PlanEmulator(space, toolchain, METRIC, tmp_path / "e.json", Diary(), limits=limits)
+    emulator = PlanEmulator(space, toolchain, METRIC, Diary(), limits=limits)
     assert not math.isnan(emulator(choices(space, "1000"))[0])
     now[0] = 6.0
     assert math.isnan(emulator(choices(space, "0100"))[0])
     assert len(toolchain.emulated) == 1
 
 
-def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked(tmp_path: Path) -> None:
+def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked() -> None:
     space, diary, asked = make_small_space(2), Diary(), []
     toolchain = make_toolchain(space)
-    emulator = make_emulator(space, toolchain, tmp_path, diary)
+    emulator = make_emulator(space, toolchain, diary)
     (known,) = emulator(choices(space, "10"))
 
     def emulate(plans: object) -> Failure:
@@ -239,30 +221,6 @@ def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked(tm
     assert [("trying again" in text, "gone" in text) for text in again] == [(True, True)] * 3
     assert "without emulating" in warning
     assert "gone" in warning
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"metric": "relative_l2"}', '{"metric": "relative_l2", "errors": {"a": 1}}']
-)
-def test_a_broken_file_says_nothing(text: str, tmp_path: Path) -> None:
-    (tmp_path / "e.jsonl").write_text(text)
-    kept = EmulatedErrors(tmp_path / "e.jsonl", METRIC)
-    assert kept.errors == {}
-    kept.add({"mine": EmulatedError(0.5, 2)})
-    assert EmulatedErrors(tmp_path / "e.jsonl", METRIC).errors == {"mine": EmulatedError(0.5, 2)}
-
-
-def test_several_processes_append_to_one_file_and_a_request_writes_only_its_own(tmp_path: Path) -> None:
-    one, other = (EmulatedErrors(tmp_path / "e.jsonl", METRIC) for _ in range(2))
-    sizes: list[int] = []
-    for number in range(40):
-        (one, other)[number % 2].add({f"{number:012d}": EmulatedError(0.125, 8)})
-        sizes.append((tmp_path / "e.jsonl").stat().st_size)
-    assert sizes[-1] == 40 * sizes[0]
-    one.refresh()
-    other.refresh()
-    assert one.errors == other.errors == EmulatedErrors(tmp_path / "e.jsonl", METRIC).errors
-    assert len(one.errors) == 40
 
 
 def evaluation(error: float, metric: str = METRIC) -> Evaluation:
@@ -307,10 +265,10 @@ def test_a_run_tells_how_many_plans_disagree() -> None:
     assert "inf as emulated" in text
 
 
-def test_what_was_emulated_is_kept_beside_what_is_measured(open_record: OpenRecord, tmp_path: Path) -> None:
+def test_what_was_emulated_is_kept_beside_what_is_measured(open_record: OpenRecord) -> None:
     space = make_small_space(6)
     record, toolchain = open_record(space), make_toolchain(space)
-    emulator = make_emulator(space, toolchain, tmp_path)
+    emulator = make_emulator(space, toolchain)
     (error,) = emulator(choices(space, "111111"))
     Tuner(record, space, toolchain, SearchSettings(budget=3), Silent(), emulated=emulator.recall).run()
     found = [e.emulated for e in record.evaluations()]
@@ -329,6 +287,5 @@ def test_a_search_asks_it_only_where_errors_are_measured_and_those_of_an_emulati
     front = mptune.search("model.onnx", budget=14, target="cpu", latency=FAST, open_toolchain=toolchain.open)
     asked = source == "measured" and holds
     assert (len(toolchain.emulated) > len(groups)) == asked, "more than one plan for each group"
-    assert (tmp_path / "model.mptune" / "data" / EMULATED_JSON).exists() == asked
     assert any(point.emulated is not None for point in front.points) == asked
     assert len(toolchain.emulated) == len(set(toolchain.emulated))

@@ -119,29 +119,6 @@ def test_where_samples_agree_hardly_more_than_one_is_taken(tmp_path: Path) -> No
     assert 4 * 48 < unlike.emulations <= SAMPLES * 48
 
 
-def test_further_samples_go_first_to_groups_that_save_most(tmp_path: Path) -> None:
-    """Groups whose samples differ alike: what a wrong error costs is the latency that the group would save."""
-    space = make_small_space(48)
-    gains_ms = {group: 1.0 if index % 4 == 1 else 0.05 for index, group in enumerate(space.free)}
-    toolchain = by_sample(space, spread=0.5)
-    OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary(), gains_ms=gains_ms).take(48 + 12)
-    further = [group for group, part in toolchain.samples if part.start > 0]
-    assert {part for _, part in toolchain.samples[:48]} == {range(1)}, "each group has a sample first"
-    assert len(further) >= 10
-    assert {gains_ms[group] for group in further} == {1.0}
-
-
-def test_groups_that_save_nothing_have_their_turn(tmp_path: Path) -> None:
-    space = make_small_space(16)
-    toolchain, nothing = by_sample(space, spread=0.5), dict.fromkeys(space.free, 0.0)
-    errors = OneGroupErrors(
-        space, toolchain, METRIC, tmp_path / "s.json", Diary(), gains_ms={**nothing, "g003": 2.0, "g004": -1.0}
-    )
-    errors.take(math.inf)
-    assert max(errors.sensitivity().doubts.values(), default=0.0) <= KNOWN_WELL
-    OneGroupErrors(space, toolchain, METRIC, tmp_path / "none.json", Diary(), gains_ms=nothing).take(math.inf)
-
-
 def test_an_error_that_a_sample_does_not_show_has_more_of_them(tmp_path: Path) -> None:
     space = make_small_space(16)
     toolchain = by_sample(space, spread=0.03, zero={"g003": 2})
@@ -188,50 +165,6 @@ def test_one_group_of_each_pattern_comes_first(tmp_path: Path) -> None:
     assert estimates["g001"][1] == pytest.approx(2 * known.doubts["g001"])
     errors.take(math.inf)
     assert set(errors.sensitivity().errors) == set(space.free)
-
-
-def test_groups_that_save_most_come_first(tmp_path: Path) -> None:
-    space = make_small_space(48)
-    gains_ms = {group: 0.1 + (16 <= index < 24) for index, group in enumerate(space.free)}
-    toolchain = by_sample(space)
-    OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary(), gains_ms=gains_ms).take(16)
-    assert [group for group, _ in toolchain.samples] == [*space.free[16:24], *space.free[:8]]
-
-
-def test_a_sample_that_magnifies_every_rounding_is_allowed_for() -> None:
-    """Of 8 samples the first has three times the error of the others, in all-FP16 as in each group."""
-    space = make_small_space(3)
-    anchor = OutputError({"y": {METRIC: (3e-2, *(1e-2,) * 7)}})
-    taken = {"g000": (3e-4,), "g001": (3e-4, 1e-4), "g002": (3e-4, *(1e-4,) * 7)}
-    errors = {group: sum(values) / len(values) for group, values in taken.items()}
-    outputs = {group: OutputError({"y": {METRIC: values}}) for group, values in taken.items()}
-    known = Sensitivity(METRIC, errors, outputs, {"g000": 0.4, "g001": 0.3})
-    exact = 2 * math.log(errors["g002"])
-    found = log_square_errors(space, known, [anchor] * 4)
-    assert [mean for mean, _ in found.values()] == pytest.approx([exact] * 3)
-    assert [sd for _, sd in found.values()] == pytest.approx([0.8, 0.6, 0.0]), "all anchors say the same"
-    alone = [mean for mean, _ in log_square_errors(space, known).values()]
-    assert alone[0] > alone[1] > exact + 0.5
-    one = log_square_errors(space, known, [anchor])
-    assert exact < one["g000"][0] < alone[0], "one anchor is believed by half"
-    assert one["g000"][1] > 1.0
-    nothing = OutputError({"y": {METRIC: (math.inf, *(1e-2,) * 7)}})
-    assert [mean for mean, _ in log_square_errors(space, known, [nothing]).values()] == alone
-
-
-def test_a_sample_that_magnifies_few_groups_alone_changes_no_others() -> None:
-    """All-FP16 has most of its error from one group, on the last sample; no plan without that group is so."""
-    space = make_small_space(3)
-    unlike, alike = (OutputError({"y": {METRIC: (*(1e-2,) * 7, last)}}) for last in (0.5, 1e-2))
-    taken = {"g000": (3e-4,), "g001": (3e-4,), "g002": (3e-4,)}
-    outputs = {group: OutputError({"y": {METRIC: values}}) for group, values in taken.items()}
-    known = Sensitivity(METRIC, dict.fromkeys(taken, 3e-4), outputs, dict.fromkeys(taken, 0.1))
-    found = log_square_errors(space, known, [unlike, unlike, alike, alike, alike])
-    assert [mean for mean, _ in found.values()] == pytest.approx([2 * math.log(3e-4)] * 3)
-    assert [sd for _, sd in found.values()] == pytest.approx([0.2] * 3)
-
-
-# -- while a search runs ----------------------------------------------------------------------------------------
 
 
 def searched(

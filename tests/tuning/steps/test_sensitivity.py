@@ -58,7 +58,11 @@ def test_each_free_group_is_emulated_alone_once(tmp_path: Path) -> None:
 
 def test_what_was_taken_before_an_interruption_is_kept(tmp_path: Path) -> None:
     space, path = make_small_space(4), tmp_path / "s.json"
-    Sensitivity("relative_l2", {"g001": 0.5, "g002": math.inf}).save(path)
+    taken = {
+        "g001": OutputError({"y": {METRIC: (0.5, 0.5), "non_finite": (0.0, 0.0)}}),
+        "g002": OutputError({"y": {METRIC: (0.5, 0.5), "non_finite": (1.0, 0.0)}}),
+    }
+    Sensitivity(METRIC, {"g001": 0.5, "g002": math.inf}, taken).save(path)
     toolchain = make_toolchain(space)
     found = find_sensitivity(space, toolchain, "relative_l2", path, Diary())
     assert toolchain.emulated == [make_plan("1000").fingerprint, make_plan("0001").fingerprint]

@@ -63,21 +63,15 @@ class CutSolver:
             [node[end if isinstance(end, str) else end[0]] for end in (each.producer, *each.readers)]
             for each in boundaries
         ]
-        self._single, pairs = _numbered([(index, *ends) for index, ends in enumerate(nodes) if len(ends) == 2], 3)
-        self._makers, self._takers = pairs
-        self._several, (self._producers,) = _numbered(
-            [(k, ends[0]) for k, ends in enumerate(nodes) if len(ends) > 2], 2
-        )
-        several = [ends[1:] for ends in nodes if len(ends) > 2]
-        self._tensors, (self._readers,) = _numbered([(k, end) for k, ends in enumerate(several) for end in ends], 2)
+        self._producers = np.array([ends[0] for ends in nodes], dtype=np.int64)  # (n_boundaries,)
+        readers = [(tensor, end) for tensor, ends in enumerate(nodes) for end in ends[1:]]
+        self._tensors, self._readers = np.array(readers, dtype=np.int64).reshape(-1, 2).T
         self._network = self._laid_out(self._n_groups + len(names))
 
     def _laid_out(self, n_nodes: int) -> _FlowNetworks:
         """The network of an expansion; ``_capacities`` follows its arcs."""
-        count = len(self._several)
         producers, tensors, readers = (each.tolist() for each in (self._producers, self._tensors, self._readers))
-        arcs = list(zip(self._makers.tolist(), self._takers.tolist(), strict=True))
-        arcs += [(taker, maker) for maker, taker in arcs]
+        count, arcs = len(producers), []
         for kept in range(self._n_types - 1):
             first = n_nodes + kept * count
             arcs += [(_SOURCE, first + t) for t in range(count)]
@@ -146,37 +140,20 @@ class CutSolver:
         types = self._type_of[np.hstack([labels, np.tile(self._fixed, (len(labels), 1))])]  # (n_problems, n_nodes)
         own = self._type_of[label]
         rewards = np.zeros(types.shape)
-        # One reader: a Cast where the two differ (Potts).
-        once = costs[:, self._single]
-        made, read = types[:, self._makers], types[:, self._takers]
-        reads, makes = read == own, made == own
-        arcs = [np.where((made == read) & ~reads, once, 0.0), np.where(reads | makes, 0.0, once)]
-        _add(rewards, self._takers, np.where((made != read) & ~reads, once, 0.0))
-        _add(rewards, self._makers, np.where(reads & ~makes, once, 0.0))
-        # Several: a Cast for each type that is read, other than the producer's.
-        once = costs[:, self._several]
         made, read = types[:, self._producers], types[:, self._readers]
+        arcs = []
         for kept in (number for number in range(self._n_types) if number != own):
             is_made = made == kept
-            arcs += [np.where(is_made, 0.0, once), np.where(is_made, once, 0.0), np.where(read == kept, np.inf, 0.0)]
-        has_reader = np.zeros(once.shape, dtype=bool)
+            arcs += [np.where(is_made, 0.0, costs), np.where(is_made, costs, 0.0), np.where(read == kept, np.inf, 0.0)]
+        has_reader = np.zeros(costs.shape, dtype=bool)
         rows, ends = np.nonzero(read == own)
         has_reader[rows, self._tensors[ends]] = True
         makes = made == own
-        arcs += [np.full(read.shape, np.inf), np.where(makes | has_reader, 0.0, once)]
-        _add(rewards, self._producers, np.where(has_reader & ~makes, once, 0.0))
+        arcs += [np.full(read.shape, np.inf), np.where(makes | has_reader, 0.0, costs)]
+        # Several tensors may have one producer.
+        producers = np.arange(len(rewards))[:, None], self._producers[None, :]
+        np.add.at(rewards, producers, np.where(has_reader & ~makes, costs, 0.0))
         return rewards, np.hstack(arcs)
-
-
-def _numbered(rows: Sequence[tuple[int, ...]], width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first entries of rows, shape (n_rows,), and the others, shape (width - 1, n_rows)."""
-    numbers = np.array(rows, dtype=np.int64).reshape(-1, width).T
-    return numbers[0], numbers[1:]
-
-
-def _add(rewards: Floats, nodes: NDArray[np.int64], values: Floats) -> None:
-    """Add values of columns, shape (n_problems, n_columns), to those of their nodes, which may repeat."""
-    np.add.at(rewards, (np.arange(len(rewards))[:, None], nodes[None, :]), values)
 
 
 class _FlowNetworks:
@@ -209,13 +186,7 @@ class _FlowNetworks:
     ) -> Bools:
         """Which nodes are on the source's side of each network's minimum cut, the smallest such set.
 
-        Args:
-            from_source: shape (n_networks, n_ends).
-            to_sink: the same shape.
-            capacities: of the other arcs, shape (n_networks, n_arcs).
-
-        Returns:
-            Shape (n_networks, n_nodes).
+        Capacities have shape (n_networks, n_ends), and those of the other arcs (n_networks, n_arcs).
         """
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow

@@ -34,13 +34,7 @@ class CliffModel(GroupTest):
     _drawn_sets = 128
 
     def __init__(self, prior: Prior, plans: Bools, slow: Bools) -> None:
-        """Condition on timed plans.
-
-        Args:
-            prior: names the groups, and their operators.
-            plans: shape (n_plans, n_groups), True is FP16.
-            slow: which of them are far slower than the additive law allows, shape (n_plans,).
-        """
+        """Condition on timed plans, and which of them are far slower than the additive law allows."""
         self._has_operator = shared_operators(prior)  # (n_groups, n_operators)
         fast, failed = plans[~slow], plans[slow]
         # A plan whose groups were all in FP16 in fast plans, such as the same one timed again, was slow by chance.

@@ -31,18 +31,15 @@ known to 10 %, becomes known to 9.3 %. Where one-group errors are as good as tha
 def design_plans(
     model: ErrorModel, weights: Floats, allowed: Bools, emulated: Bools, most: int, generator: np.random.Generator
 ) -> Bools:
-    """Plans whose emulated errors tell most of the groups' errors.
+    """At most so many plans whose emulated errors tell most of the groups' errors; none where none is worth it.
 
     Args:
         model: posterior of the errors.
         weights: what it matters to know each group's, shape (n_groups,), >= 0.
         allowed: groups that may be FP16, shape (n_groups,): one that overflows tells nothing.
-        emulated: plans whose errors are known, shape (n_emulated, n_groups).
+        emulated: plans whose errors are known.
         most: so many plans at most.
-        generator: of the random plans.
-
-    Returns:
-        Shape (n_plans, n_groups); no plan where nothing is worth an emulation.
+        generator: of the random plans that they are chosen from.
     """
     candidates = _random_plans(model.mode, allowed, generator)
     candidates = candidates[~np.isin(plan_keys(candidates), plan_keys(emulated))]
@@ -65,14 +62,9 @@ def design_plans(
 
 
 def unknown_alone(prior: Prior, p_overflow: Floats, emulated: Bools) -> Bools:
-    """Plans of one group in a further precision whose error is not known: as that in the preferred one is not finite.
+    """Plans of one group in a further precision whose error is not known, as in the preferred one it is not finite.
 
-    Those first whose preferred precision is the most likely to overflow.
-
-    Args:
-        prior: of the columns that are in question.
-        p_overflow: of each column, shape (n_columns,).
-        emulated: plans whose errors are known, shape (n_plans, n_columns).
+    Those first whose preferred precision is the most likely to overflow. ``emulated`` has the plans that are known.
     """
     squares = prior.log_square_errors
     guessed = [pair for pair in prior.further if squares is None or not math.isfinite(squares[pair[1]])]

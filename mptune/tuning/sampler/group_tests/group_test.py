@@ -66,12 +66,7 @@ class GroupTest:
             self._explain(failed, np.log(probabilities / (1.0 - probabilities)))
 
     def _explain(self, failures: Bools, log_odds: Floats) -> None:
-        """Enumerate hitting sets of the failures, and raise the probabilities of the groups in them.
-
-        Args:
-            failures: shape (n_failures, n_groups).
-            log_odds: prior log odds that each group is to blame, shape (n_groups,).
-        """
+        """Enumerate hitting sets of the failures, and raise the probabilities of the groups in them."""
         together = np.eye(len(failures), dtype=bool)  # one more suspect per failure: all its groups at once
         sets, set_log_odds = hitting_sets(
             np.hstack([failures, together]), np.append(log_odds, np.full(len(failures), self._together))
@@ -101,14 +96,9 @@ class GroupTest:
 
 
 def hitting_sets(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:
-    """Sets of suspects that meet every failure, by beam search from small sets to large ones.
+    """Sets of suspects that meet every failure, by beam search from small sets to large ones, and their log odds.
 
-    Args:
-        failures: which suspects each failure has, at least one, shape (n_failures, n_suspects); small failures first.
-        log_odds: of each suspect, shape (n_suspects,).
-
-    Returns:
-        The sets, at least one, shape (n_sets, n_suspects), and the log odds of each, shape (n_sets,).
+    Each failure, shape (n_failures, n_suspects), has one suspect at least; small failures come first.
     """
     sets, odds = np.zeros((1, failures.shape[1]), dtype=bool), np.zeros(1)
     met = np.zeros((1, len(failures)), dtype=bool)  # failures that each unfinished set explains

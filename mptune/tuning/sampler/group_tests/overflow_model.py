@@ -6,7 +6,6 @@ import numpy as np
 
 from mptune.graph.precision import Precision
 from mptune.tuning.sampler.group_tests.group_test import GroupTest
-from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 _OVERFLOW, _EMULATED_OVERFLOW = 0.01, 0.97
@@ -40,13 +39,9 @@ class OverflowModel(GroupTest):
         if prior.log_square_errors is not None:
             probabilities[np.isposinf(prior.log_square_errors)] = _EMULATED_OVERFLOW
         failed = built.plans[(built.finite == 0.0) & ~built.gave_nothing]
-        if built.emulated is not None:
-            failed = np.vstack([failed, built.emulated[0][np.isinf(built.emulated[1])]])
+        emulated, errors = built.emulations
+        failed = np.vstack([failed, emulated[np.isinf(errors)]])
         super().__init__(probabilities, built.plans[built.finite == 1.0], failed, _TOGETHER)
-
-    def p_finite(self, plans: Bools) -> Floats:
-        """Probability that each plan is finite, shape (n_plans,): 0 where it holds all of a plan that failed."""
-        return self.p_sound(plans)
 
 
 class FailureModel(GroupTest):
@@ -63,7 +58,3 @@ class FailureModel(GroupTest):
         ran = ~np.isnan(built.finite) & ~built.gave_nothing
         probabilities = np.full(len(prior.groups), _FAILS)
         super().__init__(probabilities, built.plans[ran], built.plans[built.gave_nothing], _PLAN_FAILS)
-
-    def p_runs(self, plans: Bools) -> Floats:
-        """Probability that each plan builds and runs, shape (n_plans,)."""
-        return self.p_sound(plans)
