@@ -20,7 +20,7 @@ another does not, makes the error of the first so uncertain that nothing differs
 
 
 def faster_beyond_noise(first: Evaluation, other: Evaluation) -> bool:
-    """Whether the latency of ``one`` is lower beyond noise (``mptune.engines.timing.latency``)."""
+    """Whether the latency of ``first`` is lower beyond noise (``mptune.engines.timing.latency``)."""
     return is_lower(first.latency, other.latency)
 
 
@@ -40,7 +40,7 @@ def in_doubt(evaluations: Sequence[Evaluation], max_latency_ms: float | None = N
     if max_latency_ms is not None:
         lows, highs = (np.array([evaluation.latency.ci95_ms[side] for evaluation in evaluations]) for side in (0, 1))
         is_in_doubt |= placed & (lows <= max_latency_ms) & (max_latency_ms <= highs)
-    return tuple(evaluation for evaluation, is_found in zip(evaluations, is_in_doubt, strict=True) if is_found)
+    return tuple(evaluations[index] for index in np.flatnonzero(is_in_doubt).tolist())
 
 
 def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> list[int]:
@@ -51,7 +51,7 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
     difference within the noise displaces nothing. What is returned is the kernel of this relation: none of it beats
     another of it, and everything else is beaten by one of it. Where plans beat each other in a circle (the first is no
     different from the second, the second from the third, and the third is more exact than the first), there is no such
-    set: the first plan of the circle is taken, and the others of it are beaten by it or through one another.
+    set: the first undecided plan is taken, and what it beats is left out.
     """
     beats = _beats(evaluations, errors)
     undecided = np.ones(len(evaluations), dtype=bool)
@@ -59,22 +59,11 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
     while undecided.any():
         free = undecided & ~beats[undecided].any(axis=0)
         if not free.any():
-            free[_first_of_a_circle(beats, np.flatnonzero(undecided))] = True
+            free[np.flatnonzero(undecided)[0]] = True
             undecided &= ~beats[:, free].any(axis=1)
         kept += np.flatnonzero(free).tolist()
         undecided &= ~free & ~beats[free].any(axis=0)
     return sorted(kept)
-
-
-def _first_of_a_circle(beats: Bools, undecided: NDArray[np.intp]) -> int:
-    """The first plan of a circle that no plan outside of it beats: a source of the condensed graph of ``beats``."""
-    from scipy.sparse.csgraph import connected_components  # Slow to import, and circles are rare.
-
-    among = beats[np.ix_(undecided, undecided)]
-    _, circle = connected_components(among, directed=True, connection="strong")
-    is_beaten_from_outside = (among & (circle[:, None] != circle[None, :])).any(axis=0)
-    sources = ~np.isin(circle, circle[is_beaten_from_outside])
-    return int(undecided[np.flatnonzero(sources)[0]])
 
 
 def _beats(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> Bools:

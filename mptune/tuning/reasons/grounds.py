@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mptune.files import parse_json, write_json
 from mptune.graph.plan import Precision
-from mptune.tuning.sampler.cuts.boundaries import Boundary, End
+from mptune.json_form import JsonForm
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import Pin, SearchSpace
 
@@ -31,16 +29,21 @@ class GroupFacts:
 
 
 @dataclass(frozen=True)
-class Grounds:
-    """What explanations rest on beside the study and the sensitivity; kept in the run's data directory.
-
-    Attributes:
-        groups: all layer groups, in the order of the model.
-        prior: gains and boundary costs before any build; None where the search asked for none.
-    """
+class Grounds(JsonForm):
+    """All layer groups, in the order of the model; gains and boundary costs before any build, where they are known."""
 
     groups: tuple[GroupFacts, ...] = ()
     prior: Prior | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the prior's terms are of its groups and boundaries."""
+        prior = self.prior
+        if prior is None:
+            return
+        of_groups = (len(terms) for terms in (prior.gains_ms, prior.operators, prior.precisions) if terms)
+        costs = len(prior.boundary_costs_ms)
+        if set(of_groups) != {len(prior.groups)} or costs != len(prior.boundaries):
+            raise ValueError("the terms of the prior do not fit together")
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -59,96 +62,20 @@ class Grounds:
         )
         return cls(groups, replace(preferred, log_square_errors=None, log_square_sds=None, part_shares=None))
 
-    def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
-        groups = [
-            {
-                "id": group.id,
-                "name": group.name,
-                "kind": group.kind,
-                "pin": None if group.pin is None else [str(group.pin.precision), group.pin.reason],
-                **({} if group.reduced is Precision.FP16 else {"reduced": str(group.reduced)}),
-            }
-            for group in self.groups
-        ]
-        write_json(path, {"groups": groups, "terms": None if self.prior is None else _terms_to_json(self.prior)})
-
     @classmethod
     def load(cls, path: Path) -> Grounds:
-        """Read what ``save`` wrote; empty where there is nothing that can be read."""
+        """Read what ``keep_grounds`` wrote; empty where there is nothing that can be read."""
         try:
-            document = parse_json(path.read_text(encoding="utf-8"))
-            groups = tuple(
-                GroupFacts(
-                    _text(g["id"]),
-                    _text(g["name"]),
-                    _text(g["kind"]),
-                    None if g["pin"] is None else _pin(*g["pin"]),
-                    Precision(g.get("reduced", Precision.FP16)),
-                )
-                for g in document["groups"]
-            )
-            terms = document["terms"]
-            return cls(groups, None if terms is None else _terms_from_json(terms))
-        except (OSError, ValueError, KeyError, TypeError):
+            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
 
 
 def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> None:
-    """Store what later explanations need; terms that are there already stay where ``prior`` brings none.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
+    """Store what later explanations need; terms that are there already stay where ``prior`` brings none."""
     path = data_dir / EXPLAIN_JSON
     before, now = Grounds.load(path), Grounds.of(space, prior)
     if now.prior is None and before.free == now.free:
         now = Grounds(now.groups, before.prior)
     if now != before:
-        now.save(path)
-
-
-def _pin(precision: str, reason: str) -> Pin:
-    return Pin(Precision(precision), reason)
-
-
-def _terms_to_json(prior: Prior) -> dict[str, Any]:
-    return {
-        "groups": list(prior.groups),
-        "gains_ms": list(prior.gains_ms or ()),
-        "precisions": list(prior.precisions),
-        "ties": [[boundary.producer, *boundary.readers] for boundary in prior.boundaries],
-        "tie_costs_ms": list(prior.boundary_costs_ms),
-        "fixed_gain_ms": prior.fixed_gain_ms,
-        "exact": prior.exact,
-        "operators": [sorted(own) for own in prior.operators],
-    }
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value
-
-
-def _terms_from_json(document: Mapping[str, Any]) -> Prior:
-    gains = {_text(group): float(ms) for group, ms in zip(document["groups"], document["gains_ms"], strict=True)}
-    ties = list(zip(document["ties"], document["tie_costs_ms"], strict=True))
-    return Prior(
-        groups=tuple(gains),
-        gains_ms=tuple(gains.values()),
-        boundaries=tuple(Boundary(_end(producer), tuple(map(_end, readers))) for (producer, *readers), _ in ties),
-        boundary_costs_ms=tuple(float(ms) for _, ms in ties),
-        fixed_gain_ms=float(document["fixed_gain_ms"]),
-        exact=bool(document["exact"]),
-        operators=tuple(frozenset(map(_text, names)) for names in document.get("operators", ())),
-        precisions=tuple(map(_text, document["precisions"])),
-    )
-
-
-def _end(value: Any) -> End:
-    return value if isinstance(value, str) else tuple(map(int, value))
+        write_json(path, now.to_json())
