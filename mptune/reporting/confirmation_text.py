@@ -81,7 +81,7 @@ def verdicts(confirmation: Confirmation) -> tuple[str, str]:
 
 
 def _verdict(what: str, agreement: Agreement, ranking: str) -> str:
-    tau = "not defined" if agreement.tau is None else f"{agreement.tau:.2f}"
+    tau = "not defined" if agreement.kendall_tau is None else f"{agreement.kendall_tau:.2f}"
     return (
         f"{what}: Kendall's tau {tau} over {agreement.plans} plans; {agreement.agreeing} of {agreement.pairs} pairs "
         f"that differ beyond noise are in the same order: {ranking} {agreement.verdict}"

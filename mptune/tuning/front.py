@@ -205,23 +205,13 @@ def choose(
     *,
     wants_knee: bool = False,
 ) -> tuple[Evaluation | None, str, bool]:
-    """Take one point of the front.
+    """Take one point of the front; why, and whether the limits are met.
 
-    Args:
-        points: feasible evaluations, such as ``Front.points``.
-        max_error: take the fastest point whose error is at most this, on the search samples and on the held-out ones.
-        max_latency_ms: take the most exact point whose median is at most this. With both limits, the fastest that
-            meets both. With none, the knee.
-        max_memory_bytes: take only points whose engine takes at most so much; with no other limit, the knee of those.
-            A point whose memory is not known meets no such limit.
-        tolerances: take a point within all of these, the fastest unless ``max_latency_ms`` alone is given beside them;
-            ``max_error`` limits the rest of the outputs then.
-        metric_limits: take a point within all of these, the fastest unless another limit says otherwise.
-        wants_knee: take the knee of the points within the limits.
-
-    Returns:
-        The point (None where there are none), why it was taken, and whether the limits are met. Where they cannot be
-        met the point is the nearest: the one whose worst excess over a limit, as a ratio, is the smallest.
+    With a limit on error, a tolerance or a metric's limit the fastest that meets all, with one on latency beside none
+    or tolerances the most exact, with one on memory alone or none the knee. A limit holds on the search samples and on
+    the held-out ones; ``max_error`` limits what no tolerance is about. A point whose memory is not known meets no limit
+    on memory. Where the limits cannot be met the point is the nearest: the one whose worst excess over a limit, as a
+    ratio, is the smallest.
     """
     limits = [
         text

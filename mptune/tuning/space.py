@@ -107,18 +107,7 @@ def choices_in_question(options: Mapping[str, Sequence[str]], *, has_failed: boo
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What the search may vary.
-
-    Attributes:
-        model_sha256: of the model that the groups belong to.
-        groups: all layer groups, in topological order.
-        free: ids of the groups that are searched.
-        pinned: id -> precision and reason, for all others.
-        seeds: deduplicated; the first is always all-FP32.
-        warnings: one line each.
-        reduced: free group -> what it may be where it is not FP32, the preferred precision first; FP16 alone where it
-            is missing. BF16 costs what FP16 does and is less exact: it is preferred only where FP16 is not possible.
-    """
+    """What the search may vary: groups in topological order, and the seeds, all-FP32 first."""
 
     model_sha256: str
     groups: tuple[LayerGroup, ...]
@@ -127,6 +116,10 @@ class SearchSpace:
     seeds: tuple[Seed, ...]
     warnings: tuple[str, ...] = ()
     reduced: Mapping[str, tuple[Precision, ...]] = field(default_factory=dict)
+    """Free group -> what it may be where it is not FP32, the preferred precision first; FP16 alone where it is missing.
+
+    BF16 costs what FP16 does and is less exact: it is preferred only where FP16 is not possible.
+    """
 
     def reduced_precisions(self, group: str) -> tuple[Precision, ...]:
         """What a free group may be where it is not FP32, what it prefers first."""
@@ -154,15 +147,6 @@ class SearchSpace:
         """The plans that may be worth a build: what only backs up FP16 is where something overflows, or may have."""
         choices = choices_in_question(self.options, has_failed=has_failed)
         return replace(self, reduced={group: tuple(map(Precision, own[1:])) for group, own in choices.items()})
-
-    def as_begun(self, choices: Mapping[str, int]) -> SearchSpace:
-        """As a search was begun that gave groups fewer choices, as mptune did before: Optuna cannot add any later.
-
-        Args:
-            choices: group -> how many its trials have had.
-        """
-        kept = {group: own[: max(choices.get(group, len(own) + 1) - 1, 1)] for group, own in self.reduced.items()}
-        return self if kept == self.reduced else replace(self, reduced=kept)
 
     def plan(self, choices: Mapping[str, Precision | str]) -> PrecisionPlan:
         """The whole plan for a choice of every free group; pinned groups as they are pinned."""
@@ -255,13 +239,9 @@ def make_space(
     FP32 is pinned where FP16 cannot be right: a group that says so itself, a hazard of severity ``error``, an operator
     without an FP16 kernel, a pattern of the file. Those win over the file's FP16 pins.
 
-    Args:
-        grouped: the model and its layer groups.
-        named: the search-space file.
-        hazards: of the model; only those of severity ``error`` pin.
-        absmax: tensor name -> largest magnitude observed on the search samples.
-        lacking: precision -> id of each group for which the engine or its operators do not have it -> why not.
-        precisions: that groups may have. With several reduced ones, a group that cannot be right in FP16 may be BF16.
+    ``absmax`` has the largest magnitude of each tensor on the search samples; ``lacking``, for each precision, the
+    groups for which the engine does not have it, and why. With several reduced precisions a group that cannot be right
+    in FP16 may be BF16.
     """
     from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
 

@@ -17,24 +17,19 @@ from mptune.tuning.record.record import StudyRecord
 
 @dataclass(frozen=True)
 class Progress:
-    """How a search went.
-
-    Attributes:
-        hypervolume: after each evaluation, by the errors of the search samples, which every evaluation has; 0 to 1.
-        reference_error: errors past it count nothing in the hypervolume.
-        trials: evaluations and failed plans whose times are known.
-        trials_s: seconds that these took, one after the other, whichever process ran them.
-        builds_s: seconds of that in which engines were built; 0 where none is built.
-        span_s: from the start of the first to the end of the last, pauses counted in.
-        failures: plans that failed through their own fault.
-    """
+    """How a search went."""
 
     hypervolume: tuple[float, ...] = ()
+    """After each evaluation, by the errors of the search samples, which every evaluation has; 0 to 1."""
     reference_error: float = 0.0
+    """Errors past it count nothing in the hypervolume."""
     trials: int = 0
+    """Evaluations and failed plans whose times are known."""
     trials_s: float = 0.0
+    """What these took, one after the other, whichever process ran them."""
     builds_s: float = 0.0
     span_s: float = 0.0
+    """From the start of the first to the end of the last, pauses counted in."""
     failures: tuple[tuple[PrecisionPlan, Origin, Failure], ...] = ()
 
 

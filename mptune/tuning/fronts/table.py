@@ -31,10 +31,7 @@ _HEADER = ("", "plan", "ms", "speedup", "error", "FP16/32", "origin")
 def format_ms(value: float, noise_ms: float = 0.0) -> str:
     """Milliseconds without the unit, to the microsecond, finer under 0.1 ms and coarser from 100 ms on.
 
-    Args:
-        value: milliseconds.
-        noise_ms: half of its 95 % interval: the last digit is worth no less than a tenth of it, so that 5.912 +- 0.83
-            is 5.9. 0 where it is not known.
+    The last digit is worth no less than a tenth of the noise, half of the 95 % interval: 5.912 +- 0.83 is 5.9.
     """
     if not math.isfinite(value):
         return "-"
@@ -138,14 +135,7 @@ def group_counts(plan: PrecisionPlan) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table of a front.
-
-    Attributes:
-        evaluation: what the line shows.
-        marks: ``chosen``, ``all-FP32``, ``all-FP16``, ``not on the front``, ``not finite``; any of them.
-        on_front: whether no other plan dominates it.
-        fp16_name: what all-FP16 is called, with the number of pinned groups.
-    """
+    """One line of the table; marks are any of chosen, all-FP32, all-FP16, not on the front, and not finite."""
 
     evaluation: Evaluation
     marks: tuple[str, ...]
@@ -298,29 +288,17 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
 def shown_rows(rows: Sequence[Row], wanted: Collection[PrecisionPlan] = ()) -> tuple[Sequence[Row], int]:
     """At most ``MOST_ROWS`` of the rows, and how many are left out.
 
-    The chosen plan, both ends of the front and the baselines first, then wanted plans, then seeds, then points that
-    lie evenly between.
+    The chosen plan, both ends of the front, the baselines and wanted plans first, then rows that lie evenly between.
     """
     if len(rows) <= MOST_ROWS:
         return rows, 0
     points = [k for k, row in enumerate(rows) if row.on_front]
     kept = {*points[:1], *points[-1:]}
-    kept |= {k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline}
-    kept |= {k for k, row in enumerate(rows) if row.evaluation.plan in wanted}
-    seeds = [k for k, row in enumerate(rows) if row.evaluation.origin.kind == "seed" and k not in kept]
-    kept |= set(_spread(seeds, (MOST_ROWS - len(kept)) // 2))
+    kept |= {k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline or row.evaluation.plan in wanted}
     while len(kept) < MOST_ROWS:  # the middle of the widest gap
-        places = sorted(kept)
-        low, high = max(pairwise(places), key=lambda pair: pair[1] - pair[0])
+        low, high = max(pairwise(sorted(kept)), key=lambda pair: pair[1] - pair[0])
         kept.add((low + high) // 2)
     return [rows[k] for k in sorted(kept)], len(rows) - len(kept)
-
-
-def _spread(places: Sequence[int], most: int) -> list[int]:
-    """At most so many of the places, evenly."""
-    if len(places) <= most:
-        return list(places)
-    return [places[round(k * (len(places) - 1) / max(1, most - 1))] for k in range(most)]
 
 
 def _facts(front: FrontContent) -> tuple[str, str]:

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from mptune.json_form import encode_float
+from mptune.json_form import JsonForm
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 
-HELD = 0.9
-"""From this share of the pairs on a ranking held."""
-
-HELD_MOSTLY = 0.75
-"""From this share of the pairs on it held in the main."""
+HELD, HELD_MOSTLY = 0.9, 0.75
+"""From these shares of the pairs on a ranking held, and held in the main."""
 
 FEWEST_PAIRS = 3
 """Of fewer pairs nothing can be said."""
@@ -30,15 +27,11 @@ Pair = tuple[Evaluation, Evaluation]
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How a ranking of plans held.
+class Agreement(JsonForm):
+    """How a ranking of plans held: of the pairs that differ beyond noise as measured, so many agree."""
 
-    Attributes:
-        tau: Kendall's tau-b, -1 to 1; None where one side does not rank at all.
-        pairs: how many pairs of plans differ beyond noise as measured; ``agreeing`` of them the search ordered so.
-    """
-
-    tau: float | None
+    kendall_tau: float | None
+    """Kendall's tau-b, -1 to 1; None where one side does not rank at all."""
     plans: int
     pairs: int
     agreeing: int
@@ -56,14 +49,8 @@ class Agreement:
         return "did not hold: go by what was measured"
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and the verdict as JSON types."""
-        return {
-            "kendall_tau": None if self.tau is None else encode_float(self.tau),
-            "plans": self.plans,
-            "pairs": self.pairs,
-            "agreeing": self.agreeing,
-            "verdict": self.verdict,
-        }
+        """All fields and the verdict."""
+        return {**super().to_json(), "verdict": self.verdict}
 
 
 def latency_agreement(pairs: Sequence[Pair]) -> Agreement:

@@ -3,8 +3,7 @@
 Nothing is measured, and neither the model nor the device is needed: ``mptune report`` explains anywhere. A reason is
 a marginal one: what would change if this one group of this one plan became FP16 as well, by the additive model with the
 terms fitted to all builds (``mptune.tuning.sampler``). If a group's error is large and its Casts do not pay either, the
-error is the reason: the Casts may be there only because of its neighbours' errors. Not so where the plan is all-FP32
-and all-FP16, which has no boundaries, was not faster.
+error is the reason: the Casts may be there only because of its neighbours' errors.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import numpy as np
 
 from mptune.engines.base import Failure
 from mptune.finding import Finding
-from mptune.findings.wording import fill
 from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.printable import cut
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.failures import describe
@@ -63,12 +62,9 @@ def explain(
     chosen: Evaluation | None,
     findings: Sequence[Finding] = (),
 ) -> Explanation:
-    """Say why groups are FP32 in each plan, and what each group costs and gains.
+    """Say why groups are FP32 in each point and in ``others``, and what each group costs and gains.
 
-    Args:
-        others: plans to explain beside the front's points, such as the baselines.
-        chosen: the plan that the verdicts are about.
-        findings: of the run; those about groups are the reasons for them.
+    The verdicts are about the chosen plan. Findings about groups are the reasons for them.
     """
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     if not grounds.groups or any(e.plan.precision.keys() != {g.id for g in grounds.groups} for e in points):
@@ -163,8 +159,6 @@ class _Reasons:
         casts = ""
         if gain is not None and saves_ms is not None and saves_ms <= 0:
             casts = f"{name} would save {gain:.2g} ms, and the Casts for it cost {gain - saves_ms:.2g} ms"
-        if casts and group.id not in self._findings and self._is_slower_throughout(evaluation):
-            return Reason.BOUNDARIES, f"{casts}; {name} throughout is not faster, either"
         if error is not None and _raises(evaluation.error_value, error):
             return Reason.ERROR, f"kept for its error: {error:.1e} alone{_saving(saves_ms, name)}"
         if casts:
@@ -218,13 +212,6 @@ class _Reasons:
         last = 3 if worth.is_pinned else 2 if worth.group in self._to_blame else 1
         return last, 0.0 if worth.one_group_error is None else worth.one_group_error
 
-    def _is_slower_throughout(self, evaluation: Evaluation) -> bool:
-        """Whether a plan is all-FP32, and one with all free groups in less, which has no boundaries, is not faster."""
-        if evaluation.plan.reduced_groups:
-            return False
-        whole = [e for e in self._evaluated.values() if set(self._free) <= set(e.plan.reduced_groups)]
-        return bool(whole) and not any(faster_beyond_noise(e, evaluation) for e in whole)
-
     def _alone(self) -> dict[str, float]:
         """What each group saves when it alone is FP16, its Casts counted in."""
         if self._latency is None:
@@ -253,17 +240,6 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
     return chosen.plan.precision[group.id].name if reason is None else f"FP32: {reason.value}"
 
 
-_CAME_OF_IT: Mapping[str, str] = {
-    "held out": "{plans} with it in {precision} that met the held-out samples gave NaN or Inf there",
-    "no outputs": "{plans} with it in {precision} gave no outputs[ ({cause})]",
-    "not finite": "{plans} with it in {precision} came out not finite[ ({cause})]",
-    "failed": "{plans} with it in {precision} failed[ ({cause})]",
-    "blamed": "{plans} with it in {precision} came out not finite or gave no outputs",
-    "alone": "alone in {precision} its outputs are NaN or Inf",
-}
-"""What came of the plans with a group of which no plan gave finite outputs."""
-
-
 def _of_no_sound_plan(
     record: StudyRecord,
     groups: Sequence[GroupFacts],
@@ -288,29 +264,28 @@ def _of_no_sound_plan(
     broken_held_out, sound_held_out = _held_out(record, evaluations)
     to_blame: dict[str, tuple[Reason, str]] = {}
     open_: dict[str, tuple[Reason, str]] = {}
-
-    def add(kind: str, group: GroupFacts, count: int, reason: Reason, *, is_open: bool) -> None:
-        names = {"plans": _all_plans(count), "precision": group.reduced.name, "cause": _first_cause(group, failures)}
-        text = fill(_CAME_OF_IT[kind], names)
-        (open_ if is_open else to_blame)[group.id] = (reason, f"{text}; {_OPEN}" if is_open else text)
-
     for column, group in enumerate(groups):
+        name, reason = group.reduced.name, Reason.ERROR
         failed, nothing = int(bad[:, column].sum()), int(built.plans[built.gave_nothing, column].sum())
         if len(good) and good[:, column].any():
             holding = [reduced for reduced in broken_held_out if group.id in reduced]
-            if holding and group.id not in sound_held_out:
-                is_alone = any(reduced - sound_held_out == {group.id} for reduced in holding)
-                reason = Reason.ERROR if is_alone else Reason.FAILED
-                add("held out", group, len(holding), reason, is_open=not is_alone)
-        elif failed and failed == nothing and is_blamed[column]:
-            add("no outputs", group, failed, Reason.FAILED, is_open=False)
-        elif math.isinf(errors.get(group.id, 0.0)):
-            add("alone", group, failed, Reason.ERROR, is_open=False)
-        elif failed and is_blamed[column]:
-            add("blamed", group, failed, Reason.ERROR, is_open=False)
+            if not holding or group.id in sound_held_out:
+                continue
+            is_to_blame = any(reduced - sound_held_out == {group.id} for reduced in holding)
+            met = f"{_all_plans(len(holding))} with it in {name} that met the held-out samples"
+            text = f"{met} gave NaN or Inf there"
+        elif math.isinf(errors.get(group.id, 0.0)) and not (failed and failed == nothing and is_blamed[column]):
+            is_to_blame, text = True, f"alone in {name} its outputs are NaN or Inf"
         elif failed:
-            kind = "no outputs" if failed == nothing else "not finite" if not nothing else "failed"
-            add(kind, group, failed, Reason.FAILED, is_open=True)
+            is_to_blame, reason = bool(is_blamed[column]), Reason.FAILED if failed == nothing else Reason.ERROR
+            outcome = "gave no outputs" if failed == nothing else "gave no finite outputs"
+            text = f"{_all_plans(failed)} with it in {name} {outcome}{_first_cause(group, failures)}"
+        else:
+            continue
+        if is_to_blame:
+            to_blame[group.id] = reason, text
+        else:
+            open_[group.id] = Reason.FAILED, f"{text}; {_OPEN}"
     return to_blame, open_
 
 
@@ -328,12 +303,9 @@ def _all_plans(count: int) -> str:
 
 
 def _first_cause(group: GroupFacts, failures: Sequence[tuple[PrecisionPlan, Origin, Failure]]) -> str:
-    """How the first plan with a group in its reduced precision failed; empty where none did."""
+    """How the first plan with a group in its reduced precision failed, in brackets; empty where none did."""
     first = next((f for plan, _, f in failures if plan.precision.get(group.id) is group.reduced), None)
-    if first is None:
-        return ""
-    text = " ".join(describe(first).split())
-    return text if len(text) <= _LONGEST_CAUSE else text[: _LONGEST_CAUSE - 3] + "..."
+    return "" if first is None else f" ({cut(' '.join(describe(first).split()), _LONGEST_CAUSE)})"
 
 
 def _rounded(value: float) -> float:

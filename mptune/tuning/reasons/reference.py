@@ -37,11 +37,7 @@ _DRAWS = frozenset(
 def reference_findings(
     report: ReferenceReport, origin: FindingOrigin, indices: Sequence[int] = ()
 ) -> tuple[Finding, ...]:
-    """What the reference runs on a set of samples showed.
-
-    Args:
-        indices: in the data, of each sample of the set; empty where they are all of the data.
-    """
+    """What the reference runs on a set of samples showed; ``indices`` are those of the samples in the data."""
     facts = _Reference(report, origin, indices)
     return (*facts.not_finite(), *facts.zero(), *facts.constant(), *facts.repeats(), *facts.rows(), *facts.batch())
 
@@ -59,9 +55,8 @@ def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> tuple[Finding, ...]:
     """Nodes that are left in training mode or draw random numbers, as the graph alone shows them.
 
-    Args:
-        is_run: the model is run twice, too, which shows what random numbers do; what is in training mode may repeat
-            in one runtime, and is wrong in another all the same.
+    Where the model is run twice, too, that shows what random numbers do; what is in training mode may repeat in one
+    runtime, and is wrong in another all the same.
     """
     nodes = [
         node
