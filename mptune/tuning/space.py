@@ -246,7 +246,7 @@ def make_space(
     from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
 
     model, groups = grouped.model, grouped.groups
-    matcher = _Matcher(named.name, groups)
+    warnings: list[str] = []
     pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
     ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
     allowed = [precision for precision in REDUCED if precision in precisions]
@@ -257,11 +257,13 @@ def make_space(
             reduced[group] = possible
         else:
             pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
-    wanted = {precision: matcher.all_of(named.file.pin.get(precision, ())) for precision in Precision}
+    wanted = {
+        precision: _matched(named.file.pin.get(precision, ()), groups, named.name, warnings) for precision in Precision
+    }
     for precision in REDUCED:
         if wanted[precision] and precision not in allowed:
             pattern = next(iter(wanted.pop(precision).values()))
-            matcher.warnings.append(f"{pattern!r} pins groups to {precision.name}, which --precisions leaves out")
+            warnings.append(f"{pattern!r} pins groups to {precision.name}, which --precisions leaves out")
     names = {g.id: g.name for g in groups}
     for precision, patterns in wanted.items():
         for group, pattern in patterns.items():
@@ -273,43 +275,36 @@ def make_space(
                 pinned[group] = Pin(Precision.FP32, ruled_out[precision][group])
             if pinned[group].precision is Precision.FP32:
                 asked = f"{pattern!r} pins it to {precision.name}"
-                matcher.warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
+                warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
     free = tuple(g.id for g in groups if g.id not in pinned)
     searched = {group: possible for group, possible in reduced.items() if group not in pinned}
     space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched)
-    seeds = _seeds(space, grouped, named, matcher, absmax or {})
-    return replace(space, seeds=seeds, warnings=tuple(matcher.warnings))
+    seeds = _seeds(space, grouped, named, warnings, absmax or {})
+    return replace(space, seeds=seeds, warnings=tuple(warnings))
 
 
-class _Matcher:
-    """Resolves patterns and remembers which of them mean nothing."""
+def _matched(
+    patterns: Iterable[str], groups: Sequence[LayerGroup], source: str, warnings: list[str], *, is_seed: bool = False
+) -> dict[str, str]:
+    """Group id -> the first pattern that means it; patterns that mean nothing are warnings.
 
-    def __init__(self, source: str, groups: Sequence[LayerGroup]) -> None:
-        self._source = source
-        self._groups = groups
-        self.warnings: list[str] = []
-
-    def all_of(self, patterns: Iterable[str], *, classes_may_lack: bool = False) -> dict[str, str]:
-        """Group id -> the first pattern that means it.
-
-        With ``classes_may_lack``, ``op:`` and ``kind:`` patterns that mean nothing are no warning: a seed lists the
-        usual suspects, and a model without softmax lacks nothing.
-        """
-        matched: dict[str, str] = {}
-        for pattern in patterns:
-            ids = match(pattern, self._groups)
-            if not ids and not (classes_may_lack and pattern.startswith(("op:", "kind:"))):
-                self.warnings.append(
-                    f"pattern {pattern!r} of search space {self._source} matches no group of this model; "
-                    "`mptune inspect MODEL` lists the groups"
-                )
-            for group in ids:
-                matched.setdefault(group, pattern)
-        return matched
+    Not those of operators and kinds in a seed: it lists the usual suspects, and a model without softmax lacks nothing.
+    """
+    matched: dict[str, str] = {}
+    for pattern in patterns:
+        ids = match(pattern, groups)
+        if not ids and not (is_seed and pattern.startswith(("op:", "kind:"))):
+            warnings.append(
+                f"pattern {pattern!r} of search space {source} matches no group of this model; "
+                "`mptune inspect MODEL` lists the groups"
+            )
+        for group in ids:
+            matched.setdefault(group, pattern)
+    return matched
 
 
 def _seeds(
-    space: SearchSpace, grouped: GroupedModel, named: NamedSpace, matcher: _Matcher, absmax: Mapping[str, float]
+    space: SearchSpace, grouped: GroupedModel, named: NamedSpace, warnings: list[str], absmax: Mapping[str, float]
 ) -> tuple[Seed, ...]:
     from mptune.graph.hazards.find import over_threshold
 
@@ -318,7 +313,7 @@ def _seeds(
     # All are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it wherever
     # it can be. Where it pays the sampler knows better: simulated, such a seed cost a build and found nothing more.
     seeds += [
-        Seed(Origin("seed", s.name), space.mixed(matcher.all_of(s.fp32, classes_may_lack=True)))
+        Seed(Origin("seed", s.name), space.mixed(_matched(s.fp32, space.groups, named.name, warnings, is_seed=True)))
         for s in named.file.seed
     ]
     large = over_threshold(grouped, absmax, LARGE_ACTIVATION)

@@ -31,14 +31,9 @@ def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
     return math.inf if any(math.isnan(v) for v in values) else max(values) / tolerance.limit
 
 
-def is_feasible(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> bool:
-    """Whether all tolerances hold."""
-    return all(excess(evaluation, tolerance) <= 1.0 for tolerance in tolerances)
-
-
 def feasible(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance]) -> tuple[Evaluation, ...]:
     """The evaluations within all tolerances; all of them where none is."""
-    within = tuple(e for e in evaluations if is_feasible(e, tolerances)) if tolerances else ()
+    within = tuple(e for e in evaluations if all(excess(e, tolerance) <= 1.0 for tolerance in tolerances))
     return within or tuple(evaluations)
 
 
@@ -158,11 +153,6 @@ def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
                 f"--tolerance {tolerance}: output {name!r} has no column {last}",
                 f"its columns are 0 to {count - 1}" if count > 1 else one,
             )
-
-
-def known_outputs(error: OutputError) -> tuple[str, ...]:
-    """The model's outputs, as an evaluation names them."""
-    return tuple(name for name in error.per_output if name != ALL_OUTPUTS)
 
 
 _HINT = "write NAME>=X or NAME<=X with a metric that --metric names, such as map>=0.41"

@@ -27,10 +27,8 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.reasons.grounds import EXPLAIN_JSON, Grounds, GroupFacts
 from mptune.tuning.reasons.group_findings import finding_of
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.plan_rows import Floats
-from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.steps.remeasure import dropped_plans
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
@@ -118,7 +116,7 @@ class _Reasons:
 
     def of(self, evaluation: Evaluation) -> tuple[Kept, ...]:
         """The FP32 groups of a plan, each with its reason; the largest one-group error first, the unknown last."""
-        saved = self._saved(evaluation)
+        saved = {group: _rounded(ms) for group, ms in self._saved(evaluation.plan).items()}
         kept = [
             self._kept(evaluation, group, saved.get(group.id))
             for group in self._grounds.groups
@@ -127,15 +125,16 @@ class _Reasons:
         errors = {group.group: -1.0 if group.one_group_error is None else group.one_group_error for group in kept}
         return tuple(sorted(kept, key=lambda group: -errors[group.group]))
 
-    def _saved(self, evaluation: Evaluation) -> dict[str, float]:
-        """Milliseconds that each FP32 group would save the plan, its Casts counted in."""
+    def _saved(self, plan: PrecisionPlan | None) -> dict[str, float]:
+        """Milliseconds that each FP32 group would save a plan, None for all-FP32, its Casts counted in."""
         if self._latency is None:
             return {}
-        row = np.array([[evaluation.plan.precision[g] is not Precision.FP32 for g in self._free]], dtype=bool)
+        half = [plan is not None and plan.precision[group] is not Precision.FP32 for group in self._free]
+        row = np.array([half], dtype=bool)
         flips = np.eye(len(self._free), dtype=bool)[~row[0]]
         latency = self._latency.predict(np.vstack([row, row | flips]), self._terms)[0]
-        names = [group for group, half in zip(self._free, row[0], strict=True) if not half]
-        return {g: _rounded(latency[0] - ms) for g, ms in zip(names, latency[1:], strict=True)}
+        names = [group for group, is_half in zip(self._free, half, strict=True) if not is_half]
+        return {g: float(latency[0] - ms) for g, ms in zip(names, latency[1:], strict=True)}
 
     def _kept(self, evaluation: Evaluation, group: GroupFacts, saves_ms: float | None) -> Kept:
         error = self._errors.get(group.id)
@@ -182,7 +181,7 @@ class _Reasons:
         self, points: Sequence[Evaluation], chosen: Evaluation | None, kept: Mapping[str, Sequence[Kept]]
     ) -> tuple[GroupWorth, ...]:
         """All groups; first those that pay most, then those that gain nothing, overflow or are pinned."""
-        gains, alone = self._gains, self._alone()
+        gains, alone = self._gains, self._saved(None)
         reasons = {} if chosen is None else {k.group: k.reason for k in kept[chosen.plan.fingerprint]}
         worths = []
         for group in self._grounds.groups:
@@ -212,15 +211,6 @@ class _Reasons:
         last = 3 if worth.is_pinned else 2 if worth.group in self._to_blame else 1
         return last, 0.0 if worth.one_group_error is None else worth.one_group_error
 
-    def _alone(self) -> dict[str, float]:
-        """What each group saves when it alone is FP16, its Casts counted in."""
-        if self._latency is None:
-            return {}
-        count = len(self._free)
-        plans = np.vstack([np.zeros((1, count), dtype=bool), np.eye(count, dtype=bool)])
-        latency = self._latency.predict(plans, self._terms)[0]
-        return {g: float(latency[0] - ms) for g, ms in zip(self._free, latency[1:], strict=True)}
-
 
 def _raises(error: float, one_group_error: float) -> bool:
     """Whether a group would raise the error of a plan so that it counts, by the law of squares."""
@@ -246,40 +236,34 @@ def _of_no_sound_plan(
     errors: Mapping[str, float],
     evaluations: Sequence[Evaluation],
 ) -> tuple[dict[str, tuple[Reason, str]], dict[str, tuple[Reason, str]]]:
-    """Groups that are to blame for all that is known, each with why it is FP32; and those of which that is open.
+    """Groups that are to blame, each with why it is FP32; and those of which that is open.
 
-    Of the latter, others in the same plans may be to blame. A plan that gave no outputs shows a failure, and no
-    overflow.
+    To blame is a group that breaks a plan whose other groups are all in sound plans, too. A plan that gave no outputs
+    shows a failure, and no overflow.
     """
-    free = [group.id for group in groups]
-    built = record.built_plans(free).thinned(_LEARNT_FROM)
-    squares = None
-    if errors:
-        squares = tuple(2.0 * math.log(max(errors[g], ERROR_FLOOR)) if g in errors else math.nan for g in free)
-    prior = Prior(tuple(free), squares)
-    models = OverflowModel(prior, built), FailureModel(prior, built)
-    is_blamed = np.maximum(*(model.probabilities for model in models)) > 0.5
-    good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
     failures = record.failures()
+    silent = [frozenset(plan.reduced_groups) for plan, _, _ in failures]
+    broken = silent + [frozenset(e.plan.reduced_groups) for e in record.evaluations() if not e.is_finite]
+    sound = frozenset(group for e in record.evaluations() if e.is_finite for group in e.plan.reduced_groups)
     broken_held_out, sound_held_out = _held_out(record, evaluations)
     to_blame: dict[str, tuple[Reason, str]] = {}
     open_: dict[str, tuple[Reason, str]] = {}
-    for column, group in enumerate(groups):
+    for group in groups:
         name, reason = group.reduced.name, Reason.ERROR
-        failed, nothing = int(bad[:, column].sum()), int(built.plans[built.gave_nothing, column].sum())
-        if len(good) and good[:, column].any():
-            holding = [reduced for reduced in broken_held_out if group.id in reduced]
+        plans, rest = (broken_held_out, sound_held_out) if group.id in sound else (broken, sound)
+        holding = [reduced for reduced in plans if group.id in reduced]
+        is_to_blame = any(reduced - rest == {group.id} for reduced in holding)
+        is_silent = bool(holding) and all(reduced in silent for reduced in holding)
+        counted = f"{_all_plans(len(holding))} with it in {name}"
+        if group.id in sound:
             if not holding or group.id in sound_held_out:
                 continue
-            is_to_blame = any(reduced - sound_held_out == {group.id} for reduced in holding)
-            met = f"{_all_plans(len(holding))} with it in {name} that met the held-out samples"
-            text = f"{met} gave NaN or Inf there"
-        elif math.isinf(errors.get(group.id, 0.0)) and not (failed and failed == nothing and is_blamed[column]):
+            text = f"{counted} that met the held-out samples gave NaN or Inf there"
+        elif math.isinf(errors.get(group.id, 0.0)) and not (is_silent and is_to_blame):
             is_to_blame, text = True, f"alone in {name} its outputs are NaN or Inf"
-        elif failed:
-            is_to_blame, reason = bool(is_blamed[column]), Reason.FAILED if failed == nothing else Reason.ERROR
-            outcome = "gave no outputs" if failed == nothing else "gave no finite outputs"
-            text = f"{_all_plans(failed)} with it in {name} {outcome}{_first_cause(group, failures)}"
+        elif holding:
+            reason = Reason.FAILED if is_silent else Reason.ERROR
+            text = f"{counted} gave no {'' if is_silent else 'finite '}outputs{_first_cause(group, failures)}"
         else:
             continue
         if is_to_blame:

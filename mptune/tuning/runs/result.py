@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mptune.choice import Choice, ChoiceKind
 from mptune.data.calibration import split_indices
-from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin
 from mptune.run_json import RunFile
@@ -33,7 +33,6 @@ from mptune.tuning.fronts.limits import (
     check_tolerances,
     error_text,
     feasible,
-    known_outputs,
 )
 from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared, latency_text
@@ -126,7 +125,8 @@ def build_front(
             "let `mptune search` go on with it, and give it more time if you set --timeout",
         )
     metrics = record.metric, *file.search.reported_metrics
-    tolerances, limits = parsed_limits(choice, metrics, known_outputs(baseline.error), baseline.error)
+    outputs = [name for name in baseline.error.per_output if name != ALL_OUTPUTS]
+    tolerances, limits = parsed_limits(choice, metrics, outputs, baseline.error)
     plans = _read_plans(file, record, choice, baseline, tolerances)
     points, fp32 = plans.points, plans.fp32
     chosen, choice = _chosen(plans, choice, tolerances, limits, is_made=is_made)

@@ -126,10 +126,18 @@ class WorkerRun(SearchRun):
         )
 
     def device_file(self, name: str) -> RunFile:
-        """The run.json of a front of this host's own, before anything is known of it; after ``join``."""
-        fixed = self.file.fixed_settings.model_copy(update={"target": self._settings.target})
-        study = f"{self.file.study}@{name}"
-        return self.file.model_copy(update={"study": study, "fixed_settings": fixed, "accompanies": HOME})
+        """The run.json of a front of this host's own; findings about the model and the data hold on every device."""
+        file = self.file
+        return file.model_copy(
+            update={
+                "study": f"{file.study}@{name}",
+                "fixed_settings": file.fixed_settings.model_copy(update={"target": self._settings.target}),
+                "accompanies": HOME,
+                "findings": tuple(f for f in file.findings if f.code not in (TARGET_CODE, *kernel_codes())),
+                "warnings": (),
+                "choice": file.choice.again().model_copy(update={"replaced": None}),
+            }
+        )
 
     def read_budget(self) -> tuple[int, float | None]:
         """The budget of the search, and when it began, in seconds since the epoch; waits as ``work`` does."""
@@ -281,17 +289,10 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
         file = run.load()
         if is_locked and (file is None or damaged(run.data)):
             _share(home, run)
-            file = file or _fresh_file(search.device_file(name))
+            file = file or search.device_file(name)
             run.save(file)
         assert file is not None
         yield run, file, is_locked
-
-
-def _fresh_file(file: RunFile) -> RunFile:
-    """Findings and warnings about the model and the data hold on every device."""
-    kept = tuple(finding for finding in file.findings if finding.code not in (TARGET_CODE, *kernel_codes()))
-    choice = file.choice.again().model_copy(update={"replaced": None})
-    return file.model_copy(update={"findings": kept, "warnings": (), "choice": choice})
 
 
 def _share(home: RunDirectory, run: RunDirectory) -> None:

@@ -93,19 +93,14 @@ def test_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None
     assert open_record().failures() == ((proposal.plan, ORIGIN_SAMPLER, failure),)
 
 
-def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
-    def open_shared() -> StudyRecord:
-        record, _ = open_study(
-            space,
-            name="shared",
-            metric="relative_l2",
-            identity={"model": SHA},
-            journal=tmp_path / "unused",
-            url=f"sqlite:///{tmp_path / 'study.db'}",
-        )
-        return record
+def open_shared(folder: Path, space: SearchSpace) -> StudyRecord:
+    url = f"sqlite:///{folder / 'study.db'}"
+    journal = folder / "unused"
+    return open_study(space, name="shared", metric="relative_l2", identity={}, journal=journal, url=url)[0]
 
-    one, two = open_shared(), open_shared()
+
+def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
+    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
     proposal = one.ask()
     assert two.heal(stale_after_s=1e9) == 0
     assert proposal.plan.fingerprint in two.states()
@@ -125,11 +120,7 @@ def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, 
 
 
 def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Path, space: SearchSpace) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    one, two = (
-        open_study(space, name="shared", metric="relative_l2", identity={}, journal=tmp_path / "unused", url=url)[0]
-        for _ in range(2)
-    )
+    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
     proposal = one.ask()
     (running,) = one.trials.running()
     proposal.trial.set_user_attr(OWNER, {**running.user_attrs[OWNER], "host": "elsewhere"})
@@ -157,9 +148,7 @@ record, _ = open_study(make_small_space(8), name="shared", metric="relative_l2",
 print(record.ask().plan.fingerprint)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    record, _ = open_study(
-        space, name="shared", metric="relative_l2", identity={}, journal=tmp_path / "unused", url=url
-    )
+    record = open_shared(tmp_path, space)
     assert record.heal(stale_after_s=1e9) == 1
     assert record.trials.waiting() == {done.stdout.strip()}
     record.close()
