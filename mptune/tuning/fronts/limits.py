@@ -186,23 +186,18 @@ class MetricLimit:
             raise SettingsError(f"--limit {text}: the metrics are {every}", f"give --metric {match['name']}, too")
         return cls(text.strip(), name, match["sign"].startswith(">"), bound)
 
-    def excess(self, evaluation: Evaluation) -> tuple[float, float]:
-        """How far beyond the limit a plan's value is: the ratio of both, infinite where there is none; the difference.
-
-        At most (1, 0) is within.
-        """
+    def excess(self, evaluation: Evaluation) -> float:
+        """How far beyond the limit a plan's own value is, as a ratio: at most 1 holds, infinite is not known."""
         values = metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]
-        return max((self._excess(value) for value in values), default=(1.0, 0.0))
+        return max(map(self._excess, values))
 
-    def _excess(self, value: float | None) -> tuple[float, float]:
+    def _excess(self, value: float | None) -> float:
         if value is None:
-            return math.inf, math.inf
+            return math.inf
         if value >= self.bound if self.at_least else value <= self.bound:
-            return 1.0, 0.0
-        if not math.isfinite(value):
-            return math.inf, math.inf
+            return 1.0
         small, large = sorted((abs(value), abs(self.bound)))
-        return large / small if value * self.bound > 0 else math.inf, abs(value - self.bound)
+        return large / small if value * self.bound > 0 else math.inf
 
 
 def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, float | None]:

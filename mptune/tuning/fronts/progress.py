@@ -11,7 +11,7 @@ import numpy as np
 from mptune.engines.base import Failure
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains, pareto_staircase
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
 from mptune.tuning.record.record import StudyRecord
 
 
@@ -64,10 +64,4 @@ def hypervolumes(evaluations: Sequence[Evaluation], fp32: Evaluation, reference_
     errors = np.array([e.error_value if e.is_finite else math.inf for e in evaluations], dtype=float)
     gain = gains(latency_ms, fp32.latency.median_ms)
     exact = exactness(errors, reference_error, floor)
-    front_gain, front_exact = np.empty(0), np.empty(0)
-    areas: list[float] = []
-    for one_gain, one_exact in zip(gain, exact, strict=True):
-        # The staircase of all before stands for them, so that each step is as cheap as the front is short.
-        front_gain, front_exact = pareto_staircase(np.append(front_gain, one_gain), np.append(front_exact, one_exact))
-        areas.append(dominated_area(front_gain, front_exact))
-    return tuple(areas)
+    return tuple(dominated_area(gain[:count], exact[:count]) for count in range(1, len(evaluations) + 1))

@@ -85,19 +85,14 @@ def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name.partition(" ")[0]: value for name, value in parameters.items()}
 
 
-def choices_of(trials: Iterable[FrozenTrial]) -> dict[str, Sequence[Any]]:
-    """Group id -> the precisions that its parameter has had to choose from."""
-    return {
-        name.partition(" ")[0]: distribution.choices
+def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None:
+    """How many plans a search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
+    choices: dict[str, Sequence[Any]] = {
+        name: distribution.choices
         for trial in trials
         for name, distribution in trial.distributions.items()
         if isinstance(distribution, CategoricalDistribution)
     }
-
-
-def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None:
-    """How many plans a search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
-    choices = choices_of(trials)
     in_question = choices_in_question(choices, has_failed=has_failed)
     return math.prod(map(len, in_question.values())) if choices else None
 

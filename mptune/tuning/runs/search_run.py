@@ -34,8 +34,8 @@ from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findi
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.grounds import keep_grounds
 from mptune.tuning.reasons.group_findings import with_reasons
+from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.storage import check_opens, check_storage, named_storage
 from mptune.tuning.record.study import (
     BUDGET_NOTE,

@@ -17,9 +17,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, Reason
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Silent
-from mptune.tuning.reasons.grounds import EXPLAIN_JSON, Grounds, keep_grounds
 from mptune.tuning.reasons.group_findings import in_order
-from mptune.tuning.reasons.reasons import explain
+from mptune.tuning.reasons.reasons import EXPLAIN_JSON, Grounds, explain, keep_grounds
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.prior import make_prior

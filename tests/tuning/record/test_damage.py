@@ -14,14 +14,12 @@ import mptune
 from mptune.cli import main
 from mptune.data.metrics.parts import WORST_PART
 from mptune.errors import MptuneError, RunError
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.tuning.reasons.grounds import Grounds
+from mptune.tuning.reasons.reasons import Grounds
 from mptune.tuning.record.backends.journal import damaged_lines, set_damage_aside
 from mptune.tuning.record.study import copy_to_memory
 from tests.conftest import save_mlp
-from tests.fakes import FAST, FakeToolchain, Law
+from tests.fakes import FAST, make_toolchain
 
 RUN = Path("model.mptune")
 JOURNAL = RUN / "study.journal"
@@ -40,8 +38,8 @@ def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
 
 
 def search(budget: int) -> None:
-    fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
-    mptune.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open)
+    opener = make_toolchain().open
+    mptune.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=opener)
 
 
 @pytest.fixture
