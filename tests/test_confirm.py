@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import optuna
@@ -290,7 +291,7 @@ def test_the_cpu_does_not_stand_in_for_a_gpu(prepared, monkeypatch: pytest.Monke
     monkeypatch.setattr(confirm_run, "detect_gpus", lambda: ())
     monkeypatch.setattr(confirm_run, "refuse_hidden_gpu", lambda otherwise: None)
     if not profile:  # the search's was a file that is not here
-        monkeypatch.setattr(confirm_run.ConfirmRun, "_profile", lambda self: None)
+        monkeypatch.setattr(confirm_run, "load_target", mock.Mock(side_effect=TargetError("gone", "find it")))
     with pytest.raises(TargetError, match="no GPU was found, and the search was for") as caught:
         mptune.confirm("model.mptune")
     assert "target=cpu measures on this CPU" in caught.value.hint

@@ -152,10 +152,7 @@ class Evaluation(JsonForm):
         compared = replace(self, emulated=emulated.value)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
             return compared
-        outputs = self.counted.per_output.items()
-        same = OutputError(
-            {o: {name: v[: emulated.samples] for name, v in statistics.items()} for o, statistics in outputs}
-        )
+        same = self.counted if emulated.samples is None else self.counted.of_first(emulated.samples)
         measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
         if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
             return compared

@@ -83,9 +83,9 @@ class Grounds(JsonForm):
         prior = self.prior
         if prior is None:
             return
-        of_groups = (len(terms) for terms in (prior.gains_ms, prior.operators, prior.precisions) if terms)
+        of_groups = [len(terms) for terms in (prior.operators, prior.precisions) if terms]
         costs = len(prior.boundary_costs_ms)
-        if set(of_groups) != {len(prior.groups)} or costs != len(prior.boundaries):
+        if {*of_groups, len(prior.gains_ms or ())} != {len(prior.groups)} or costs != len(prior.boundaries):
             raise ValueError("the terms of the prior do not fit together")
 
     @property

@@ -54,6 +54,8 @@ from mptune.tuning.steps.tuner import Tuner
 
 STUDY = "confirm"
 
+_ELSEWHERE = "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU"
+
 
 class ConfirmRun(MeasuringRun):
     """Confirms a run that was read; its own run directory lies below that of the search."""
@@ -96,26 +98,18 @@ class ConfirmRun(MeasuringRun):
         """The target that is named; else the search's own where it is here, else what is here."""
         if self._settings.target != "auto":
             return TargetChoice(load_target(self._settings.target))
-        gpus, profile = detect_gpus(), self._profile()
-        if profile is not None and (profile.kind == "cpu" or any(is_here(profile, gpu) for gpu in gpus)):
-            return TargetChoice(profile)
+        gpus, named, searched = detect_gpus(), self._search.fixed_settings.target, self._search.target
+        if named == "auto" and searched is not None:
+            named = searched.name
+        with contextlib.suppress(TargetError):  # It is a file that is not here.
+            profile = load_target(named)
+            if profile.kind == "cpu" or any(is_here(profile, gpu) for gpu in gpus):
+                return TargetChoice(profile)
+            named = profile.title
         if gpus:
             return choose_target("auto")
         refuse_hidden_gpu("measures elsewhere")
-        searched = self._search.target
-        name = self._search.fixed_settings.target if searched is None else searched.name
-        raise TargetError(
-            f"no GPU was found, and the search was for {name if profile is None else profile.title}",
-            "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU",
-        )
-
-    def _profile(self) -> Target | None:
-        """The profile that the search was for; None where it is a file that is not here."""
-        named = self._search.fixed_settings.target
-        try:
-            return load_target(named if named != "auto" or self._search.target is None else self._search.target.name)
-        except TargetError:
-            return None
+        raise TargetError(f"no GPU was found, and the search was for {named}", _ELSEWHERE)
 
     def _identify(self) -> tuple[TargetSection, Environment]:
         """What measures here. Nothing is started to find that out."""
@@ -125,10 +119,7 @@ class ConfirmRun(MeasuringRun):
             section = self._target_section(toolchain, self._settings.target)
             environment = describe_device(toolchain, self._target)
         if section.latency_source != "measured":
-            raise TargetError(
-                f"{section.device} cannot be measured here, and a confirmation is measured",
-                "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU",
-            )
+            raise TargetError(f"{section.device} cannot be measured here, and a confirmation is measured", _ELSEWHERE)
         return section, environment
 
     def _open(self, workspace: Workspace, settings: SearchSettings) -> Toolchain:

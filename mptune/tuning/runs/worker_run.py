@@ -193,8 +193,8 @@ class WorkerRun(SearchRun):
             self._listener.stage(f"nothing to do: {reason}")
 
     def _named_space(self) -> NamedSpace:
-        fixed, kept = self.file.fixed_settings, self.directory.data / SPACE_FILE
-        named = load_space(str(kept) if kept.exists() else fixed.space)
+        fixed = self.file.fixed_settings
+        named = load_space(str(self.directory.data / SPACE_FILE))
         if named.sha256 != fixed.space_sha256:
             raise RunError(
                 f"the search space {fixed.space} differs from the one that is searched", "copy the run directory again"
