@@ -8,8 +8,7 @@ from mptune.reporting.text import error_cell, format_interval, latency_text, met
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 
 if TYPE_CHECKING:
-    from mptune.tuning.reasons.ranking import Agreement
-    from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
+    from mptune.tuning.runs.confirmation import Agreement, Confirmation, ConfirmedPlan
 
 INTERVAL = "95 %"
 """Heading of the confidence interval of the measured latency."""

@@ -16,8 +16,7 @@ from mptune.targets.engine_memory import EngineMemory
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.front import choose, hypervolume, knee, pareto
-from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.neighbours import compare_samples
+from mptune.tuning.fronts.dominance import compare_samples, faster_beyond_noise
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 

@@ -16,10 +16,9 @@ from mptune.printable import printable_html as escape
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import reason_counts
 from mptune.tuning.fronts.content import FrontContent
-from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.dominance import LEAST_EXACTER, faster_beyond_noise, shared_errors
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.limits import error_cell, format_error, is_larger_in_search, metric_cell, metric_values
-from mptune.tuning.fronts.neighbours import LEAST_EXACTER, shared_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,13 +28,13 @@ from mptune.tuning.evaluation import (
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, pareto, reference_error_of
 from mptune.tuning.fronts.content import OtherDevice
+from mptune.tuning.fronts.dominance import neighbours
 from mptune.tuning.fronts.limits import (
     MetricLimit,
     check_tolerances,
     error_text,
     feasible,
 )
-from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared, latency_text
 from mptune.tuning.reasons.advice import Outcome
 from mptune.tuning.reasons.advice import findings as advice

@@ -8,7 +8,7 @@ import pytest
 
 from mptune.engines.timing.latency import Latency
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.neighbours import compare_samples, neighbours, shared_errors
+from mptune.tuning.fronts.dominance import compare_samples, neighbours, shared_errors
 from mptune.tuning.fronts.table import compared, error_change
 from tests.tuning.factory import make_error, make_evaluation
 from tests.tuning.fronts.test_dominance import with_errors

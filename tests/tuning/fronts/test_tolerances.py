@@ -12,8 +12,8 @@ from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import choose, knee
+from mptune.tuning.fronts.dominance import neighbours
 from mptune.tuning.fronts.limits import check_tolerances, excess, feasible, rest_error
-from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared
 from tests.tuning.factory import make_evaluation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mptune.tuning.reasons.ranking import Agreement, error_agreement, kendall_tau, latency_agreement
+from mptune.tuning.runs.confirmation import Agreement, error_agreement, kendall_tau, latency_agreement
 from tests.tuning.factory import make_evaluation
 
 
