@@ -8,15 +8,16 @@ from typing import Any
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Toolchain
+from mptune.engines.base import Measurement, Toolchain
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
+from mptune.tuning.record.study_trials import Proposal
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
-from tests.fakes import SHA
+from tests.fakes import SHA, FakeToolchain
 
 
 def make_error(value: float, samples: int = 2) -> OutputError:
@@ -81,3 +82,13 @@ def make_front(points: tuple[Evaluation, ...], fp32: Evaluation, **changes: obje
         **changes,
     }
     return Front(**fields)  # type: ignore[arg-type]
+
+
+def evaluation_of(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
+    """What a toolchain measures of a proposal."""
+    measurement = toolchain.evaluate(proposal.plan)
+    assert isinstance(measurement, Measurement)
+    number, origin = proposal.number, proposal.origin
+    return Evaluation.from_measurement(
+        proposal.plan, measurement, number=number, origin=origin, metric="relative_l2", baseline_ms=None
+    )
