@@ -20,8 +20,6 @@ from mptune.reporting.breaks import heading
 from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.space import make_space
-from mptune.tuning.steps import prepare
 from tests.graph.models import constant, model, node, save, value
 
 ALL = ("fp32", "fp16", "bf16")
@@ -163,22 +161,6 @@ def test_a_device_without_bf16_is_refused(target: str, overflowing: tuple[Path, 
 def test_other_sets_are_refused(precisions: tuple[str, ...], overflowing: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="precisions= is"):
         mptune.search(overflowing[0], out=tmp_path / "r", precisions=precisions)
-
-
-def test_a_search_that_gave_groups_two_choices_goes_on_with_two(
-    overflowing: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before this version a group was FP32 or one reduced precision; Optuna keeps a parameter's choices."""
-    path, data = overflowing
-    common = {"data": data, "out": tmp_path / "r", "target": TARGET, "precisions": ALL, "progress": False}
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            prepare, "make_space", lambda *args: make_space(*args).as_begun(dict.fromkeys(make_space(*args).free, 2))
-        )
-        mptune.search(path, budget=3, **common)
-    front = mptune.search(path, budget=6, **common)
-    assert front.evaluations >= 5
-    assert len({point.plan.bf16_groups for point in front.points}) <= 2
 
 
 def test_a_search_of_a_raised_model(overflowing: tuple[Path, Path], tmp_path: Path) -> None:

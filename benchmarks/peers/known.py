@@ -18,7 +18,7 @@ from benchmarks.measuring import Bench
 from benchmarks.real_search import default_space
 from mptune.files import write_json
 from mptune.json_form import decode_float, encode_float
-from mptune.tuning.reasons.grounds import Grounds
+from mptune.tuning.reasons.reasons import Grounds
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.steps.prior import make_prior
 from mptune.tuning.steps.sensitivity import Sensitivity

@@ -19,7 +19,7 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.runs.confirm_run import ConfirmRun
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.model_copy import ensure_copy, metric_warning, pack
+from mptune.tuning.runs.model_copy import metric_warning, pack
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -73,21 +73,19 @@ def confirm(
     recorded = file.search.metric, *file.search.reported_metrics
     name, function = recorded_metric(recorded, metric, directory.path, "confirm")
     settings = replace(limits, target=target, engine=engine, storage=storage, metric=name, metric_function=function)
-    with full_disk_as_error(directory.path):
-        ensure_copy(directory, file)
-        with contextlib.ExitStack() as stack:
-            listens = stack.enter_context(listening(progress, listener))
-            confirming = ConfirmRun(directory, file, settings, listens, open_toolchain)
-            stack.callback(confirming.close)
-            confirmation = confirming.run()
-            write_run_files(
-                confirming.directory,
-                confirmation.front,
-                confirming.record,
-                confirming.grouped,
-                confirming.environment,
-                confirmation,
-            )
+    with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
+        listens = stack.enter_context(listening(progress, listener))
+        confirming = ConfirmRun(directory, file, settings, listens, open_toolchain)
+        stack.callback(confirming.close)
+        confirmation = confirming.run()
+        write_run_files(
+            confirming.directory,
+            confirmation.front,
+            confirming.record,
+            confirming.grouped,
+            confirming.environment,
+            confirmation,
+        )
     return confirmation
 
 
@@ -125,7 +123,6 @@ def export(
     with full_disk_as_error(target), joined_run(directory):  # so that nobody moves it aside
         with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
-        ensure_copy(directory, file)
         pack(directory, file, target, storage)
     if warn is not None and (text := metric_warning(file.search.metric)):
         warn(text)

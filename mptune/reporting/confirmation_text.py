@@ -8,8 +8,7 @@ from mptune.reporting.text import error_cell, format_interval, latency_text, met
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 
 if TYPE_CHECKING:
-    from mptune.tuning.reasons.ranking import Agreement
-    from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
+    from mptune.tuning.runs.confirmation import Agreement, Confirmation, ConfirmedPlan
 
 INTERVAL = "95 %"
 """Heading of the confidence interval of the measured latency."""
@@ -81,7 +80,7 @@ def verdicts(confirmation: Confirmation) -> tuple[str, str]:
 
 
 def _verdict(what: str, agreement: Agreement, ranking: str) -> str:
-    tau = "not defined" if agreement.tau is None else f"{agreement.tau:.2f}"
+    tau = "not defined" if agreement.kendall_tau is None else f"{agreement.kendall_tau:.2f}"
     return (
         f"{what}: Kendall's tau {tau} over {agreement.plans} plans; {agreement.agreeing} of {agreement.pairs} pairs "
         f"that differ beyond noise are in the same order: {ranking} {agreement.verdict}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -15,7 +14,6 @@ from mptune.data.metrics.whole_set import own_value
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency
 from mptune.finding import OutputColumns
-from mptune.findings.engine import EMULATION_CAUSE
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm, encode
 from mptune.targets.engine_memory import EngineMemory
@@ -154,10 +152,7 @@ class Evaluation(JsonForm):
         compared = replace(self, emulated=emulated.value)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
             return compared
-        outputs = self.counted.per_output.items()
-        same = OutputError(
-            {o: {name: v[: emulated.samples] for name, v in statistics.items()} for o, statistics in outputs}
-        )
+        same = self.counted if emulated.samples is None else self.counted.of_first(emulated.samples)
         measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
         if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
             return compared
@@ -295,24 +290,6 @@ class Evaluation(JsonForm):
         }
         point: dict[str, Any] = encode(figures)
         return point
-
-
-def disagreements(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    """The warning of a run where measured and emulated errors differ; none where they agree."""
-    disagreeing = [e for e in evaluations if e.disagrees]
-    if not disagreeing:
-        return ()
-    worst = max(disagreeing, key=lambda e: abs(_log(e.error_value) - _log(e.emulated or 0.0)))
-    emulated = sum(e.emulated is not None for e in evaluations)
-    return (
-        f"{len(disagreeing)} of {emulated} plans have measured and emulated errors that disagree, such as"
-        f" {worst.plan.fingerprint}: {worst.error_value:.2e} as measured, {worst.emulated:.2e} as emulated:"
-        f" {EMULATION_CAUSE}",
-    )
-
-
-def _log(error: float) -> float:
-    return math.log(max(error, 1e-12))
 
 
 def _ratio(baseline_ms: float, ms: float) -> float:

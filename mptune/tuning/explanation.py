@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from mptune.json_form import encode_float
+from mptune.json_form import JsonForm
 
 EXPLANATION_FORMAT = 1
 
@@ -40,7 +40,7 @@ REASON_WORDS = {
 
 
 @dataclass(frozen=True)
-class Kept:
+class Kept(JsonForm):
     """A group that a plan keeps in FP32.
 
     Attributes:
@@ -73,13 +73,9 @@ class Kept:
         """Why it is FP32, one line, as every view says it."""
         return f"{self.word}: {self.why}" if self.finding or self.reason is Reason.PINNED else self.why
 
-    def to_json(self) -> dict[str, Any]:
-        """The entry of a point's ``fp32`` list in front.json: every key always there, null where unknown."""
-        return _encoded({**vars(self), "reason": self.reason.value})
-
 
 @dataclass(frozen=True)
-class GroupWorth:
+class GroupWorth(JsonForm):
     """What one group costs and gains in FP16.
 
     Attributes:
@@ -111,8 +107,10 @@ class GroupWorth:
     finding: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Every key always there, null where unknown."""
-        return _encoded({name: value for name, value in vars(self).items() if name != "is_pinned"})
+        """Every key always there, null where unknown; that it is pinned is its verdict."""
+        fields = super().to_json()
+        del fields["is_pinned"]
+        return fields
 
 
 @dataclass(frozen=True)
@@ -135,11 +133,7 @@ class Explanation:
         return self.kept.get(fingerprint, ())
 
     def to_json(self, metric: str) -> dict[str, Any]:
-        """What ``mptune report RUN --explain --json`` prints.
-
-        Args:
-            metric: what the errors are.
-        """
+        """What ``mptune report RUN --explain --json`` prints; the metric is what the errors are."""
         return {
             "format": EXPLANATION_FORMAT,
             "metric": metric,
@@ -150,17 +144,8 @@ class Explanation:
 
 
 def reason_counts(kept: Iterable[Kept], most: int | None = None) -> str:
-    """FP32 groups by finding or reason, in their order, such as ``2 overflow, 12 error, 2 Casts``.
-
-    Args:
-        kept: the groups.
-        most: list at most this many words; the groups of the others are counted as ``1 more``.
-    """
+    """FP32 groups by finding or reason, such as ``2 overflow, 12 error, 1 more``; at most ``most`` words are listed."""
     counts = Counter(group.word for group in kept)
     parts = [f"{count} {word}" for word, count in counts.items()]
     rest = sum(list(counts.values())[most:]) if most is not None else 0
     return ", ".join([*parts[:most], f"{rest} more"] if rest else parts)
-
-
-def _encoded(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: encode_float(value) if isinstance(value, float) else value for name, value in fields.items()}

@@ -41,11 +41,9 @@ def machine_error(failure: Failure, attempts: int, control: str = "") -> RunErro
 def did_not_run(what: str, failure: Failure, model: Model | None = None) -> BaselineError:
     """The error for an FP32 job that gave no result; the model may explain it, by a Reshape that fixes rows or BF16."""
     hints = {
+        **_MACHINE_HINTS,
         FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
         FailureKind.OUT_OF_MEMORY: "free memory on the device, or give a smaller --batch",
-        FailureKind.DISK_FULL: DISK_FULL_HINT,
-        FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi), then run it again",
-        FailureKind.WORKER: "run `mptune doctor`",
         FailureKind.UNSUPPORTED: "the toolchain lacks an operator of this model: try another --engine",
     }
     hint = hints.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")

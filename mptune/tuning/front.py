@@ -19,7 +19,7 @@ from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
 from mptune.tuning.fronts.limits import excess as excess_of
-from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text
+from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text, plot_front
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,9 +108,7 @@ class Front(FrontContent):
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
-        from mptune.tuning.fronts.plot import plot_front
-
-        return plot_front(self, ax, ERROR_FLOOR)
+        return plot_front(self, ax)
 
     def __repr__(self) -> str:
         return front_text(self)
@@ -205,33 +203,21 @@ def choose(
     *,
     wants_knee: bool = False,
 ) -> tuple[Evaluation | None, str, bool]:
-    """Take one point of the front.
+    """Take one point of the front; why, and whether the limits are met.
 
-    Args:
-        points: feasible evaluations, such as ``Front.points``.
-        max_error: take the fastest point whose error is at most this, on the search samples and on the held-out ones.
-        max_latency_ms: take the most exact point whose median is at most this. With both limits, the fastest that
-            meets both. With none, the knee.
-        max_memory_bytes: take only points whose engine takes at most so much; with no other limit, the knee of those.
-            A point whose memory is not known meets no such limit.
-        tolerances: take a point within all of these, the fastest unless ``max_latency_ms`` alone is given beside them;
-            ``max_error`` limits the rest of the outputs then.
-        metric_limits: take a point within all of these, the fastest unless another limit says otherwise.
-        wants_knee: take the knee of the points within the limits.
-
-    Returns:
-        The point (None where there are none), why it was taken, and whether the limits are met. Where they cannot be
-        met the point is the nearest: the one whose worst excess over a limit, as a ratio, is the smallest.
+    With a limit on error, a tolerance or a metric's limit the fastest that meets all, with one on latency beside none
+    or tolerances the most exact, with one on memory alone or none the knee. A limit holds on the search samples and on
+    the held-out ones; ``max_error`` limits what no tolerance is about. A point whose memory is not known meets no limit
+    on memory. Where the limits cannot be met the point is the nearest: the one whose worst excess over a limit, as a
+    ratio, is the smallest.
     """
-    limits = [
-        text
-        for limit, text in (
-            (max_error, f"error <= {max_error:g}" if max_error is not None else ""),
-            (max_latency_ms, f"latency <= {max_latency_ms:g} ms" if max_latency_ms is not None else ""),
-            (max_memory_bytes, f"memory <= {format_bytes(max_memory_bytes)}" if max_memory_bytes is not None else ""),
-        )
-        if limit is not None
-    ]
+    limits = []
+    if max_error is not None:
+        limits.append(f"error <= {max_error:g}")
+    if max_latency_ms is not None:
+        limits.append(f"latency <= {max_latency_ms:g} ms")
+    if max_memory_bytes is not None:
+        limits.append(f"memory <= {format_bytes(max_memory_bytes)}")
     by_value = " and ".join(limit.text for limit in metric_limits)
     wanted = ", and ".join(filter(None, (" and ".join([*map(str, tolerances), *limits]), by_value)))
     if not points:
@@ -242,8 +228,8 @@ def choose(
         is_fastest = at_knee is fastest
         return at_knee, "the fastest plan; the front has no knee" if is_fastest else "the knee of the front", True
 
-    def excess(point: Evaluation) -> tuple[float, float]:
-        ratios = [1.0]
+    def excess(point: Evaluation) -> float:
+        ratios = [1.0, *(limit.excess(point) for limit in metric_limits)]
         if max_error is not None:
             ratios.append(rest_error(point, tolerances) / max_error)
         ratios += [excess_of(point, tolerance) for tolerance in tolerances]
@@ -251,11 +237,11 @@ def choose(
             ratios.append(point.latency.median_ms / max_latency_ms)
         if max_memory_bytes is not None:
             ratios.append(math.inf if point.memory is None else point.memory.total_bytes / max_memory_bytes)
-        return max([(max(ratios), 0.0), *(limit.excess(point) for limit in metric_limits)])
+        return max(ratios)
 
     if max_memory_bytes is not None and all(point.memory is None for point in points):
         return min(points, key=excess), f"what memory plans take is not known, so none is shown to have {wanted}", False
-    meeting = [p for p in points if excess(p) <= (1.0, 0.0)]
+    meeting = [p for p in points if excess(p) <= 1.0]
     if not meeting:
         return min(points, key=excess), f"no plan has {wanted}; this is the nearest", False
     if wants_knee or (max_error is None and max_latency_ms is None and not tolerances and not metric_limits):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
@@ -11,42 +11,26 @@ from mptune.tuning.evaluation import Evaluation, Origin
 
 
 class Listener(Protocol):
-    """Is called at each step of a search or confirmation, from the thread that runs it; must return soon."""
+    """Is called at each step of a search or confirmation, from the thread that runs it; must return soon.
+
+    It may have ``remaining(done, left)``, too: how many measurements are done, and how many are left, re-measuring
+    counted in.
+    """
 
     def stage(self, text: str) -> None:
         """A part of the work begins, such as ``reference`` or ``re-measuring 7 plans``."""
-        ...
 
     def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
         """A plan was evaluated and is finite; ``done`` of ``budget`` are spent."""
-        ...
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """A plan failed through its own fault, or (text) its outputs are not finite."""
-        ...
 
     def building(self, progress: Progress) -> None:
         """How far a long build is."""
-        ...
 
     def warning(self, text: str) -> None:
         """Something that a person should know, one line."""
-        ...
-
-
-@runtime_checkable
-class CountsDown(Protocol):
-    """What a ``Listener`` may have beside: how much is left to measure, for an estimate of the time."""
-
-    def remaining(self, done: int, left: int) -> None:
-        """So many measurements are done, of this search or confirmation, and so many left, re-measuring counted in."""
-        ...
-
-
-def count_down(listener: Listener, done: int, left: int) -> None:
-    """Say how much is left, where the listener asks for it."""
-    if isinstance(listener, CountsDown):
-        listener.remaining(done, left)
 
 
 class Silent:
@@ -68,21 +52,28 @@ class Silent:
         """Nothing."""
 
 
+def count_down(listener: Listener, done: int, left: int) -> None:
+    """Say how much is left, where the listener asks for it."""
+    remaining: Callable[[int, int], None] | None = getattr(listener, "remaining", None)
+    if remaining is not None:
+        remaining(done, left)
+
+
 def passed_on(*listeners: Listener) -> Listener:
     """A listener that calls several."""
     return cast("Listener", _Several(listeners))
 
 
 class _Several:
-    """Passes every call on; ``remaining`` to those that count down."""
+    """Passes every call on; ``remaining`` to those that have it."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        def call(*arguments: object) -> None:
+        def call(*arguments: Any) -> None:
             for listener in self._listeners:
-                if name != "remaining" or isinstance(listener, CountsDown):
+                if name != "remaining" or hasattr(listener, name):
                     getattr(listener, name)(*arguments)
 
         return call

@@ -36,13 +36,7 @@ _PER_SIZE = 4
 
 @dataclass(frozen=True)
 class SampleSets:
-    """What a search works on.
-
-    Attributes:
-        search: samples that plans are evaluated on.
-        held_out: samples that only the front meets.
-        labels: of both; empty where there are none.
-    """
+    """What plans are evaluated on, what only the front meets, and the labels of both, if any."""
 
     search: CalibrationSet
     held_out: CalibrationSet

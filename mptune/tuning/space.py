@@ -107,18 +107,7 @@ def choices_in_question(options: Mapping[str, Sequence[str]], *, has_failed: boo
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What the search may vary.
-
-    Attributes:
-        model_sha256: of the model that the groups belong to.
-        groups: all layer groups, in topological order.
-        free: ids of the groups that are searched.
-        pinned: id -> precision and reason, for all others.
-        seeds: deduplicated; the first is always all-FP32.
-        warnings: one line each.
-        reduced: free group -> what it may be where it is not FP32, the preferred precision first; FP16 alone where it
-            is missing. BF16 costs what FP16 does and is less exact: it is preferred only where FP16 is not possible.
-    """
+    """What the search may vary: groups in topological order, and the seeds, all-FP32 first."""
 
     model_sha256: str
     groups: tuple[LayerGroup, ...]
@@ -127,6 +116,10 @@ class SearchSpace:
     seeds: tuple[Seed, ...]
     warnings: tuple[str, ...] = ()
     reduced: Mapping[str, tuple[Precision, ...]] = field(default_factory=dict)
+    """Free group -> what it may be where it is not FP32, the preferred precision first; FP16 alone where it is missing.
+
+    BF16 costs what FP16 does and is less exact: it is preferred only where FP16 is not possible.
+    """
 
     def reduced_precisions(self, group: str) -> tuple[Precision, ...]:
         """What a free group may be where it is not FP32, what it prefers first."""
@@ -154,15 +147,6 @@ class SearchSpace:
         """The plans that may be worth a build: what only backs up FP16 is where something overflows, or may have."""
         choices = choices_in_question(self.options, has_failed=has_failed)
         return replace(self, reduced={group: tuple(map(Precision, own[1:])) for group, own in choices.items()})
-
-    def as_begun(self, choices: Mapping[str, int]) -> SearchSpace:
-        """As a search was begun that gave groups fewer choices, as mptune did before: Optuna cannot add any later.
-
-        Args:
-            choices: group -> how many its trials have had.
-        """
-        kept = {group: own[: max(choices.get(group, len(own) + 1) - 1, 1)] for group, own in self.reduced.items()}
-        return self if kept == self.reduced else replace(self, reduced=kept)
 
     def plan(self, choices: Mapping[str, Precision | str]) -> PrecisionPlan:
         """The whole plan for a choice of every free group; pinned groups as they are pinned."""
@@ -255,18 +239,14 @@ def make_space(
     FP32 is pinned where FP16 cannot be right: a group that says so itself, a hazard of severity ``error``, an operator
     without an FP16 kernel, a pattern of the file. Those win over the file's FP16 pins.
 
-    Args:
-        grouped: the model and its layer groups.
-        named: the search-space file.
-        hazards: of the model; only those of severity ``error`` pin.
-        absmax: tensor name -> largest magnitude observed on the search samples.
-        lacking: precision -> id of each group for which the engine or its operators do not have it -> why not.
-        precisions: that groups may have. With several reduced ones, a group that cannot be right in FP16 may be BF16.
+    ``absmax`` has the largest magnitude of each tensor on the search samples; ``lacking``, for each precision, the
+    groups for which the engine does not have it, and why. With several reduced precisions a group that cannot be right
+    in FP16 may be BF16.
     """
     from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
 
     model, groups = grouped.model, grouped.groups
-    matcher = _Matcher(named.name, groups)
+    warnings: list[str] = []
     pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
     ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
     allowed = [precision for precision in REDUCED if precision in precisions]
@@ -277,11 +257,13 @@ def make_space(
             reduced[group] = possible
         else:
             pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
-    wanted = {precision: matcher.all_of(named.file.pin.get(precision, ())) for precision in Precision}
+    wanted = {
+        precision: _matched(named.file.pin.get(precision, ()), groups, named.name, warnings) for precision in Precision
+    }
     for precision in REDUCED:
         if wanted[precision] and precision not in allowed:
             pattern = next(iter(wanted.pop(precision).values()))
-            matcher.warnings.append(f"{pattern!r} pins groups to {precision.name}, which --precisions leaves out")
+            warnings.append(f"{pattern!r} pins groups to {precision.name}, which --precisions leaves out")
     names = {g.id: g.name for g in groups}
     for precision, patterns in wanted.items():
         for group, pattern in patterns.items():
@@ -293,43 +275,36 @@ def make_space(
                 pinned[group] = Pin(Precision.FP32, ruled_out[precision][group])
             if pinned[group].precision is Precision.FP32:
                 asked = f"{pattern!r} pins it to {precision.name}"
-                matcher.warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
+                warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
     free = tuple(g.id for g in groups if g.id not in pinned)
     searched = {group: possible for group, possible in reduced.items() if group not in pinned}
     space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched)
-    seeds = _seeds(space, grouped, named, matcher, absmax or {})
-    return replace(space, seeds=seeds, warnings=tuple(matcher.warnings))
+    seeds = _seeds(space, grouped, named, warnings, absmax or {})
+    return replace(space, seeds=seeds, warnings=tuple(warnings))
 
 
-class _Matcher:
-    """Resolves patterns and remembers which of them mean nothing."""
+def _matched(
+    patterns: Iterable[str], groups: Sequence[LayerGroup], source: str, warnings: list[str], *, is_seed: bool = False
+) -> dict[str, str]:
+    """Group id -> the first pattern that means it; patterns that mean nothing are warnings.
 
-    def __init__(self, source: str, groups: Sequence[LayerGroup]) -> None:
-        self._source = source
-        self._groups = groups
-        self.warnings: list[str] = []
-
-    def all_of(self, patterns: Iterable[str], *, classes_may_lack: bool = False) -> dict[str, str]:
-        """Group id -> the first pattern that means it.
-
-        With ``classes_may_lack``, ``op:`` and ``kind:`` patterns that mean nothing are no warning: a seed lists the
-        usual suspects, and a model without softmax lacks nothing.
-        """
-        matched: dict[str, str] = {}
-        for pattern in patterns:
-            ids = match(pattern, self._groups)
-            if not ids and not (classes_may_lack and pattern.startswith(("op:", "kind:"))):
-                self.warnings.append(
-                    f"pattern {pattern!r} of search space {self._source} matches no group of this model; "
-                    "`mptune inspect MODEL` lists the groups"
-                )
-            for group in ids:
-                matched.setdefault(group, pattern)
-        return matched
+    Not those of operators and kinds in a seed: it lists the usual suspects, and a model without softmax lacks nothing.
+    """
+    matched: dict[str, str] = {}
+    for pattern in patterns:
+        ids = match(pattern, groups)
+        if not ids and not (is_seed and pattern.startswith(("op:", "kind:"))):
+            warnings.append(
+                f"pattern {pattern!r} of search space {source} matches no group of this model; "
+                "`mptune inspect MODEL` lists the groups"
+            )
+        for group in ids:
+            matched.setdefault(group, pattern)
+    return matched
 
 
 def _seeds(
-    space: SearchSpace, grouped: GroupedModel, named: NamedSpace, matcher: _Matcher, absmax: Mapping[str, float]
+    space: SearchSpace, grouped: GroupedModel, named: NamedSpace, warnings: list[str], absmax: Mapping[str, float]
 ) -> tuple[Seed, ...]:
     from mptune.graph.hazards.find import over_threshold
 
@@ -338,7 +313,7 @@ def _seeds(
     # All are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it wherever
     # it can be. Where it pays the sampler knows better: simulated, such a seed cost a build and found nothing more.
     seeds += [
-        Seed(Origin("seed", s.name), space.mixed(matcher.all_of(s.fp32, classes_may_lack=True)))
+        Seed(Origin("seed", s.name), space.mixed(_matched(s.fp32, space.groups, named.name, warnings, is_seed=True)))
         for s in named.file.seed
     ]
     large = over_threshold(grouped, absmax, LARGE_ACTIVATION)

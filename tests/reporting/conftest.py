@@ -22,8 +22,7 @@ from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.front import Front, choose, hypervolume, pareto
-from mptune.tuning.reasons.ranking import error_agreement, latency_agreement
-from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
+from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
 
 MakeFront = Callable[..., tuple]
 

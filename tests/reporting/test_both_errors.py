@@ -135,11 +135,12 @@ def test_an_objective_that_is_its_own_error_has_no_second_column(make_front: Mak
 def test_a_limit_holds_on_the_search_samples_and_on_the_held_out_ones(make_front: MakeFront) -> None:
     plan = lucky(make_front).chosen
     for text, met in (("psnr>=31", True), ("psnr>=32", False), (f"{SCRIPT}<=0", False), (f"{SCRIPT}<=0.03", True)):
-        assert MetricLimit.parse(text, ("psnr", SCRIPT)).is_met(plan) is met, text
+        limit = MetricLimit.parse(text, ("psnr", SCRIPT))
+        assert (limit.excess(plan) == 1.0) is met, text
         turned = replace(plan, error=plan.held_out, held_out=plan.error)
-        assert MetricLimit.parse(text, ("psnr", SCRIPT)).is_met(turned) is met, text
+        assert (limit.excess(turned) == 1.0) is met, text
     alone = replace(plan, error=plan.held_out, held_out=None)
-    assert MetricLimit.parse("psnr>=32", ("psnr",)).is_met(alone)
+    assert MetricLimit.parse("psnr>=32", ("psnr",)).excess(alone) == 1.0
     assert choose([plan], max_error=1e-4)[2] is False
     assert choose([replace(plan, error=plan.held_out, held_out=plan.error)], max_error=1e-4)[2] is False
     assert choose([plan], max_error=6e-4)[2] is True

@@ -6,15 +6,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Toolchain
+from mptune.engines.base import Measurement, Toolchain
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
+from mptune.tuning.record.study_trials import Proposal
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
-from tests.fakes import SHA
+from tests.fakes import SHA, FakeToolchain
 
 
 def make_error(value: float, samples: int = 2) -> OutputError:
@@ -56,3 +59,36 @@ def find_sensitivity(
     errors = OneGroupErrors(space, toolchain, metric, path, listener, *shared)
     errors.take(math.inf, wait=True)
     return errors.sensitivity()
+
+
+def make_front(points: tuple[Evaluation, ...], fp32: Evaluation, **changes: object) -> Front:
+    """A front of points whose first is chosen, and whose all-FP16 is not finite."""
+    fields: dict[str, object] = {
+        "run_dir": Path("model.mptune"),
+        "model_path": Path("model.onnx"),
+        "model_sha256": "0" * 64,
+        "target": "cpu",
+        "engine": "onnxruntime",
+        "device": "Fake 1000",
+        "metric": "relative_l2",
+        "fp32": fp32,
+        "fp16": make_evaluation(3.0, math.nan, number=1023, origin=ORIGIN_FP16),
+        "points": points,
+        "chosen": points[0] if points else None,
+        "choice": Choice(reason="the knee of the front"),
+        "evaluations": 40,
+        "failures": 3,
+        "hypervolume": 0.5,
+        **changes,
+    }
+    return Front(**fields)  # type: ignore[arg-type]
+
+
+def evaluation_of(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
+    """What a toolchain measures of a proposal."""
+    measurement = toolchain.evaluate(proposal.plan)
+    assert isinstance(measurement, Measurement)
+    number, origin = proposal.number, proposal.origin
+    return Evaluation.from_measurement(
+        proposal.plan, measurement, number=number, origin=origin, metric="relative_l2", baseline_ms=None
+    )

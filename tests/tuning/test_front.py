@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.choice import Choice
 from mptune.targets.engine_memory import EngineMemory
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
-from mptune.tuning.front import Front, choose, hypervolume, knee, pareto
-from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.neighbours import compare_samples
+from mptune.tuning.front import choose, hypervolume, knee, pareto
+from mptune.tuning.fronts.dominance import compare_samples, faster_beyond_noise
+from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 
 FP32 = make_evaluation(10.0, 1e-7, origin=ORIGIN_FP32)
@@ -89,18 +88,6 @@ def test_the_front_is_stable(evaluations: list[Evaluation], random: object) -> N
     shuffled = list(evaluations)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert pareto(shuffled) == front
-
-
-def test_of_overlapping_points_the_more_exact_stays() -> None:
-    exact = make_evaluation(5.0, 1e-4, width=0.2, number=1)
-    faster_looking = make_evaluation(4.9, 1e-3, width=0.2, number=2)
-    truly_faster = make_evaluation(4.0, 2e-3, width=0.2, number=3)
-    assert pareto([faster_looking, exact, truly_faster]) == (truly_faster, exact)
-
-
-def test_of_equal_errors_the_faster_stays() -> None:
-    slow, fast = make_evaluation(5.0, 1e-4, width=0.2, number=1), make_evaluation(4.9, 1e-4, width=0.2, number=2)
-    assert pareto([slow, fast]) == (fast,)
 
 
 def test_a_dropped_point_drops_no_other() -> None:
@@ -196,26 +183,7 @@ def test_choice_goes_by_the_held_out_error() -> None:
     assert choose([lucky, sound], max_error=1e-3)[0] == sound
 
 
-def make_front(**changes: object) -> Front:
-    points = (make_evaluation(5.0, 1e-3, held_out=2e-3, number=3), FP32)
-    fields: dict[str, object] = {
-        "run_dir": Path("m.mptune"),
-        "model_path": Path("m.onnx"),
-        "model_sha256": "abc",
-        "target": "cpu",
-        "engine": "fake",
-        "device": "Fake 1000",
-        "metric": "relative_l2",
-        "fp32": FP32,
-        "fp16": make_evaluation(4.0, math.nan, number=1023, origin=ORIGIN_FP16),
-        "points": points,
-        "chosen": points[0],
-        "choice": Choice(reason="the knee of the front"),
-        "evaluations": 5,
-        "failures": 1,
-        "hypervolume": 0.25,
-    }
-    return Front(**{**fields, **changes})  # type: ignore[arg-type]
+make_front = partial(factory.make_front, points=(make_evaluation(5.0, 1e-3, held_out=2e-3, number=3), FP32), fp32=FP32)
 
 
 def test_front_json_has_every_key_and_is_standard_json() -> None:

@@ -15,7 +15,6 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 from mptune.tuning.space import NamedSpace, list_spaces, load_space, make_space, match
-from tests.fakes import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +139,6 @@ def test_a_group_that_cannot_be_fp16_says_why(tmp_path: Path, mlp: tuple[Model, 
     first = LayerGroup(groups[0].id, groups[0].name, groups[0].kind, groups[0].nodes, groups[0].ops, "no such kernel")
     space = make_space(GroupedModel(model, (first, *groups[1:])), write_space(tmp_path, ""))
     assert space.pinned[first.id].reason == "no such kernel"
-
-
-def test_plans_are_of_the_model() -> None:
-    assert make_plan("01") != make_plan("01", sha="1" * 64)
 
 
 def test_prefixes_are_seeds_with_few_boundaries(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:

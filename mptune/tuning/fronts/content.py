@@ -14,8 +14,8 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm, encode
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
+from mptune.tuning.fronts.dominance import Neighbour, neighbours
 from mptune.tuning.fronts.limits import metric_values, shown_metrics
-from mptune.tuning.fronts.neighbours import Neighbour, neighbours
 
 FRONT_FORMAT = 1
 

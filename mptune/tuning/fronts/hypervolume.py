@@ -39,16 +39,7 @@ _ZERO = np.zeros(1)
 
 
 def pareto_staircase(gain: Floats, exact: Floats) -> tuple[Floats, Floats]:
-    """The boundary of the dominated region.
-
-    Args:
-        gain: shape (n_points,).
-        exact: exactness, shape (n_points,).
-
-    Returns:
-        The front's gains in ascending order, and its exactness, which falls; shape (n_front,) each. Points outside the
-        reference box are left out.
-    """
+    """The front's ascending gains and falling exactness, shape (n_front,) each, of points inside the reference box."""
     inside = (gain > 0) & (exact > 0)
     order = np.argsort(gain[inside])
     front_gain, front_exact = gain[inside][order], exact[inside][order]

@@ -31,14 +31,9 @@ def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
     return math.inf if any(math.isnan(v) for v in values) else max(values) / tolerance.limit
 
 
-def is_feasible(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> bool:
-    """Whether all tolerances hold."""
-    return all(excess(evaluation, tolerance) <= 1.0 for tolerance in tolerances)
-
-
 def feasible(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance]) -> tuple[Evaluation, ...]:
     """The evaluations within all tolerances; all of them where none is."""
-    within = tuple(e for e in evaluations if is_feasible(e, tolerances)) if tolerances else ()
+    within = tuple(e for e in evaluations if all(excess(e, tolerance) <= 1.0 for tolerance in tolerances))
     return within or tuple(evaluations)
 
 
@@ -143,28 +138,21 @@ def _check_unit(tolerance: Tolerance, metric: str) -> None:
 def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
     """Check by the error of any plan that the outputs have the columns that tolerances name."""
     for tolerance in tolerances:
-        if tolerance.columns is not None:
-            _check_columns_of(tolerance, error)
-
-
-def _check_columns_of(tolerance: Tolerance, error: OutputError) -> None:
-    kept, name = error.columns.get(tolerance.output), tolerance.output
-    if kept is None:
-        raise SettingsError(
-            f"--tolerance {tolerance}: errors of single columns of output {name!r} are not known",
-            f"limit the whole output: --tolerance {name}=X",
-        )
-    count, last = len(kept.max_abs), max(tolerance.columns or (0,))
-    if last >= count:
-        raise SettingsError(
-            f"--tolerance {tolerance}: output {name!r} has no column {last}",
-            f"its columns are 0 to {count - 1}" if count > 1 else f"it has one column: --tolerance {name}=X limits it",
-        )
-
-
-def known_outputs(error: OutputError) -> tuple[str, ...]:
-    """The model's outputs, as an evaluation names them."""
-    return tuple(name for name in error.per_output if name != ALL_OUTPUTS)
+        if tolerance.columns is None:
+            continue
+        kept, name = error.columns.get(tolerance.output), tolerance.output
+        if kept is None:
+            raise SettingsError(
+                f"--tolerance {tolerance}: errors of single columns of output {name!r} are not known",
+                f"limit the whole output: --tolerance {name}=X",
+            )
+        count, last = len(kept.max_abs), max(tolerance.columns)
+        if last >= count:
+            one = f"it has one column: --tolerance {name}=X limits it"
+            raise SettingsError(
+                f"--tolerance {tolerance}: output {name!r} has no column {last}",
+                f"its columns are 0 to {count - 1}" if count > 1 else one,
+            )
 
 
 _HINT = "write NAME>=X or NAME<=X with a metric that --metric names, such as map>=0.41"
@@ -198,36 +186,31 @@ class MetricLimit:
             raise SettingsError(f"--limit {text}: the metrics are {every}", f"give --metric {match['name']}, too")
         return cls(text.strip(), name, match["sign"].startswith(">"), bound)
 
-    def is_met(self, evaluation: Evaluation) -> bool:
-        """Whether a plan's own value is within the limit on all samples it has met; False where it is not known."""
-        return all(self._meets(value) for value in self._values(evaluation))
+    def excess(self, evaluation: Evaluation) -> float:
+        """How far beyond the limit a plan's own value is, as a ratio: at most 1 holds, infinite is not known."""
+        values = metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]
+        return max(map(self._excess, values))
 
-    def excess(self, evaluation: Evaluation) -> tuple[float, float]:
-        """How far beyond the limit a plan's value is: the ratio of both, infinite where there is none; the difference.
-
-        At most (1, 0) is within.
-        """
-        values = self._values(evaluation)
-        return max((self._excess(value) for value in values), default=(1.0, 0.0))
-
-    def _values(self, evaluation: Evaluation) -> tuple[float | None, ...]:
-        return metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]
-
-    def _meets(self, value: float | None) -> bool:
-        return value is not None and (value >= self.bound if self.at_least else value <= self.bound)
-
-    def _excess(self, value: float | None) -> tuple[float, float]:
-        if self._meets(value):
-            return 1.0, 0.0
-        if value is None or not math.isfinite(value):
-            return math.inf, math.inf
+    def _excess(self, value: float | None) -> float:
+        if value is None:
+            return math.inf
+        if value >= self.bound if self.at_least else value <= self.bound:
+            return 1.0
         small, large = sorted((abs(value), abs(self.bound)))
-        return large / small if value * self.bound > 0 else math.inf, abs(value - self.bound)
+        return large / small if value * self.bound > 0 else math.inf
 
 
 def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, float | None]:
     """The metric's own value on the search samples and on the held-out ones; None where it was not taken."""
-    return _value(evaluation.error, metric), _value(evaluation.held_out, metric)
+
+    def value(error: OutputError | None) -> float | None:
+        if error is None:
+            return None
+        if own_value(metric) in error.per_output.get(ALL_OUTPUTS, {}):
+            return error.value(own_value(metric))
+        return error.value(metric) if error.has(metric) else None
+
+    return value(evaluation.error), value(evaluation.held_out)
 
 
 def shown_metrics(evaluations: Iterable[Evaluation], reported: Sequence[str]) -> dict[str, str]:
@@ -237,21 +220,6 @@ def shown_metrics(evaluations: Iterable[Evaluation], reported: Sequence[str]) ->
     shown = [m for m in dict.fromkeys((*own, *reported)) if any(metric_values(e, m) != (None, None) for e in every)]
     names = [undirected(metric).rpartition(":")[2] for metric in shown]
     return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}
-
-
-def _value(error: OutputError | None, metric: str) -> float | None:
-    if error is None:
-        return None
-    if own_value(metric) in error.per_output.get(ALL_OUTPUTS, {}):
-        return error.value(own_value(metric))
-    if error.has(metric):
-        return error.value(metric)
-    return None
-
-
-def check_metric_limits(texts: Sequence[str], metrics: Sequence[str]) -> tuple[MetricLimit, ...]:
-    """Read all limits, as ``MetricLimit.parse``."""
-    return tuple(MetricLimit.parse(text, metrics) for text in texts)
 
 
 def format_error(value: float | None) -> str:

@@ -11,30 +11,25 @@ import numpy as np
 from mptune.engines.base import Failure
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains, pareto_staircase
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
 from mptune.tuning.record.record import StudyRecord
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How a search went.
-
-    Attributes:
-        hypervolume: after each evaluation, by the errors of the search samples, which every evaluation has; 0 to 1.
-        reference_error: errors past it count nothing in the hypervolume.
-        trials: evaluations and failed plans whose times are known.
-        trials_s: seconds that these took, one after the other, whichever process ran them.
-        builds_s: seconds of that in which engines were built; 0 where none is built.
-        span_s: from the start of the first to the end of the last, pauses counted in.
-        failures: plans that failed through their own fault.
-    """
+    """How a search went."""
 
     hypervolume: tuple[float, ...] = ()
+    """After each evaluation, by the errors of the search samples, which every evaluation has; 0 to 1."""
     reference_error: float = 0.0
+    """Errors past it count nothing in the hypervolume."""
     trials: int = 0
+    """Evaluations and failed plans whose times are known."""
     trials_s: float = 0.0
+    """What these took, one after the other, whichever process ran them."""
     builds_s: float = 0.0
     span_s: float = 0.0
+    """From the start of the first to the end of the last, pauses counted in."""
     failures: tuple[tuple[PrecisionPlan, Origin, Failure], ...] = ()
 
 
@@ -69,10 +64,4 @@ def hypervolumes(evaluations: Sequence[Evaluation], fp32: Evaluation, reference_
     errors = np.array([e.error_value if e.is_finite else math.inf for e in evaluations], dtype=float)
     gain = gains(latency_ms, fp32.latency.median_ms)
     exact = exactness(errors, reference_error, floor)
-    front_gain, front_exact = np.empty(0), np.empty(0)
-    areas: list[float] = []
-    for one_gain, one_exact in zip(gain, exact, strict=True):
-        # The staircase of all before stands for them, so that each step is as cheap as the front is short.
-        front_gain, front_exact = pareto_staircase(np.append(front_gain, one_gain), np.append(front_exact, one_exact))
-        areas.append(dominated_area(front_gain, front_exact))
-    return tuple(areas)
+    return tuple(dominated_area(gain[:count], exact[:count]) for count in range(1, len(evaluations) + 1))

@@ -27,13 +27,9 @@ _OF_COLUMNS = "of columns"
 
 @dataclass(frozen=True)
 class SearchedError:
-    """How errors are judged by the sampler.
+    """How errors are judged by the sampler: by a statistic that adds in squares.
 
-    Attributes:
-        metric: the statistic that adds in squares (``mptune.data.metrics.tasks.law_metric``).
-        tolerances: largest errors that outputs, or columns of them, may have.
-        max_error: of what no tolerance is about; None limits nothing. It means nothing without tolerances.
-        ignored: outputs that do not count.
+    ``max_error`` limits what no tolerance is about, and means nothing without tolerances.
     """
 
     metric: str

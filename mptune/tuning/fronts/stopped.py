@@ -23,20 +23,17 @@ def findings_kept(run: RunDirectory) -> Iterator[None]:
     """
     try:
         yield
-    except EndedEarlyError:
+    except (EndedEarlyError, BaselineError) as error:
+        findings = error.findings if isinstance(error, BaselineError) else ()
         file = run.load()
-        if file is not None and not run.front_json.exists():
-            write_json(run.front_json, stopped_document(file))
-        raise
-    except BaselineError as error:
-        file = run.load()
-        if error.findings and file is not None:
-            codes = {finding.code for finding in error.findings}
+        if file is not None and findings:
+            codes = {finding.code for finding in findings}
             others = (finding for finding in file.findings if finding.code not in codes)
-            file = file.model_copy(update={"findings": with_suspects((*others, *error.findings))})
+            file = file.model_copy(update={"findings": with_suspects((*others, *findings))})
             run.save(file)
-            if not run.front_json.exists():
-                write_json(run.front_json, stopped_document(file))
+        is_told = bool(findings) or isinstance(error, EndedEarlyError)
+        if file is not None and is_told and not run.front_json.exists():
+            write_json(run.front_json, stopped_document(file))
         raise
 
 

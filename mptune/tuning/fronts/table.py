@@ -1,4 +1,4 @@
-"""A Front as rows, and as the short table that Python and notebooks print."""
+"""A Front as rows, as the short table that Python and notebooks print, and as a plot."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mptune.data.metrics.paired import is_compared_by_ratio
+from mptune.errors import MissingPackageError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import WIDEST, cut, printable
 from mptune.printable import printable_html as escape
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import reason_counts
 from mptune.tuning.fronts.content import FrontContent
-from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.dominance import LEAST_EXACTER, faster_beyond_noise, shared_errors
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.limits import error_cell, format_error, is_larger_in_search, metric_cell, metric_values
-from mptune.tuning.fronts.neighbours import LEAST_EXACTER, shared_errors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MOST_ROWS = 12
 """A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
@@ -31,10 +35,7 @@ _HEADER = ("", "plan", "ms", "speedup", "error", "FP16/32", "origin")
 def format_ms(value: float, noise_ms: float = 0.0) -> str:
     """Milliseconds without the unit, to the microsecond, finer under 0.1 ms and coarser from 100 ms on.
 
-    Args:
-        value: milliseconds.
-        noise_ms: half of its 95 % interval: the last digit is worth no less than a tenth of it, so that 5.912 +- 0.83
-            is 5.9. 0 where it is not known.
+    The last digit is worth no less than a tenth of the noise, half of the 95 % interval: 5.912 +- 0.83 is 5.9.
     """
     if not math.isfinite(value):
         return "-"
@@ -138,14 +139,7 @@ def group_counts(plan: PrecisionPlan) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table of a front.
-
-    Attributes:
-        evaluation: what the line shows.
-        marks: ``chosen``, ``all-FP32``, ``all-FP16``, ``not on the front``, ``not finite``; any of them.
-        on_front: whether no other plan dominates it.
-        fp16_name: what all-FP16 is called, with the number of pinned groups.
-    """
+    """One line of the table; marks are any of chosen, all-FP32, all-FP16, not on the front, and not finite."""
 
     evaluation: Evaluation
     marks: tuple[str, ...]
@@ -298,29 +292,17 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
 def shown_rows(rows: Sequence[Row], wanted: Collection[PrecisionPlan] = ()) -> tuple[Sequence[Row], int]:
     """At most ``MOST_ROWS`` of the rows, and how many are left out.
 
-    The chosen plan, both ends of the front and the baselines first, then wanted plans, then seeds, then points that
-    lie evenly between.
+    The chosen plan, both ends of the front, the baselines and wanted plans first, then rows that lie evenly between.
     """
     if len(rows) <= MOST_ROWS:
         return rows, 0
     points = [k for k, row in enumerate(rows) if row.on_front]
     kept = {*points[:1], *points[-1:]}
-    kept |= {k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline}
-    kept |= {k for k, row in enumerate(rows) if row.evaluation.plan in wanted}
-    seeds = [k for k, row in enumerate(rows) if row.evaluation.origin.kind == "seed" and k not in kept]
-    kept |= set(_spread(seeds, (MOST_ROWS - len(kept)) // 2))
+    kept |= {k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline or row.evaluation.plan in wanted}
     while len(kept) < MOST_ROWS:  # the middle of the widest gap
-        places = sorted(kept)
-        low, high = max(pairwise(places), key=lambda pair: pair[1] - pair[0])
+        low, high = max(pairwise(sorted(kept)), key=lambda pair: pair[1] - pair[0])
         kept.add((low + high) // 2)
     return [rows[k] for k in sorted(kept)], len(rows) - len(kept)
-
-
-def _spread(places: Sequence[int], most: int) -> list[int]:
-    """At most so many of the places, evenly."""
-    if len(places) <= most:
-        return list(places)
-    return [places[round(k * (len(places) - 1) / max(1, most - 1))] for k in range(most)]
 
 
 def _facts(front: FrontContent) -> tuple[str, str]:
@@ -381,3 +363,45 @@ def _justify(line: Sequence[str], widths: Sequence[int]) -> list[str]:
         text.ljust(width) if column in words else text.rjust(width)
         for column, (text, width) in enumerate(zip(line, widths, strict=True))
     ]
+
+
+_MARKERS = {"all-FP32": "s", "all-FP16": "^"}
+
+
+def plot_front(front: FrontContent, ax: Axes | None) -> Axes:
+    """Draw the front on matplotlib Axes, a new figure's for None; errors below ``ERROR_FLOOR`` are drawn there."""
+    if ax is None:
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise MissingPackageError(
+                "Front.plot needs matplotlib, which is not installed", "pip install matplotlib"
+            ) from None
+        _, ax = pyplot.subplots()
+
+    def error(evaluation: Evaluation) -> float:
+        return max(evaluation.judged_error, ERROR_FLOOR)
+
+    points = sorted(front.points, key=lambda point: point.latency.median_ms)
+    x, y = [point.latency.median_ms for point in points], [error(point) for point in points]
+    ax.plot(x, y, drawstyle="steps-post", color="tab:blue", alpha=0.5, zorder=1)
+    ax.scatter(x, y, color="tab:blue", label="front", zorder=2)
+    for row in front_rows(front):
+        name, marker = next((named for named in _MARKERS.items() if named[0] in row.marks), ("", ""))
+        if name and row.evaluation.is_finite:
+            place = (row.evaluation.latency.median_ms, error(row.evaluation))
+            ax.scatter(*place, marker=marker, s=90, facecolors="none", edgecolors="black", label=name, zorder=3)
+    if front.chosen is not None:
+        place = (front.chosen.latency.median_ms, error(front.chosen))
+        ax.scatter(*place, marker="*", s=160, color="tab:red", label="chosen", zorder=4)
+    for beside in front.neighbours:
+        place = (beside.evaluation.latency.median_ms, error(beside.evaluation))
+        marker = "<" if beside.role == "faster" else "v"
+        ax.scatter(*place, marker=marker, s=90, color="tab:orange", label=beside.role, zorder=3)
+    ax.set_yscale("log")
+    ax.set_xlabel(f"latency, ms ({front.fp32.latency.source})")
+    clipped = any(point.judged_error < ERROR_FLOOR for point in (*points, front.fp32))
+    ax.set_ylabel(f"error, {front.metric}" + (f" (below {ERROR_FLOOR:.0e}: drawn there)" if clipped else ""))
+    ax.set_title(f"{front.model_path.stem} on {front.target}")
+    ax.legend()
+    return ax

@@ -33,13 +33,7 @@ def breaks(finding: Finding) -> bool:
 
 
 def finding_of(group: str, findings: Iterable[Finding], pin_reason: str | None = None) -> Finding | None:
-    """The finding that is a reason to keep a group in FP32; None where there is none.
-
-    Args:
-        group: its id.
-        findings: of the run.
-        pin_reason: why the group is pinned; None where it is searched. The finding with these words comes first.
-    """
+    """The finding that is a reason to keep a group in FP32; the one with the words of its pin, if any, first."""
     codes = BREAKING_CODES if pin_reason is None else PINNING_CODES
     there = [finding for finding in findings if group in finding.where.groups and finding.code in codes]
     reasons = [finding for finding in there if breaks(finding) or finding.code not in BREAKING_CODES]
@@ -53,10 +47,6 @@ def in_order(findings: Iterable[Finding], errors: Mapping[str, float]) -> tuple[
 
     A group without a one-group error, as one that is pinned because it breaks, comes before the others, by the plainest
     of its findings. What one group has stays in the order of the graph: what goes wrong first is why the rest does.
-
-    Args:
-        findings: in the order of the graph.
-        errors: one-group errors.
     """
     listed = list(findings)
     plainest: dict[str, int] = {}
@@ -83,10 +73,9 @@ def _says(finding: Finding, pin_reason: str | None) -> bool:
     )
 
 
-_VANISHING = "vanishing-epsilon"
 _SHOW_IT = frozenset({"relative_error", "share", "lost"})
 """Evidence of findings that shows what rounding the operands of their nodes does."""
-_ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", _VANISHING})
+_ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", "vanishing-epsilon"})
 
 
 def with_reasons(
@@ -99,12 +88,8 @@ def with_reasons(
 ) -> tuple[Finding, ...]:
     """The findings, and those that say why groups without one have a large one-group error.
 
-    Values of such a group that are too small for FP16; else the place further on that enlarges its rounding.
-
-    Args:
-        hazards: of the model; those of small values are none of the findings, as most do no harm.
-        metric: what the errors are.
-        fp32: all-FP32: what that has too, as with an engine that is wrong, is not FP16's doing.
+    Values of such a group that are too small for FP16, which by themselves are no finding; else the place further on
+    that enlarges its rounding. An error that all-FP32 has too, as with an engine that is wrong, is not FP16's doing.
     """
     # Imports what runs models, which reports of these findings do without.
     from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity

@@ -91,17 +91,11 @@ class _Maker:
                         "output_relative_l2": whole,
                         "max_abs": float(apart[worst]),
                     }
-                    findings.append(self._of_columns(code, OutputColumns(name, columns), numbers))
+                    part = OutputColumns(name, (worst,))
+                    metric = "" if self.chosen.metric == "worst_part" else "worst_part"
+                    place = Where(outputs=(OutputColumns(name, columns),))
+                    findings.append(self._finding(code, place, numbers, part=part, better_metric=metric))
         return findings
-
-    def _of_columns(self, code: str, output: OutputColumns, numbers: Mapping[str, float]) -> Finding:
-        return self._finding(
-            code,
-            Where(outputs=(output,)),
-            numbers,
-            part=OutputColumns(output.name, (int(numbers["column"]),)),
-            better_metric="" if self.chosen.metric == "worst_part" else "worst_part",
-        )
 
     def one_sample(self) -> list[Finding]:
         """One sample, by its index in the data, whose error is far above the rest."""

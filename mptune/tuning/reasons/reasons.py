@@ -3,35 +3,36 @@
 Nothing is measured, and neither the model nor the device is needed: ``mptune report`` explains anywhere. A reason is
 a marginal one: what would change if this one group of this one plan became FP16 as well, by the additive model with the
 terms fitted to all builds (``mptune.tuning.sampler``). If a group's error is large and its Casts do not pay either, the
-error is the reason: the Casts may be there only because of its neighbours' errors. Not so where the plan is all-FP32
-and all-FP16, which has no boundaries, was not faster.
+error is the reason: the Casts may be there only because of its neighbours' errors.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from mptune.engines.base import Failure
+from mptune.files import parse_json, write_json
 from mptune.finding import Finding
-from mptune.findings.wording import fill
 from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import JsonForm
+from mptune.printable import cut
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.reasons.grounds import EXPLAIN_JSON, Grounds, GroupFacts
 from mptune.tuning.reasons.group_findings import finding_of
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.remeasure import dropped_plans
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
@@ -55,6 +56,74 @@ _LONGEST_CAUSE = 160
 """Characters of what is said of a failure beside a group; its log and the page have the rest."""
 
 
+EXPLAIN_JSON = "explain.json"
+"""Name of the file in the run's data directory."""
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """A layer group as far as explanations need it, and its pin."""
+
+    id: str
+    name: str
+    kind: str
+    pin: Pin | None = None
+    reduced: Precision = Precision.FP16
+
+
+@dataclass(frozen=True)
+class Grounds(JsonForm):
+    """All layer groups, in the order of the model; gains and boundary costs before any build, where they are known."""
+
+    groups: tuple[GroupFacts, ...] = ()
+    prior: Prior | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the prior's terms are of its groups and boundaries."""
+        prior = self.prior
+        if prior is None:
+            return
+        of_groups = [len(terms) for terms in (prior.operators, prior.precisions) if terms]
+        costs = len(prior.boundary_costs_ms)
+        if {*of_groups, len(prior.gains_ms or ())} != {len(prior.groups)} or costs != len(prior.boundaries):
+            raise ValueError("the terms of the prior do not fit together")
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """Ids of the groups that are searched."""
+        return tuple(group.id for group in self.groups if group.pin is None)
+
+    @classmethod
+    def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
+        """The grounds of a space, without one-group errors, which belong to the sensitivity."""
+        pins, reduced = space.pinned, space.reduced_of
+        groups = tuple(GroupFacts(g.id, g.name, g.kind, pins.get(g.id), reduced(g.id)) for g in space.groups)
+        if prior is None or prior.gains_ms is None:
+            return cls(groups)
+        preferred = prior.of_columns(
+            np.setdiff1d(np.arange(len(prior.groups)), [column for _, column in prior.further])
+        )
+        return cls(groups, replace(preferred, log_square_errors=None, log_square_sds=None, part_shares=None))
+
+    @classmethod
+    def load(cls, path: Path) -> Grounds:
+        """Read what ``keep_grounds`` wrote; empty where there is nothing that can be read."""
+        try:
+            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return cls()
+
+
+def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> None:
+    """Store what later explanations need; terms that are there already stay where ``prior`` brings none."""
+    path = data_dir / EXPLAIN_JSON
+    before, now = Grounds.load(path), Grounds.of(space, prior)
+    if now.prior is None and before.free == now.free:
+        now = Grounds(now.groups, before.prior)
+    if now != before:
+        write_json(path, now.to_json())
+
+
 def explain(
     record: StudyRecord,
     data_dir: Path,
@@ -63,12 +132,9 @@ def explain(
     chosen: Evaluation | None,
     findings: Sequence[Finding] = (),
 ) -> Explanation:
-    """Say why groups are FP32 in each plan, and what each group costs and gains.
+    """Say why groups are FP32 in each point and in ``others``, and what each group costs and gains.
 
-    Args:
-        others: plans to explain beside the front's points, such as the baselines.
-        chosen: the plan that the verdicts are about.
-        findings: of the run; those about groups are the reasons for them.
+    The verdicts are about the chosen plan. Findings about groups are the reasons for them.
     """
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     if not grounds.groups or any(e.plan.precision.keys() != {g.id for g in grounds.groups} for e in points):
@@ -122,7 +188,7 @@ class _Reasons:
 
     def of(self, evaluation: Evaluation) -> tuple[Kept, ...]:
         """The FP32 groups of a plan, each with its reason; the largest one-group error first, the unknown last."""
-        saved = self._saved(evaluation)
+        saved = {group: _rounded(ms) for group, ms in self._saved(evaluation.plan).items()}
         kept = [
             self._kept(evaluation, group, saved.get(group.id))
             for group in self._grounds.groups
@@ -131,15 +197,16 @@ class _Reasons:
         errors = {group.group: -1.0 if group.one_group_error is None else group.one_group_error for group in kept}
         return tuple(sorted(kept, key=lambda group: -errors[group.group]))
 
-    def _saved(self, evaluation: Evaluation) -> dict[str, float]:
-        """Milliseconds that each FP32 group would save the plan, its Casts counted in."""
+    def _saved(self, plan: PrecisionPlan | None) -> dict[str, float]:
+        """Milliseconds that each FP32 group would save a plan, None for all-FP32, its Casts counted in."""
         if self._latency is None:
             return {}
-        row = np.array([[evaluation.plan.precision[g] is not Precision.FP32 for g in self._free]], dtype=bool)
+        half = [plan is not None and plan.precision[group] is not Precision.FP32 for group in self._free]
+        row = np.array([half], dtype=bool)
         flips = np.eye(len(self._free), dtype=bool)[~row[0]]
         latency = self._latency.predict(np.vstack([row, row | flips]), self._terms)[0]
-        names = [group for group, half in zip(self._free, row[0], strict=True) if not half]
-        return {g: _rounded(latency[0] - ms) for g, ms in zip(names, latency[1:], strict=True)}
+        names = [group for group, is_half in zip(self._free, half, strict=True) if not is_half]
+        return {g: float(latency[0] - ms) for g, ms in zip(names, latency[1:], strict=True)}
 
     def _kept(self, evaluation: Evaluation, group: GroupFacts, saves_ms: float | None) -> Kept:
         error = self._errors.get(group.id)
@@ -163,8 +230,6 @@ class _Reasons:
         casts = ""
         if gain is not None and saves_ms is not None and saves_ms <= 0:
             casts = f"{name} would save {gain:.2g} ms, and the Casts for it cost {gain - saves_ms:.2g} ms"
-        if casts and group.id not in self._findings and self._is_slower_throughout(evaluation):
-            return Reason.BOUNDARIES, f"{casts}; {name} throughout is not faster, either"
         if error is not None and _raises(evaluation.error_value, error):
             return Reason.ERROR, f"kept for its error: {error:.1e} alone{_saving(saves_ms, name)}"
         if casts:
@@ -188,7 +253,7 @@ class _Reasons:
         self, points: Sequence[Evaluation], chosen: Evaluation | None, kept: Mapping[str, Sequence[Kept]]
     ) -> tuple[GroupWorth, ...]:
         """All groups; first those that pay most, then those that gain nothing, overflow or are pinned."""
-        gains, alone = self._gains, self._alone()
+        gains, alone = self._gains, self._saved(None)
         reasons = {} if chosen is None else {k.group: k.reason for k in kept[chosen.plan.fingerprint]}
         worths = []
         for group in self._grounds.groups:
@@ -218,22 +283,6 @@ class _Reasons:
         last = 3 if worth.is_pinned else 2 if worth.group in self._to_blame else 1
         return last, 0.0 if worth.one_group_error is None else worth.one_group_error
 
-    def _is_slower_throughout(self, evaluation: Evaluation) -> bool:
-        """Whether a plan is all-FP32, and one with all free groups in less, which has no boundaries, is not faster."""
-        if evaluation.plan.reduced_groups:
-            return False
-        whole = [e for e in self._evaluated.values() if set(self._free) <= set(e.plan.reduced_groups)]
-        return bool(whole) and not any(faster_beyond_noise(e, evaluation) for e in whole)
-
-    def _alone(self) -> dict[str, float]:
-        """What each group saves when it alone is FP16, its Casts counted in."""
-        if self._latency is None:
-            return {}
-        count = len(self._free)
-        plans = np.vstack([np.zeros((1, count), dtype=bool), np.eye(count, dtype=bool)])
-        latency = self._latency.predict(plans, self._terms)[0]
-        return {g: float(latency[0] - ms) for g, ms in zip(self._free, latency[1:], strict=True)}
-
 
 def _raises(error: float, one_group_error: float) -> bool:
     """Whether a group would raise the error of a plan so that it counts, by the law of squares."""
@@ -253,64 +302,46 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
     return chosen.plan.precision[group.id].name if reason is None else f"FP32: {reason.value}"
 
 
-_CAME_OF_IT: Mapping[str, str] = {
-    "held out": "{plans} with it in {precision} that met the held-out samples gave NaN or Inf there",
-    "no outputs": "{plans} with it in {precision} gave no outputs[ ({cause})]",
-    "not finite": "{plans} with it in {precision} came out not finite[ ({cause})]",
-    "failed": "{plans} with it in {precision} failed[ ({cause})]",
-    "blamed": "{plans} with it in {precision} came out not finite or gave no outputs",
-    "alone": "alone in {precision} its outputs are NaN or Inf",
-}
-"""What came of the plans with a group of which no plan gave finite outputs."""
-
-
 def _of_no_sound_plan(
     record: StudyRecord,
     groups: Sequence[GroupFacts],
     errors: Mapping[str, float],
     evaluations: Sequence[Evaluation],
 ) -> tuple[dict[str, tuple[Reason, str]], dict[str, tuple[Reason, str]]]:
-    """Groups that are to blame for all that is known, each with why it is FP32; and those of which that is open.
+    """Groups that are to blame, each with why it is FP32; and those of which that is open.
 
-    Of the latter, others in the same plans may be to blame. A plan that gave no outputs shows a failure, and no
-    overflow.
+    To blame is a group that breaks a plan whose other groups are all in sound plans, too. A plan that gave no outputs
+    shows a failure, and no overflow.
     """
-    free = [group.id for group in groups]
-    built = record.built_plans(free).thinned(_LEARNT_FROM)
-    squares = None
-    if errors:
-        squares = tuple(2.0 * math.log(max(errors[g], ERROR_FLOOR)) if g in errors else math.nan for g in free)
-    prior = Prior(tuple(free), squares)
-    models = OverflowModel(prior, built), FailureModel(prior, built)
-    is_blamed = np.maximum(*(model.probabilities for model in models)) > 0.5
-    good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
     failures = record.failures()
+    silent = [frozenset(plan.reduced_groups) for plan, _, _ in failures]
+    broken = silent + [frozenset(e.plan.reduced_groups) for e in record.evaluations() if not e.is_finite]
+    sound = frozenset(group for e in record.evaluations() if e.is_finite for group in e.plan.reduced_groups)
     broken_held_out, sound_held_out = _held_out(record, evaluations)
     to_blame: dict[str, tuple[Reason, str]] = {}
     open_: dict[str, tuple[Reason, str]] = {}
-
-    def add(kind: str, group: GroupFacts, count: int, reason: Reason, *, is_open: bool) -> None:
-        names = {"plans": _all_plans(count), "precision": group.reduced.name, "cause": _first_cause(group, failures)}
-        text = fill(_CAME_OF_IT[kind], names)
-        (open_ if is_open else to_blame)[group.id] = (reason, f"{text}; {_OPEN}" if is_open else text)
-
-    for column, group in enumerate(groups):
-        failed, nothing = int(bad[:, column].sum()), int(built.plans[built.gave_nothing, column].sum())
-        if len(good) and good[:, column].any():
-            holding = [reduced for reduced in broken_held_out if group.id in reduced]
-            if holding and group.id not in sound_held_out:
-                is_alone = any(reduced - sound_held_out == {group.id} for reduced in holding)
-                reason = Reason.ERROR if is_alone else Reason.FAILED
-                add("held out", group, len(holding), reason, is_open=not is_alone)
-        elif failed and failed == nothing and is_blamed[column]:
-            add("no outputs", group, failed, Reason.FAILED, is_open=False)
-        elif math.isinf(errors.get(group.id, 0.0)):
-            add("alone", group, failed, Reason.ERROR, is_open=False)
-        elif failed and is_blamed[column]:
-            add("blamed", group, failed, Reason.ERROR, is_open=False)
-        elif failed:
-            kind = "no outputs" if failed == nothing else "not finite" if not nothing else "failed"
-            add(kind, group, failed, Reason.FAILED, is_open=True)
+    for group in groups:
+        name, reason = group.reduced.name, Reason.ERROR
+        plans, rest = (broken_held_out, sound_held_out) if group.id in sound else (broken, sound)
+        holding = [reduced for reduced in plans if group.id in reduced]
+        is_to_blame = any(reduced - rest == {group.id} for reduced in holding)
+        is_silent = bool(holding) and all(reduced in silent for reduced in holding)
+        counted = f"{_all_plans(len(holding))} with it in {name}"
+        if group.id in sound:
+            if not holding or group.id in sound_held_out:
+                continue
+            text = f"{counted} that met the held-out samples gave NaN or Inf there"
+        elif math.isinf(errors.get(group.id, 0.0)) and not (is_silent and is_to_blame):
+            is_to_blame, text = True, f"alone in {name} its outputs are NaN or Inf"
+        elif holding:
+            reason = Reason.FAILED if is_silent else Reason.ERROR
+            text = f"{counted} gave no {'' if is_silent else 'finite '}outputs{_first_cause(group, failures)}"
+        else:
+            continue
+        if is_to_blame:
+            to_blame[group.id] = reason, text
+        else:
+            open_[group.id] = Reason.FAILED, f"{text}; {_OPEN}"
     return to_blame, open_
 
 
@@ -328,12 +359,9 @@ def _all_plans(count: int) -> str:
 
 
 def _first_cause(group: GroupFacts, failures: Sequence[tuple[PrecisionPlan, Origin, Failure]]) -> str:
-    """How the first plan with a group in its reduced precision failed; empty where none did."""
+    """How the first plan with a group in its reduced precision failed, in brackets; empty where none did."""
     first = next((f for plan, _, f in failures if plan.precision.get(group.id) is group.reduced), None)
-    if first is None:
-        return ""
-    text = " ".join(describe(first).split())
-    return text if len(text) <= _LONGEST_CAUSE else text[: _LONGEST_CAUSE - 3] + "..."
+    return "" if first is None else f" ({cut(' '.join(describe(first).split()), _LONGEST_CAUSE)})"
 
 
 def _rounded(value: float) -> float:

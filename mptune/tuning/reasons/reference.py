@@ -37,13 +37,9 @@ _DRAWS = frozenset(
 def reference_findings(
     report: ReferenceReport, origin: FindingOrigin, indices: Sequence[int] = ()
 ) -> tuple[Finding, ...]:
-    """What the reference runs on a set of samples showed.
-
-    Args:
-        indices: in the data, of each sample of the set; empty where they are all of the data.
-    """
+    """What the reference runs on a set of samples showed; ``indices`` are those of the samples in the data."""
     facts = _Reference(report, origin, indices)
-    return (*facts.not_finite(), *facts.zero(), *facts.constant(), *facts.repeats(), *facts.rows(), *facts.batch())
+    return (*facts.not_finite(), *facts.constant(), *facts.repeats(), *facts.rows(), *facts.batch())
 
 
 def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -59,9 +55,8 @@ def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> tuple[Finding, ...]:
     """Nodes that are left in training mode or draw random numbers, as the graph alone shows them.
 
-    Args:
-        is_run: the model is run twice, too, which shows what random numbers do; what is in training mode may repeat
-            in one runtime, and is wrong in another all the same.
+    Where the model is run twice, too, that shows what random numbers do; what is in training mode may repeat in one
+    runtime, and is wrong in another all the same.
     """
     nodes = [
         node
@@ -149,38 +144,27 @@ class _Reference:
             "reference-not-finite", bad, evidence, kind, place, samples=(sample,), output=name, **several
         )
 
-    def zero(self) -> Iterator[Finding]:
-        """Every output empty or all zero."""
-        outputs, empty, zero = self._report.outputs, self._empty(), self._zero()
+    def constant(self) -> Iterator[Finding]:
+        """Outputs that are empty, zero, or the same on all samples; every one of them, or single ones."""
+        outputs = self._report.outputs
+        empty = [name for name, facts in outputs.items() if facts.get("size", 1.0) == 0]
+        zero = [name for name, facts in outputs.items() if facts["zero_fraction"] >= 1.0]
         if empty and len(empty) == len(outputs):
             yield self._finding("reference-zero", empty, {"size": 0}, "empty")
+        else:
+            for name in empty:
+                yield self._finding("output-constant", [name], {"size": 0}, "empty")
         if zero and len(zero) == len(outputs):
             places = (self._report.places.get(("output-constant", name)) for name in zero)
             place = next((place for place in places if place is not None), None)
             yield self._finding("reference-zero", zero, {"zero_fraction": 1.0}, place=place)
-
-    def constant(self) -> Iterator[Finding]:
-        """Single outputs that are empty, zero, or the same on all samples."""
-        outputs, empty, zero = self._report.outputs, self._empty(), self._zero()
-        if len(empty) < len(outputs):
-            for name in empty:
-                yield self._finding("output-constant", [name], {"size": 0}, "empty")
-        if zero and len(zero) == len(outputs):
             return
         for name, facts in outputs.items():
             place = self._report.places.get(("output-constant", name))
-            is_zero = name in zero
             # A table that follows from no input, such as anchors, is what it is meant to be.
-            if not is_zero and (not facts.get("constant") or place is None):
-                continue
-            evidence = {"absmax": facts["absmax"], "zero_fraction": facts["zero_fraction"]}
-            yield self._finding("output-constant", [name], evidence, "zero" if is_zero else "", place)
-
-    def _empty(self) -> list[str]:
-        return [name for name, facts in self._report.outputs.items() if facts.get("size", 1.0) == 0]
-
-    def _zero(self) -> list[str]:
-        return [name for name, facts in self._report.outputs.items() if facts["zero_fraction"] >= 1.0]
+            if name in zero or (facts.get("constant") and place is not None):
+                evidence = {"absmax": facts["absmax"], "zero_fraction": facts["zero_fraction"]}
+                yield self._finding("output-constant", [name], evidence, "zero" if name in zero else "", place)
 
     def repeats(self) -> Iterator[Finding]:
         """Two runs on one sample that differ."""

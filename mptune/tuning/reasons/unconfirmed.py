@@ -16,18 +16,15 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Unconfirmed:
-    """A plan that could not be re-measured.
-
-    Attributes:
-        evaluation: of the plan, as the search left it; with its held-out error where that is not finite.
-        failure: why there are no outputs, and the plan stays as the search left it; None where its outputs are not
-            finite on the held-out samples: then it is off the front, unless it is the baseline.
-        finite_rounds: in so many processes the outputs were finite all the same.
-    """
+    """A plan that could not be re-measured."""
 
     evaluation: Evaluation
+    """As the search left it; with its held-out error where that is not finite."""
     failure: Failure | None
+    """Why there are no outputs, and the plan stays as the search left it; None where its outputs are not finite on the
+    held-out samples: then it is off the front, unless it is the baseline."""
     finite_rounds: int = 0
+    """In so many processes the outputs were finite all the same."""
 
     @property
     def reason(self) -> str:

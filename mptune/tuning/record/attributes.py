@@ -14,7 +14,6 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from mptune.data.metrics.paired import LEAST_ERROR
-from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
@@ -55,22 +54,14 @@ def origin_of(attrs: Mapping[str, Any]) -> Origin:
     return Origin.parse(attrs["origin"]) if "origin" in attrs else ORIGIN_SAMPLER
 
 
-def timing_to_json(latency: Latency, group_ms: Mapping[str, float] | None) -> dict[str, Any]:
-    """What ``TIMING_ATTR`` holds of a latency; empty where it is not known."""
-    low, high = latency.ci95_ms
-    sd_ms = (high - low) / (2 * _NORMAL_95)
-    if not (math.isfinite(latency.median_ms) and math.isfinite(sd_ms)):
-        return {}
-    timing: dict[str, Any] = {"latency_ms": latency.median_ms, "sd_ms": sd_ms}
-    if group_ms is not None:
-        timing["group_ms"] = {name: round(ms, 6) for name, ms in group_ms.items()}
-    return timing
-
-
 def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | None, faults: int) -> dict[str, Any]:
     """The attributes that hold an evaluation, the evaluation itself last: with it all of them are there."""
     attrs: dict[str, Any] = {}
-    if timing := timing_to_json(evaluation.latency, group_ms):
+    low, high = evaluation.latency.ci95_ms
+    timing: dict[str, Any] = {"latency_ms": evaluation.latency.median_ms, "sd_ms": (high - low) / (2 * _NORMAL_95)}
+    if all(map(math.isfinite, timing.values())):
+        if group_ms is not None:
+            timing["group_ms"] = {name: round(ms, 6) for name, ms in group_ms.items()}
         attrs[TIMING_ATTR] = timing
     if faults:
         attrs[FAULTS] = faults
@@ -94,19 +85,14 @@ def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name.partition(" ")[0]: value for name, value in parameters.items()}
 
 
-def choices_of(trials: Iterable[FrozenTrial]) -> dict[str, Sequence[Any]]:
-    """Group id -> the precisions that its parameter has had to choose from."""
-    return {
-        name.partition(" ")[0]: distribution.choices
+def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None:
+    """How many plans a search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
+    choices: dict[str, Sequence[Any]] = {
+        name: distribution.choices
         for trial in trials
         for name, distribution in trial.distributions.items()
         if isinstance(distribution, CategoricalDistribution)
     }
-
-
-def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None:
-    """How many plans a search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
-    choices = choices_of(trials)
     in_question = choices_in_question(choices, has_failed=has_failed)
     return math.prod(map(len, in_question.values())) if choices else None
 

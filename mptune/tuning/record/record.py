@@ -32,7 +32,6 @@ from mptune.tuning.record.attributes import (
     OWNER,
     ParameterNames,
     by_group,
-    choices_of,
     evaluation_attrs,
     note_key,
     objectives,
@@ -56,12 +55,8 @@ IDENTITY = "mptune"
 class StudyRecord:
     """One search's evaluations, failures and confirmations, kept by Optuna. Made by ``open_study``.
 
-    Every method that writes raises ``RunError`` where the disk is full or the database does not answer.
-
-    Attributes:
-        trials: the study's, and what is read of each once.
-        metric: the objective statistic.
-        is_alone: no other process writes the study.
+    Every method that writes raises ``RunError`` where the disk is full or the database does not answer. ``is_alone``
+    says that no other process writes the study.
     """
 
     def __init__(
@@ -73,18 +68,15 @@ class StudyRecord:
         where: str,
         *,
         exclusive: bool,
-        siblings: Sequence[optuna.Study] = (),
     ) -> None:
         self._study = study
         self._storage = storage
         self._where = where
         self.is_alone = exclusive
         self._heartbeats = Heartbeats(storage, study._study_id)
-        with storing(where):
-            trials = [trial for each in (*siblings, study) for trial in each.get_trials(deepcopy=False)]
-        self._names = ParameterNames(space.groups, trials)
-        self.space = space.as_begun({group: len(choices) for group, choices in choices_of(trials).items()})
-        self.trials = StudyTrials(study, where, self.space, metric)
+        self.space = space
+        self.trials = StudyTrials(study, where, space, metric)
+        self._names = ParameterNames(space.groups, self.trials.every())
         self._evaluations: tuple[Sequence[FrozenTrial], tuple[Evaluation, ...]] = ((), ())  # of these settled trials
         self.metric = metric
 
@@ -94,10 +86,8 @@ class StudyRecord:
         """All evaluations of finished trials, in the order of the trials, those with non-finite outputs included."""
         settled = self.trials.settled()
         if settled is not self._evaluations[0]:
-            self._evaluations = (
-                settled,
-                tuple(self.trials.evaluation_of(t) for t in settled if EVALUATION in t.user_attrs),
-            )
+            every = tuple(self.trials.evaluation_of(t) for t in settled if EVALUATION in t.user_attrs)
+            self._evaluations = (settled, every)
         return self._evaluations[1]
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
@@ -189,12 +179,8 @@ class StudyRecord:
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 
-        Args:
-            proposal: of the plan.
-            evaluation: of it.
-            group_times_ms: what its groups take by the engine's own profiler, for the sampler.
-            faults: how often it failed before, which was not its fault.
-            is_final: else the trial still runs, and is finished with this evaluation if the process dies.
+        One that is not final is what the trial is finished with if the process dies. ``group_times_ms`` are of the
+        engine's own profiler; ``faults`` counts failures before, which were not the plan's fault.
         """
         times = group_times_ms or {}
         named = {self._names.of(group): times[group] for group in self.space.free if group in times}
@@ -229,10 +215,7 @@ class StudyRecord:
     def release(self, proposal: Proposal, fault: Failure | None = None, attempt: int | None = None) -> None:
         """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL.
 
-        Args:
-            proposal: of the plan.
-            fault: the fault of the machine that ended it, if one did.
-            attempt: how many attempts faults of the machine have cost by now; None takes the proposal's.
+        ``attempt`` counts those that faults of the machine have cost by now; None takes the proposal's.
         """
         with _finishing(self._where):
             if fault is not None:

@@ -31,20 +31,17 @@ class Sessions:
 
     def __init__(self, record: StudyRecord) -> None:
         self._anchor_ms: float | None = record.note(_FIRST_BASELINE)
-        timings: dict[str, tuple[SessionTiming, ...]] = {}
+        timings: dict[str, list[SessionTiming]] = {}
         for evaluation in record.evaluations():
             if evaluation.latency.session is not None:
-                fingerprint = evaluation.plan.fingerprint
-                timings[fingerprint] = (*timings.get(fingerprint, ()), evaluation.latency.session)
+                timings.setdefault(evaluation.plan.fingerprint, []).append(evaluation.latency.session)
         for key, note in record.notes(_PREFIX).items():
             fingerprint = key.removeprefix(_PREFIX).partition(":")[0]
-            reopened = (SessionTiming.from_json(timing) for timing in note)
-            timings[fingerprint] = (*timings.get(fingerprint, ()), *reopened)
+            timings.setdefault(fingerprint, []).extend(map(SessionTiming.from_json, note))
         for key, note in record.notes(_CONFIRMED).items():
-            session = note.get("latency", {}).get("session")
-            if session is not None:
+            if (session := note.get("latency", {}).get("session")) is not None:
                 fingerprint = key.removeprefix(_CONFIRMED).partition(":")[0]
-                timings[fingerprint] = (*timings.get(fingerprint, ()), SessionTiming.from_json(session))
+                timings.setdefault(fingerprint, []).append(SessionTiming.from_json(session))
         self.spread = SessionSpread(timings, record.note(_FIRST_SESSION))
 
     def corrected(self, latency: Latency, sessions: Iterable[SessionTiming | None] | None = None) -> Latency:

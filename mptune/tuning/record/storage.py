@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mptune.tuning.record.backends.patience import PatientStorage
 
 STORAGE_VARIABLE = "MPTUNE_STORAGE"
-
 """Environment variable with a storage's URL, so that its password need not stand in a command."""
 
 _HIDDEN = "***"
@@ -36,7 +35,6 @@ _SHOWN_OPTIONS = frozenset(
         *("mode", "uri", "cache", "nolock", "immutable", "check_same_thread"),
     }
 )
-
 """Options of a URL's query that hold no secret. All others may: sslpassword, passfile, a driver's own."""
 
 

@@ -65,20 +65,9 @@ def open_study(
     Each metric has a study of its own, since the values that samplers see are the metric's. A new one takes over
     what the others of the same run know, where the statistics stored there hold the metric.
 
-    Args:
-        space: what may vary.
-        name: of the run; only matters in a shared database.
-        metric: the objective statistic.
-        identity: what a study of this run must have been made with, such as the model's hash; JSON values.
-        journal: path of the journal file, used where ``url`` is None; the caller holds the run directory's lock, or
-            shares it.
-        url: Optuna storage URL of a database.
-        sampler: name of the sampler; None where all plans are enqueued.
-        seed: the user's.
-        is_shared: other processes may write the journal, too, so nothing in it is repaired.
-
-    Returns:
-        The record, and warnings about what had to be repaired.
+    The caller holds the lock of the run directory or, where the journal ``is_shared``, shares it: nothing is repaired
+    then. The identity is what a study of this run must have been made with. Returned beside the record: warnings about
+    what had to be repaired.
 
     Raises:
         RunError: the storage cannot be opened or written, or holds another run under this name.
@@ -95,9 +84,7 @@ def open_study(
             study = open_one(study_name=mine, storage=storage, sampler=make_sampler(sampler, seed))
             _check_identity(study, identity, where)
             others = [optuna.load_study(study_name=sibling, storage=storage) for sibling in siblings if sibling != mine]
-            record = StudyRecord(
-                study, storage, space, metric, where, exclusive=url is None and not is_shared, siblings=others
-            )
+            record = StudyRecord(study, storage, space, metric, where, exclusive=url is None and not is_shared)
             for other in others:
                 _adopt(study, other, record.states(), metric)
         study.sampler = make_sampler(sampler, derive_seed(seed, len(record.trials.every())))
@@ -203,11 +190,6 @@ def settle_study(name: str, identity: Mapping[str, Any], url: str) -> str:
     """The study of a run in a database: the latest one with its name and its identity, else a new one.
 
     A hash of the identity ends the name, so hosts that begin at the same time share a study only if theirs are equal.
-
-    Args:
-        name: of ``study_name``, or one that was settled with what the run was to be made with before.
-        identity: what the run is made with now.
-        url: Optuna storage URL.
 
     Raises:
         RunError: studies with outcomes have this name and another identity; or the storage cannot be read.

@@ -28,6 +28,7 @@ from mptune.tuning.sampler.trials import PLAN_ATTR
 from mptune.tuning.space import SearchSpace
 
 _SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
+_FINISHED = (*_SETTLED, TrialState.FAIL)
 
 
 def settled(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -47,14 +48,8 @@ def failed_attempts(trial: FrozenTrial) -> int:
     return int(trial.user_attrs.get(ATTEMPTS, 1))
 
 
-_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-
-
 class StudyTrials:
-    """Reads the trials of a study; every method raises ``RunError`` where the storage cannot be read.
-
-    A finished trial never changes, so they are sorted anew only when another trial has finished, or waits.
-    """
+    """Reads the trials of a study; every method raises ``RunError`` where the storage cannot be read."""
 
     def __init__(self, study: optuna.Study, where: str, space: SearchSpace, metric: str) -> None:
         self._study = study
@@ -75,7 +70,7 @@ class StudyTrials:
         """The finished trials whose outcome stands (``mptune.tuning.record.study_trials.settled``)."""
         trials = self.every()
         counts = len(trials), len([trial for trial in trials if trial.state in _FINISHED])
-        if counts != self._sorted_at:
+        if counts != self._sorted_at:  # a finished trial never changes
             self._sorted_at = counts
             self._settled = settled([trial for trial in trials if trial.state is not TrialState.FAIL])
             self._plans = {trial.user_attrs.get("fingerprint", ""): trial for trial in self._settled}
@@ -140,20 +135,13 @@ class StudyTrials:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A plan that is to be evaluated, and the trial that will hold the outcome.
-
-    Attributes:
-        plan: the plan.
-        number: the trial's number.
-        origin: who proposed it.
-        attempt: how many attempts a fault of the machine has cost already.
-        trial: Optuna's.
-        failures: how often the plan failed before, where it is tried again.
-    """
+    """A plan that is to be evaluated, and the trial that will hold the outcome."""
 
     plan: PrecisionPlan
     number: int
     origin: Origin
     attempt: int
+    """How many attempts a fault of the machine has cost already."""
     trial: optuna.Trial
     failures: int = 0
+    """How often the plan failed before, where it is tried again."""

@@ -13,14 +13,11 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mptune.choice import Choice
-from mptune.data.archive import labels_beside
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.parts import parts_path
-from mptune.engines.base import ReportsProgress, SampleSet, Toolchain, Workspace
+from mptune.engines.base import ReportsProgress, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (
     TargetChoice,
@@ -32,8 +29,6 @@ from mptune.engines.toolchains.choose import (
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.identity import identity_of
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
@@ -48,16 +43,18 @@ from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plan
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import load_copy
 from mptune.tuning.runs.result import front_of, read_record
-from mptune.tuning.runs.seals import refuse_damaged
+from mptune.tuning.runs.seals import NEEDED, present_names, refuse_damaged
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import SearchSpace, Seed
+from mptune.tuning.steps.kernels import KERNELS_JSON
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import describe_device
 from mptune.tuning.steps.remeasure import measure_again, missing, rounds_needed
 from mptune.tuning.steps.tuner import Tuner
 
 STUDY = "confirm"
-_SAMPLE_SETS: tuple[SampleSet, ...] = ("search", "held_out")
+
+_ELSEWHERE = "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU"
 
 
 class ConfirmRun(MeasuringRun):
@@ -82,21 +79,14 @@ class ConfirmRun(MeasuringRun):
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
         searched = read_searched(self._run, self._search, self._settings.storage, self._metric)
-        model = load_copy(self._run, self._search)
-        groups = find_groups(model, self._search.fixed_settings.granularity)
-        if groups_sha256(groups) != self._search.fixed_settings.groups_sha256:
-            raise RunError(
-                f"this mptune finds other layer groups in the model than mptune {self._search.mptune}, which searched",
-                "use the same version of mptune on both machines",
-            )
-        self.grouped = GroupedModel(model, groups)
+        self._group(load_copy(self._run, self._search), self._search)
         if self._opener is None:
             self._settle(self._choice())
         section, environment = self._identify()
         self._begin(section, environment)
         seeds = tuple(Seed(e.origin, e.plan) for e in searched)
-        every = tuple(group.id for group in groups)
-        space = SearchSpace(self._search.model.sha256, groups, every, {}, seeds)
+        groups = self.grouped.groups
+        space = SearchSpace(self._search.model.sha256, groups, tuple(group.id for group in groups), {}, seeds)
         self._open_study(space)
         self._measure(space)
         search = (self._run, self._search)
@@ -108,26 +98,18 @@ class ConfirmRun(MeasuringRun):
         """The target that is named; else the search's own where it is here, else what is here."""
         if self._settings.target != "auto":
             return TargetChoice(load_target(self._settings.target))
-        gpus, profile = detect_gpus(), self._profile()
-        if profile is not None and (profile.kind == "cpu" or any(is_here(profile, gpu) for gpu in gpus)):
-            return TargetChoice(profile)
+        gpus, named, searched = detect_gpus(), self._search.fixed_settings.target, self._search.target
+        if named == "auto" and searched is not None:
+            named = searched.name
+        with contextlib.suppress(TargetError):  # It is a file that is not here.
+            profile = load_target(named)
+            if profile.kind == "cpu" or any(is_here(profile, gpu) for gpu in gpus):
+                return TargetChoice(profile)
+            named = profile.title
         if gpus:
             return choose_target("auto")
         refuse_hidden_gpu("measures elsewhere")
-        searched = self._search.target
-        name = self._search.fixed_settings.target if searched is None else searched.name
-        raise TargetError(
-            f"no GPU was found, and the search was for {name if profile is None else profile.title}",
-            "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU",
-        )
-
-    def _profile(self) -> Target | None:
-        """The profile that the search was for; None where it is a file that is not here."""
-        named = self._search.fixed_settings.target
-        try:
-            return load_target(named if named != "auto" or self._search.target is None else self._search.target.name)
-        except TargetError:
-            return None
+        raise TargetError(f"no GPU was found, and the search was for {named}", _ELSEWHERE)
 
     def _identify(self) -> tuple[TargetSection, Environment]:
         """What measures here. Nothing is started to find that out."""
@@ -137,10 +119,7 @@ class ConfirmRun(MeasuringRun):
             section = self._target_section(toolchain, self._settings.target)
             environment = describe_device(toolchain, self._target)
         if section.latency_source != "measured":
-            raise TargetError(
-                f"{section.device} cannot be measured here, and a confirmation is measured",
-                "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU",
-            )
+            raise TargetError(f"{section.device} cannot be measured here, and a confirmation is measured", _ELSEWHERE)
         return section, environment
 
     def _open(self, workspace: Workspace, settings: SearchSettings) -> Toolchain:
@@ -155,9 +134,7 @@ class ConfirmRun(MeasuringRun):
 
     def _begin(self, section: TargetSection, environment: Environment) -> None:
         """Make or open the confirmation's own run directory; one of another device or search is moved aside."""
-        jetson = environment.jetson
-        mode = "" if jetson is None else jetson.power_mode
-        path = self._run.confirmed / directory_name(section, self._target, mode)
+        path = self._run.confirmed / directory_name(section, self._target, environment)
         file = self._fresh_file(section, environment)
         self._stack.enter_context(open_run(path, fresh=lambda other: _identity(other) != _identity(file)))
         self.directory = RunDirectory(path, path / HOME)
@@ -191,15 +168,12 @@ class ConfirmRun(MeasuringRun):
         )
 
     def _about_search(self, section: TargetSection) -> Iterator[str]:
-        searched, data = self._search.target, self._search.data
+        searched = self._search.target
         if searched is not None and searched.latency_source == "predicted" and searched.name != section.name:
             yield (
                 f"the search predicted {searched.name}, and this is {section.name}: its ranking was made for another "
                 "device; `mptune search --target` with this one predicts it"
             )
-        is_known = any(finding.code == "random-data" for finding in self._search.findings)
-        if data is not None and data.is_random and not is_known:
-            yield "the search had random inputs: its errors say little; give real samples with --data and search again"
 
     def _open_study(self, space: SearchSpace) -> None:
         repaired = self._hold(
@@ -292,9 +266,10 @@ def known_confirmation(
     return read_confirmation(directory, file, record, search, read_searched(*search, storage))
 
 
-def directory_name(section: TargetSection, target: Target | None, power_mode: str) -> str:
+def directory_name(section: TargetSection, target: Target | None, environment: Environment) -> str:
     """What the directory of a confirmation is called: a device, an engine and a Jetson's power mode each have one."""
     named = target is not None and target.kind != "cpu"
+    power_mode = "" if environment.jetson is None else environment.jetson.power_mode
     words = " ".join((section.name if named else section.device, section.engine, power_mode))
     return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")
 
@@ -307,14 +282,8 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
     """
     own = [directory.path.resolve() / name for name in ("data", "engines", "logs")]
     workspace = Workspace((run.weights / "model.onnx").resolve(), run.weights, *own)
-    theirs = Workspace(workspace.model_path, run.weights, run.data, run.engines, run.logs)
-    lent: list[tuple[Path, Path]] = []
-    for which in _SAMPLE_SETS:
-        lent.append((theirs.samples(which), workspace.samples(which)))
-        lent.append((theirs.reference(which), workspace.reference(which)))
-        beside = labels_beside(theirs.samples(which)), parts_path(theirs.reference(which))
-        lent += [(path, workspace.samples(which).with_name(path.name)) for path in beside if path.exists()]
-    absent = next((source for source, _ in lent if not source.exists()), None)
+    lent = [(run.data / name, workspace.data_dir / name) for name in present_names(run.data) if name != KERNELS_JSON]
+    absent = next((run.data / name for name in NEEDED if not (run.data / name).is_file()), None)
     if absent is not None:
         raise RunError(f"{absent} is missing: the run is not whole", "pack it where it was made: `mptune export RUN`")
     refuse_damaged(run.data)

@@ -106,20 +106,11 @@ class Crew:
 
     def _report(self) -> None:
         """Pass on the outcomes that are new in the study, also those of workers that other hosts run."""
-        before = self._failed + len(self._seen)
-        self._pass_on()
-        if self._failed + len(self._seen) > before:
-            announce(self._listener, self._record, self._settings)
-
-    def _pass_on(self) -> None:
+        before = done = self._failed + len(self._seen)
         budget = self._settings.budget
-        spent = -1
-        while spent != self._record.spent:  # a worker has recorded an outcome while the others were read
-            spent = self._record.spent
-            new = [e for e in self._record.evaluations() if e.number not in self._seen]
-            failures = self._record.failures()
-        done = spent - len(new) - (len(failures) - self._failed)
-        for evaluation in new:
+        for evaluation in self._record.evaluations():
+            if evaluation.number in self._seen:
+                continue
             self._seen.add(evaluation.number)
             done += 1
             if evaluation.is_finite:
@@ -127,7 +118,10 @@ class Crew:
             else:
                 text = f"its {evaluation.metric} is {evaluation.error_value}"
                 self._listener.failed(evaluation.plan, evaluation.origin, text, done, budget)
+        failures = self._record.failures()
         for plan, origin, failure in failures[self._failed :]:
             done += 1
             self._listener.failed(plan, origin, failure, done, budget)
         self._failed = len(failures)
+        if done > before:
+            announce(self._listener, self._record, self._settings)

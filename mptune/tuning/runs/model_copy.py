@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mptune.data.metrics.tasks import CALLABLE, undirected
 from mptune.engines.loading import load_typed_model
-from mptune.engines.workload import Workload
 from mptune.errors import ModelError, RunError
 from mptune.files import parse_json, whole_file, write_json, writing
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
@@ -33,7 +30,6 @@ from mptune.tuning.runs.seals import refuse_damaged
 MODEL_FILE = "model.onnx"
 
 SEAL_FILE = "model.json"
-
 """The hashes of the model and of its copy, so that a damaged copy is detected."""
 
 _FORMAT = 1
@@ -52,35 +48,10 @@ def keep_model(run: RunDirectory, grouped: GroupedModel, bank: WeightBank | None
     write_json(run.weights / SEAL_FILE, document)
 
 
-@contextmanager
-def kept_meanwhile(run: RunDirectory, workload: Workload) -> Iterator[None]:
-    """Write the copy beside what the caller does, which waits for jobs and times nothing."""
-    with ThreadPoolExecutor(1, thread_name_prefix="mptune-copy") as pool:
-        kept = pool.submit(keep_model, run, workload.grouped, workload.bank)
-        yield
-        kept.result()
-
-
-def ensure_copy(run: RunDirectory, file: RunFile) -> None:
-    """Write the copy for a run without one: it was interrupted, or made before runs had copies."""
-    if has_copy(run, file):
-        return
-    if not Path(file.model.path).is_file():
-        load_copy(run, file)  # raises with what to do
-    model = load_original(file)
-    keep_model(run, GroupedModel(model, find_groups(model, file.fixed_settings.granularity)))
-
-
-def has_copy(run: RunDirectory, file: RunFile) -> bool:
-    """Whether the run holds a copy of its model."""
-    seal = _seal(run)
-    return seal is not None and seal["model_sha256"] == file.model.sha256 and (run.weights / MODEL_FILE).exists()
-
-
 def load_copy(run: RunDirectory, file: RunFile) -> Model:
     """Load the copy; its hash is the original's, since plans refer to it."""
     seal = _seal(run)
-    if seal is None or not has_copy(run, file):
+    if seal is None or seal["model_sha256"] != file.model.sha256 or not (run.weights / MODEL_FILE).exists():
         raise RunError(
             f"{run.path} holds no copy of its model, and {file.model.path} is not here",
             "pack the run where the search ran: `mptune export RUN`",
@@ -123,7 +94,6 @@ def _seal(run: RunDirectory) -> dict[str, Any] | None:
 
 
 _COMPRESSION = 1
-
 """Weights hardly shrink, whatever the effort."""
 
 
@@ -146,12 +116,11 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
             whole_file(out) as partial,
             tarfile.open(partial, "w:gz", compresslevel=_COMPRESSION) as archive,
         ):
-            entry = tarfile.TarInfo(f"{name}/run.json")
-            entry.size, entry.mode, entry.mtime = len(document), 0o644, int(run.run_json.stat().st_mtime)
-            archive.addfile(entry, io.BytesIO(document))
+            _add(archive, f"{name}/run.json", io.BytesIO(document), len(document), run.run_json.stat().st_mtime)
             for place, path in members.items():
                 with path.open("rb") as content:  # It may be replaced: what is open stays what it is.
-                    archive.addfile(_anonymous(archive.gettarinfo(arcname=f"{name}/{place}", fileobj=content)), content)
+                    status = os.fstat(content.fileno())
+                    _add(archive, f"{name}/{place}", content, status.st_size, status.st_mtime)
 
 
 def metric_warning(metric: str) -> str:
@@ -184,8 +153,8 @@ def _members(run: RunDirectory, file: RunFile, folder: Path, storage: str | None
             yield f"{run.data.name}/{path.name}", path
 
 
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without the owner, whom another machine does not know."""
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    return entry
+def _add(archive: tarfile.TarFile, name: str, content: BinaryIO, size: int, modified_s: float) -> None:
+    """Add a file without its owner, whom another machine does not know."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime = size, int(modified_s)
+    archive.addfile(entry, content)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mptune.choice import Choice, ChoiceKind
 from mptune.data.calibration import split_indices
-from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin
 from mptune.findings.engine import NOTHING
@@ -25,20 +25,17 @@ from mptune.tuning.evaluation import (
     ORIGIN_SAMPLER,
     Evaluation,
     Origin,
-    disagreements,
 )
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, pareto, reference_error_of
 from mptune.tuning.fronts.content import OtherDevice
+from mptune.tuning.fronts.dominance import neighbours
 from mptune.tuning.fronts.limits import (
     MetricLimit,
-    check_metric_limits,
     check_tolerances,
     error_text,
     feasible,
-    known_outputs,
 )
-from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared, latency_text
 from mptune.tuning.reasons.advice import Outcome
 from mptune.tuning.reasons.advice import findings as advice
@@ -129,7 +126,8 @@ def build_front(
             "let `mptune search` go on with it, and give it more time if you set --timeout",
         )
     metrics = record.metric, *file.search.reported_metrics
-    tolerances, limits = parsed_limits(choice, metrics, known_outputs(baseline.error), baseline.error)
+    outputs = [name for name in baseline.error.per_output if name != ALL_OUTPUTS]
+    tolerances, limits = parsed_limits(choice, metrics, outputs, baseline.error)
     plans = _read_plans(file, record, choice, baseline, tolerances)
     points, fp32 = plans.points, plans.fp32
     chosen, choice = _chosen(plans, choice, tolerances, limits, is_made=is_made)
@@ -164,18 +162,14 @@ def build_front(
 
 @dataclass(frozen=True)
 class _Plans:
-    """The evaluations of a run as a front shows them, with speed-ups against its baseline.
-
-    Attributes:
-        every: all of them, as the search left them.
-        latest: each plan once, as it was measured last.
-        points: the front.
-    """
+    """The evaluations of a run as a front shows them, with speed-ups against its baseline."""
 
     fp32: Evaluation
     fp16: Evaluation | None
     every: tuple[Evaluation, ...]
+    """As the search left them."""
     latest: tuple[Evaluation, ...]
+    """Each plan once, as it was measured last."""
     points: tuple[Evaluation, ...]
     unconfirmed: tuple[Unconfirmed, ...]
 
@@ -249,7 +243,6 @@ def _warnings(
         *drift_warning(record),
         *(() if chosen is None else chosen.timing_warnings),
         *unconfirmed_warnings(plans.unconfirmed),
-        *disagreements(plans.every),
         *advice(outcome),
         *_unconfirmed(plans.points, chosen, plans.unconfirmed),
     )
@@ -262,21 +255,19 @@ def parsed_limits(
     """The limits of a choice."""
     tolerances = tuple(map(Tolerance.parse, choice.tolerance))
     check_tolerances(tolerances, choice.ignore, metrics[0], outputs, error)
-    return tolerances, check_metric_limits(choice.limits, metrics)
+    return tolerances, tuple(MetricLimit.parse(text, metrics) for text in choice.limits)
 
 
 def _unconfirmed(
     points: Sequence[Evaluation], chosen: Evaluation | None, tried: Sequence[Unconfirmed]
 ) -> tuple[str, ...]:
-    confirmed = sum(point.held_out is not None for point in points)
-    if chosen is None or chosen.held_out is not None or not confirmed:
+    if chosen is None or chosen.held_out is not None or all(point.held_out is None for point in points):
         return ()
     if any(plan.evaluation.plan == chosen.plan for plan in tried):
         return ()  # said before
-    were = f"{confirmed} point{'s' * (confirmed > 1)} of the front {'were' if confirmed > 1 else 'was'}"
     return (
-        f"the chosen plan {chosen.plan.fingerprint} was not measured again ({were}): "
-        "`mptune search` with the limit that you want re-measures what it chooses",
+        f"the chosen plan {chosen.plan.fingerprint} was not measured again: `mptune search` with the limit that you "
+        "want re-measures what it chooses",
     )
 
 
@@ -323,30 +314,18 @@ def _choose(
     limits: Sequence[MetricLimit],
 ) -> tuple[Evaluation | None, str, bool]:
     bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, tolerances, limits
-    points = _fitting(evaluations, choice.max_memory_bytes, tolerances) or points
     point, reason, is_met = choose(points, *bounds, wants_knee=choice.knee)
     if is_met:
         return point, reason, is_met
     # Within noise a plan on the front is no worse than others, and yet they may keep to the limits.
     sound = [e for e in evaluations if e.is_finite]
-    meeting = [e for e in sound if choose([e], *bounds)[2]]
-    meeting = [e for e in meeting if e.remeasured] or (meeting if limits else [])
+    remeasured = [e for e in sound if e.remeasured]
+    off_front = sound if limits or choice.max_memory_bytes is not None else remeasured
+    meeting = [e for e in remeasured if choose([e], *bounds)[2]] or [e for e in off_front if choose([e], *bounds)[2]]
     if meeting:
-        point, reason, is_met = choose(meeting, *bounds, wants_knee=choice.knee)
+        point, reason, is_met = choose(pareto(meeting), *bounds, wants_knee=choice.knee)
         return point, f"{reason}; it is not on the front, where none has that", is_met
-    off_front = sound if limits or choice.max_memory_bytes is not None else [e for e in sound if e.remeasured]
     return choose([*points, *off_front], *bounds)
-
-
-def _fitting(
-    evaluations: Sequence[Evaluation], limit: int | None, tolerances: Sequence[Tolerance]
-) -> tuple[Evaluation, ...]:
-    """The front of the plans that keep to a limit of memory: those of the whole front may all be above it."""
-    if limit is None:
-        return ()
-    first = {e.plan: e for e in reversed(evaluations)}
-    fitting = [e for e in first.values() if e.memory is not None and e.memory.total_bytes <= limit]
-    return pareto(feasible(fitting, tolerances))
 
 
 def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | None) -> ChoiceKind:

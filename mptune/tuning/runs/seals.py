@@ -6,7 +6,6 @@ Samples, reference outputs, and what the engine answered before the search.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,23 @@ from mptune.tuning.steps.kernels import KERNELS_JSON
 
 SEALS_FILE = "seals.json"
 
-_SAMPLES = ("search.npz", "held_out.npz")
 _REFERENCES = ("search_reference.npz", "held_out_reference.npz")
-_ANSWERS = (KERNELS_JSON,)
-_LABELS = ("search_labels.npz", "held_out_labels.npz")
 _PARTS = (PARTS_JSON, HELD_OUT_PARTS_JSON)
 """Each is written with the reference of the same place."""
-_EVERY = (*_SAMPLES, *_REFERENCES, *_LABELS, *_PARTS, *_ANSWERS)
+NEEDED = ("search.npz", "held_out.npz", *_REFERENCES)
+_EVERY = (*NEEDED, "search_labels.npz", "held_out_labels.npz", *_PARTS, KERNELS_JSON)
 _FORMAT = 1
 
 
 def seal(data: Path) -> None:
     """Write down the SHA-256 of every such file that is there."""
-    present = [name for name in _EVERY if (data / name).is_file()]
-    write_json(data / SEALS_FILE, {"format": _FORMAT, "sha256": {name: files_sha256(data / name) for name in present}})
+    hashes = {name: files_sha256(data / name) for name in present_names(data)}
+    write_json(data / SEALS_FILE, {"format": _FORMAT, "sha256": hashes})
+
+
+def present_names(data: Path) -> tuple[str, ...]:
+    """Names of the files that are there."""
+    return tuple(name for name in _EVERY if (data / name).is_file())
 
 
 def unseal(data: Path) -> None:
@@ -43,16 +45,11 @@ def is_sealed(data: Path) -> bool:
     return _read(data) is not None
 
 
-def sealed_names(data: Path) -> tuple[str, ...]:
-    """Names of the files whose hashes are known."""
-    return tuple(_read(data) or ())
-
-
 def damaged(data: Path) -> tuple[str, ...]:
     """Names of the files that are gone or changed; without hashes all samples and references."""
     sealed = _read(data)
     if sealed is None:
-        return (*_SAMPLES, *_REFERENCES)
+        return NEEDED
     changed = [n for n, sha256 in sealed.items() if not (data / n).is_file() or files_sha256(data / n) != sha256]
     changed += [reference for parts, reference in zip(_PARTS, _REFERENCES, strict=True) if parts in changed]
     return tuple(dict.fromkeys(changed))
@@ -60,8 +57,7 @@ def damaged(data: Path) -> tuple[str, ...]:
 
 def refuse_damaged(data: Path) -> None:
     """Refuse a run whose data are not what the search wrote, and cannot be written here."""
-    lost: Sequence[str] = damaged(data) if is_sealed(data) else ()
-    if lost:
+    if is_sealed(data) and (lost := damaged(data)):
         raise RunError(
             f"{data / lost[0]} is gone, or is not what the search wrote",
             "copy the run directory again; where the search ran, the same `mptune search` writes the file anew",

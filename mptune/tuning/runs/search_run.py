@@ -34,8 +34,8 @@ from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findi
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.grounds import keep_grounds
 from mptune.tuning.reasons.group_findings import with_reasons
+from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.storage import check_opens, check_storage, named_storage
 from mptune.tuning.record.study import (
     BUDGET_NOTE,
@@ -48,7 +48,7 @@ from mptune.tuning.record.study import (
 )
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
-from mptune.tuning.runs.model_copy import kept_meanwhile
+from mptune.tuning.runs.model_copy import keep_model
 from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
 from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, rollout_of, split_data
@@ -274,8 +274,8 @@ class SearchRun(MeasuringRun):
         toolchain = self._open_toolchain()
 
         def ask() -> None:
-            with kept_meanwhile(self.directory, self._workload):
-                keep_kernels(toolchain, precisions, workspace.data_dir)
+            keep_kernels(toolchain, precisions, workspace.data_dir)
+            keep_model(self.directory, self.grouped, self._workload.bank)
 
         indices: dict[SampleSet, tuple[int, ...]] = {
             "search": samples.search.indices,

@@ -18,8 +18,6 @@ from mptune.engines.toolchains.choose import is_here
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import bank_files
 from mptune.identity import target_text
@@ -36,7 +34,7 @@ from mptune.tuning.runs.confirm_run import directory_name
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE, load_either
 from mptune.tuning.runs.result import front_of
-from mptune.tuning.runs.seals import damaged, is_sealed, refuse_damaged, seal, sealed_names, unseal
+from mptune.tuning.runs.seals import damaged, is_sealed, present_names, refuse_damaged, seal, unseal
 from mptune.tuning.runs.search_run import SPACE_FILE, SearchRun
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
@@ -93,13 +91,7 @@ class WorkerRun(SearchRun):
         if recorded.target is None or not self._is_prepared():
             raise RunError(f"{path} is not prepared for workers yet", _PREPARE)
         refuse_damaged(self.directory.data)
-        groups = find_groups(self._model, recorded.fixed_settings.granularity)
-        if groups_sha256(groups) != recorded.fixed_settings.groups_sha256:
-            raise RunError(
-                f"this mptune finds other layer groups in the model than mptune {recorded.mptune}, which searches",
-                "use the same version of mptune for all workers",
-            )
-        self.grouped = GroupedModel(self._model, groups)
+        self._group(self._model, recorded)
         self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
         self._workload = self._make_workload()
         self._open_toolchain()
@@ -129,14 +121,23 @@ class WorkerRun(SearchRun):
         here, environment = self.file.target, self.file.environment
         assert here is not None
         assert environment is not None
-        mode = "" if environment.jetson is None else environment.jetson.power_mode
-        return directory_name(here, self._target, mode) + versions_suffix(self._prepared.environment, environment)
+        return directory_name(here, self._target, environment) + versions_suffix(
+            self._prepared.environment, environment
+        )
 
     def device_file(self, name: str) -> RunFile:
-        """The run.json of a front of this host's own, before anything is known of it; after ``join``."""
-        fixed = self.file.fixed_settings.model_copy(update={"target": self._settings.target})
-        study = f"{self.file.study}@{name}"
-        return self.file.model_copy(update={"study": study, "fixed_settings": fixed, "accompanies": HOME})
+        """The run.json of a front of this host's own; findings about the model and the data hold on every device."""
+        file = self.file
+        return file.model_copy(
+            update={
+                "study": f"{file.study}@{name}",
+                "fixed_settings": file.fixed_settings.model_copy(update={"target": self._settings.target}),
+                "accompanies": HOME,
+                "findings": tuple(f for f in file.findings if f.code not in (TARGET_CODE, *kernel_codes())),
+                "warnings": (),
+                "choice": file.choice.again().model_copy(update={"replaced": None}),
+            }
+        )
 
     def read_budget(self) -> tuple[int, float | None]:
         """The budget of the search, and when it began, in seconds since the epoch; waits as ``work`` does."""
@@ -192,8 +193,8 @@ class WorkerRun(SearchRun):
             self._listener.stage(f"nothing to do: {reason}")
 
     def _named_space(self) -> NamedSpace:
-        fixed, kept = self.file.fixed_settings, self.directory.data / SPACE_FILE
-        named = load_space(str(kept) if kept.exists() else fixed.space)
+        fixed = self.file.fixed_settings
+        named = load_space(str(self.directory.data / SPACE_FILE))
         if named.sha256 != fixed.space_sha256:
             raise RunError(
                 f"the search space {fixed.space} differs from the one that is searched", "copy the run directory again"
@@ -288,17 +289,10 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
         file = run.load()
         if is_locked and (file is None or damaged(run.data)):
             _share(home, run)
-            file = file or _fresh_file(search.device_file(name))
+            file = file or search.device_file(name)
             run.save(file)
         assert file is not None
         yield run, file, is_locked
-
-
-def _fresh_file(file: RunFile) -> RunFile:
-    """Findings and warnings about the model and the data hold on every device."""
-    kept = tuple(finding for finding in file.findings if finding.code not in (TARGET_CODE, *kernel_codes()))
-    choice = file.choice.again().model_copy(update={"replaced": None})
-    return file.model_copy(update={"findings": kept, "warnings": (), "choice": choice})
 
 
 def _share(home: RunDirectory, run: RunDirectory) -> None:
@@ -307,7 +301,7 @@ def _share(home: RunDirectory, run: RunDirectory) -> None:
         unseal(run.data)
         for folder, source, names in (
             (run.weights, home.weights, (*bank_files(Precision), MODEL_FILE, SEAL_FILE)),
-            (run.data, home.data, (*sealed_names(home.data), SPACE_FILE, home.observed_json.name)),
+            (run.data, home.data, (*present_names(home.data), SPACE_FILE, home.observed_json.name)),
         ):
             folder.mkdir(exist_ok=True)
             for name in names:

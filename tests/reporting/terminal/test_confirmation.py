@@ -9,8 +9,7 @@ import pytest
 from mptune.choice import Choice
 from mptune.reporting.confirmation_text import verdicts
 from mptune.reporting.terminal.confirmation import print_confirmation
-from mptune.tuning.reasons.ranking import latency_agreement
-from mptune.tuning.runs.confirmation import Confirmation
+from mptune.tuning.runs.confirmation import Confirmation, latency_agreement
 from tests.reporting.conftest import SEARCHED, printed
 
 

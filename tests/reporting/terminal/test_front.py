@@ -274,7 +274,7 @@ def test_a_dozen_rows_unless_all_are_asked_for(
     shown = "\n".join(lines)
     middle = knee(front.points)
     assert middle is not None
-    for wanted in (front.chosen, middle, front.fp32, front.fp16, front.points[0], front.points[-1], front.points[5]):
+    for wanted in (front.chosen, middle, front.fp32, front.fp16, front.points[0], front.points[-1]):
         assert wanted.plan.fingerprint in shown
     places = [k for k, point in enumerate(front.points) if point.plan.fingerprint in shown]
     assert max(b - a for a, b in pairwise(places)) <= 7, "the others lie between"
@@ -295,8 +295,8 @@ def test_the_header_stays_in_sight(make_front: MakeFront, bench: Bench, monkeypa
 def test_no_word_breaks_at_80_columns(make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     front = long_front(make_front, bench, 20)
     sentence = " ".join(f"word{k}" for k in range(60))
-    named = replace(front.points[5], origin=Origin("seed", "activations over 512 in FP32 and the head"))
-    points = (*front.points[:5], named, *front.points[6:])
+    named = replace(front.points[6], origin=Origin("seed", "activations over 512 in FP32 and the head"))
+    points = (*front.points[:6], named, *front.points[7:])
     front = replace(front, warnings=(sentence,), choice=Choice(reason=sentence), points=points)
     lines = on_screen(front, monkeypatch)
     assert max(map(len, lines)) <= 80
@@ -304,7 +304,7 @@ def test_no_word_breaks_at_80_columns(make_front: MakeFront, bench: Bench, monke
     assert words.count("word17") == 2, "in the choice and in the warning, whole"
     assert set(words) & {f"word{k}"[:n] for k in range(60) for n in range(1, 5)} == set()
     assert sum(bool(re.match(r"[> ] {2}[0-9a-f]{12}  ", line)) for line in lines) == 12, "one line a plan"
-    (row,) = [line for line in lines if line.startswith(f"   {named.plan.fingerprint}")]
+    (row,) = [line for line in lines if line.startswith(f">  {named.plan.fingerprint}")]
     assert re.search(r"  activations over( 512( in( FP32( and( the)?)?)?)?)?\.\.\.$", row)
 
 

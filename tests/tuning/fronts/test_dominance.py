@@ -7,14 +7,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionSpread
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import pareto
-from mptune.tuning.fronts.dominance import faster_beyond_noise, in_doubt
+from mptune.tuning.fronts.dominance import compare_samples, faster_beyond_noise, in_doubt, neighbours, shared_errors
+from mptune.tuning.fronts.table import compared, error_change
 from tests.engines.timing.test_spread import Machine
-from tests.tuning.factory import make_evaluation
+from tests.tuning.factory import make_error, make_evaluation
 
 
 def with_errors(evaluation: Evaluation, errors: list[float] | np.ndarray) -> Evaluation:
@@ -100,3 +103,105 @@ def test_places_are_in_doubt_where_intervals_overlap_and_something_hangs_on_it()
 
 
 DOUBTFUL = ((1.0, 1e-2), (2.0, 1e-3), (2.15, 1e-4))
+
+
+FAST, CHOSEN, SLOW, SLOWEST = (
+    with_errors(make_evaluation(ms, 1.0, number=number), [error, 1.1 * error, 0.9 * error])
+    for number, (ms, error) in enumerate(((2.0, 4e-3), (3.0, 2e-3), (5.0, 1e-3), (9.0, 1e-6)))
+)
+FRONT = (FAST, CHOSEN, SLOW, SLOWEST)
+
+
+def test_one_on_either_side() -> None:
+    faster, exacter = neighbours(FRONT, CHOSEN)
+    assert (faster.role, faster.evaluation) == ("faster", FAST)
+    assert (exacter.role, exacter.evaluation) == ("more exact", SLOW)
+    assert (faster.latency_ms_delta, exacter.latency_ms_delta) == (-1.0, 2.0)
+    assert (faster.error_ratio, exacter.error_ratio) == (pytest.approx(2.0), pytest.approx(0.5))
+
+
+def test_ends_have_one_neighbour_and_a_front_of_one_has_none() -> None:
+    assert [one.evaluation for one in neighbours(FRONT, FAST)] == [CHOSEN]
+    assert [one.evaluation for one in neighbours(FRONT, SLOWEST)] == [SLOW]
+    assert neighbours((CHOSEN,), CHOSEN) == ()
+
+
+@pytest.mark.parametrize(
+    ("ms", "error", "role"),
+    [
+        (2.95, 2.02e-3, None),  # 1.7 % faster, within noise
+        (2.9, 2.02e-3, "faster"),
+        (3.05, 1e-3, None),  # more exact, within noise of the latency
+        (3.1, 1.9e-3, None),  # 1.05 times more exact
+        (3.1, 1.7e-3, "more exact"),
+    ],
+)
+def test_what_buys_nothing_is_no_neighbour(ms: float, error: float, role: str | None) -> None:
+    fast, chosen, slow, point = (
+        with_errors(make_evaluation(at_ms, 1.0, width=0.03, number=number), [e, 1.1 * e, 0.9 * e])
+        for number, (at_ms, e) in enumerate(((2.0, 4e-3), (3.0, 2e-3), (5.0, 1e-3), (ms, error)))
+    )
+    found = {beside.role: beside.evaluation for beside in neighbours(sorted_by_ms(fast, chosen, slow, point), chosen)}
+    assert found == {"faster": fast, "more exact": slow} | ({} if role is None else {role: point})
+
+
+def test_predicted_latencies_have_no_noise_and_still_have_to_differ() -> None:
+    chosen, near, far = (
+        replace(with_errors(make_evaluation(ms, 1.0, number=number), [error] * 3), latency=Latency.predicted(ms))
+        for number, (ms, error) in enumerate(((3.0, 1e-3), (2.99997, 3e-3), (2.5, 4e-3)))
+    )
+    assert [beside.evaluation for beside in neighbours((far, near, chosen), chosen)] == [far]
+
+
+def test_an_error_that_is_smaller_within_doubt_is_not_more_exact() -> None:
+    chosen = with_errors(make_evaluation(3.0, 1.0, number=0), [1e-3, 4e-3, 2e-3])
+    doubtful = with_errors(make_evaluation(4.0, 1.0, number=1), [3e-3, 1e-3, 1.5e-3])
+    assert neighbours((chosen, doubtful), chosen) == ()
+
+
+def sorted_by_ms(*points: Evaluation) -> list[Evaluation]:
+    return sorted(points, key=lambda point: point.latency.median_ms)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "metric", "text"),
+    [
+        (1e-3, 4.8e-2, "worst_part", "error 48 times larger"),
+        (1e-3, 1e-4, "worst_part", "error 10 times smaller"),
+        (2e-6, 2.4e-3, "worst_part", "error 1200 times larger"),
+        (0.0, 3.1e-4, "worst_part", "error from 0 to 3.1e-04"),
+        (3.1e-4, 2e-7, "worst_part", "error from 3.1e-04 to 2.0e-07"),
+        (1e-3, 1.05e-3, "worst_part", "the same error within 10 %"),
+        (0.0, 0.0, "worst_part", "the same error"),
+        (0.01, 0.02, "script.py:accuracy", "error from 1.0e-02 to 2.0e-02"),
+    ],
+)
+def test_changes_of_an_error_in_words(before: float, after: float, metric: str, text: str) -> None:
+    assert error_change(before, after, metric) == text
+
+
+def test_a_plan_against_the_chosen_one_in_words() -> None:
+    assert compared(FAST, CHOSEN) == "1.000 ms less (33 %), error 2 times larger"
+    chosen, near = (make_evaluation(ms, error, width=0.03) for ms, error in ((3.0, 2e-3), (3.02, 1e-3)))
+    assert compared(near, chosen) == "the same latency within noise, error 2 times smaller"
+    broken = replace(CHOSEN, error=make_error(float("nan")), latency=Latency.predicted(1.5))
+    assert compared(broken, CHOSEN).endswith("ms less (50 %), outputs not finite")
+
+
+def test_held_out_samples_count_where_both_have_met_them() -> None:
+    remeasured = [replace(point, held_out=make_error(error)) for point, error in ((FAST, 8e-3), (CHOSEN, 2e-3))]
+    difference = compare_samples(*remeasured)
+    assert difference is not None
+    assert difference.value == pytest.approx((3 * 4e-3 + 2 * 8e-3) / (5 * 2e-3))
+    assert shared_errors(*remeasured) == (pytest.approx(8e-3), pytest.approx(2e-3))
+    alone = compare_samples(remeasured[0], CHOSEN)
+    assert alone is not None
+    assert alone.value == pytest.approx(2.0)
+
+
+def test_errors_of_different_samples_are_never_divided() -> None:
+    """The chosen plan has met held-out samples, the others have not, as where a long front is re-measured in part."""
+    chosen = replace(CHOSEN, held_out=make_error(1e-4))
+    faster, exacter = neighbours((FAST, chosen, SLOW), chosen)
+    assert faster.error_ratio == pytest.approx(2.0)
+    assert exacter.error_ratio == pytest.approx(0.5)

@@ -12,10 +12,8 @@ import pytest
 from mptune import EndedEarlyError
 from mptune.api import searching
 from mptune.cli import main
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import load_model
 from tests.conftest import save_mlp
-from tests.fakes import FakeToolchain, Law
+from tests.fakes import FakeToolchain, make_toolchain
 
 COMMAND = ["search", "model.onnx", "--data", "data.npz", "--target", "cpu", "--budget", "3"]
 
@@ -26,7 +24,7 @@ def fake(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Fak
     monkeypatch.chdir(tmp_path)
     shutil.copy(mlp_data, "data.npz")
     save_mlp(Path("model.onnx"))
-    toolchain = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
+    toolchain = make_toolchain()
     monkeypatch.setattr(searching, "search", partial(searching.search, open_toolchain=toolchain.open))
     return toolchain
 

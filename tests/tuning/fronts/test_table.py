@@ -7,6 +7,7 @@ import math
 import pickle
 import sys
 from dataclasses import FrozenInstanceError
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from hypothesis import strategies as st
 
 from mptune.choice import Choice
 from mptune.errors import MissingPackageError, MptuneError, PlanError, SettingsError
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.front import Front
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.fronts.table import MOST_ROWS
+from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 
 mpl.use("Agg")
@@ -28,25 +29,7 @@ mpl.use("Agg")
 FP32 = make_evaluation(10.0, 1e-8, origin=ORIGIN_FP32)
 
 
-def make_front(points: tuple[Evaluation, ...], **changes: object) -> Front:
-    fields: dict[str, object] = {
-        "run_dir": Path("model.mptune"),
-        "model_path": Path("model.onnx"),
-        "model_sha256": "0" * 64,
-        "target": "cpu",
-        "engine": "onnxruntime",
-        "device": "Fake 1000",
-        "metric": "relative_l2",
-        "fp32": FP32,
-        "fp16": make_evaluation(3.0, math.nan, number=1023, origin=ORIGIN_FP16),
-        "points": points,
-        "chosen": points[0] if points else None,
-        "choice": Choice(reason="the knee of the front"),
-        "evaluations": 40,
-        "failures": 3,
-        "hypervolume": 0.5,
-    }
-    return Front(**{**fields, **changes})  # type: ignore[arg-type]
+make_front = partial(factory.make_front, fp32=FP32)
 
 
 def staircase(count: int) -> tuple[Evaluation, ...]:

@@ -1,4 +1,4 @@
-"""Tolerances of outputs and of columns: their syntax, what is feasible, and what cannot be meant."""
+"""Tolerances of outputs and columns, and limits on metrics: their syntax, what is feasible, what cannot be meant."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import choose, knee
-from mptune.tuning.fronts.limits import check_tolerances, excess, feasible, rest_error
-from mptune.tuning.fronts.neighbours import neighbours
+from mptune.tuning.fronts.dominance import neighbours
+from mptune.tuning.fronts.limits import MetricLimit, check_tolerances, excess, feasible, rest_error
 from mptune.tuning.fronts.table import compared
 from tests.tuning.factory import make_evaluation
 
@@ -131,3 +131,22 @@ def test_all_fp32_takes_no_part_in_the_knee() -> None:
     assert beside.is_cheap, "it comes before all-FP32, which is exact"
     assert beside.evaluation == two[1]
     assert compared(two[1], two[0]) == "0.04000 ms more (4 %), error 6.7 times smaller"
+
+
+SCRIPT = "my metrics.py:f1:max"
+
+
+@pytest.mark.parametrize("name", [SCRIPT, "my metrics.py:f1"])
+def test_a_limit_names_a_function_with_or_without_its_direction(name: str) -> None:
+    limit = MetricLimit.parse(f"{name}>=0.9", ("relative_l2", SCRIPT))
+    assert (limit.metric, limit.at_least, limit.bound) == (SCRIPT, True, 0.9)
+
+
+def test_the_name_as_it_is_comes_first() -> None:
+    assert MetricLimit.parse("m.py:f<=1", ("m.py:f", "m.py:f:max")).metric == "m.py:f"
+
+
+@pytest.mark.parametrize("name", ["f1", "metrics.py:f1", "my metrics.py:f1:min", "map:max"])
+def test_another_metric_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"the metrics are map, my metrics\.py:f1:max"):
+        MetricLimit.parse(f"{name}>=0.9", ("map", SCRIPT))

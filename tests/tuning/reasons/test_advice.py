@@ -8,7 +8,7 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.tuning.explanation import Explanation, GroupWorth
 from mptune.tuning.reasons.advice import Outcome, findings
 from tests.tuning.factory import make_evaluation
 
@@ -66,14 +66,6 @@ def test_few_free_groups_do_not_show_whether_fp16_pays() -> None:
     assert "FP16 does not pay on this target" in advice([FP32], [FP32, slow], free=4, pinned=3)
 
 
-def test_a_front_of_seeds_says_so_unless_there_is_no_more() -> None:
-    beaten = make_evaluation(7.0, 2e-3, width=0.1, number=4)
-    assert "only seeds" in advice([SEED, FP32], [FP32, SEED, beaten])
-    assert "only seeds" in advice([SEED, FP32], [FP32, SEED, beaten], free=8)
-    assert advice([SEED, FP32], [FP32, SEED, beaten], free=1) == ""
-    assert advice([FOUND, SEED, FP32]) == ""
-
-
 def test_a_budget_that_went_to_the_seeds() -> None:
     assert "nothing was searched" in advice([SEED, FP32], free=8)
     assert advice([SEED, FP32], free=1) == "", "both plans were tried"
@@ -127,15 +119,6 @@ def test_a_gain_that_intervals_leave_open_is_not_ruled_out() -> None:
     assert "may hide a gain of up to 10%" in text
     exact = make_evaluation(9.99, 1e-3, width=0.02, number=5)
     assert "noise hides no gain above" in advice([FP32], [FP32, exact])
-
-
-def test_groups_that_are_estimated_to_save_time_keep_the_question_open() -> None:
-    slow = make_evaluation(12.0, 1e-3, width=0.1, number=5)
-    saves = Kept("g0", "n", Reason.UNTRIED, "why", 1e-3, 2.0)
-    outcome = Outcome([FP32], FP32, [FP32, slow], [], Explanation({FP32.plan.fingerprint: (saves,)}))
-    text = "\n".join(findings(outcome))
-    assert "does not pay" not in text
-    assert "1 of the layer groups would, as estimated, save time alone, at most 2 ms" in text
 
 
 def test_the_precisions_are_those_of_the_search() -> None:

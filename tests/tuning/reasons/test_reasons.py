@@ -17,9 +17,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, Reason
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Silent
-from mptune.tuning.reasons.grounds import EXPLAIN_JSON, Grounds, keep_grounds
 from mptune.tuning.reasons.group_findings import in_order
-from mptune.tuning.reasons.reasons import explain
+from mptune.tuning.reasons.reasons import EXPLAIN_JSON, Grounds, explain, keep_grounds
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.prior import make_prior
@@ -106,24 +105,6 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     assert kept_groups["g006"].why == "FP16 saves nothing in it"
     assert "the Casts for it cost 0.05 ms" in kept_groups["g007"].why
     json.dumps(explanation.to_json("relative_l2"), allow_nan=False)
-
-
-def test_where_fp16_throughout_is_not_faster_the_error_is_not_the_reason(
-    open_record: OpenRecord, tmp_path: Path
-) -> None:
-    space = make_small_space(3)
-    ids = [group.id for group in space.groups]
-    law = Law(ids, boundary_ms=0.5, base_ms=10.0, gains=dict.fromkeys(ids, -0.1), errors=dict.fromkeys(ids, 1e-4))
-    law = replace(law, gains={**law.gains, ids[0]: 0.2})
-    record = open_record(space)
-    toolchain = FakeToolchain(law, latency_source="predicted", noise=0.0)  # type: ignore[arg-type]
-    front = guided(record, space, toolchain, tmp_path, budget=8)
-    (fp32,) = front
-    kept = {k.group: k for k in explain(record, tmp_path, front, [], fp32).of(fp32.plan.fingerprint)}
-    assert kept[ids[0]].reason is Reason.BOUNDARIES, "its error of 1e-4 kept nothing in FP32"
-    assert "FP16 throughout is not faster, either" in kept[ids[0]].why
-    named = explain(record, tmp_path, front, [], fp32, [found("spacing", ids[0])])
-    assert reasons_in(named, fp32)[ids[0]] is Reason.ERROR, "what a finding says of it comes first"
 
 
 def test_figures_are_the_laws(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:

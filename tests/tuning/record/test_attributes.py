@@ -58,13 +58,6 @@ def test_short_attributes_come_first_and_json_last(study: optuna.Study) -> None:
     assert study.trials[-1].user_attrs["failure"] == "build, error: no kernel for this"
 
 
-def test_the_data_frame_shows_them(study: optuna.Study) -> None:
-    pytest.importorskip("pandas")
-    frame = study.trials_dataframe()
-    assert {"values_latency (ms)", "values_error (relative_l2)", "user_attrs_speedup"} <= set(frame.columns)
-    assert any(column.startswith("params_g000 ") for column in frame.columns)
-
-
 def test_optunas_command_line_reads_it(study: optuna.Study, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; from optuna.cli import main; sys.exit(main())", "best-trials"]
     command += ["--study-name", "test/relative_l2", "-f", "json"]

@@ -14,14 +14,12 @@ import mptune
 from mptune.cli import main
 from mptune.data.metrics.parts import WORST_PART
 from mptune.errors import MptuneError, RunError
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.tuning.reasons.grounds import Grounds
+from mptune.tuning.reasons.reasons import Grounds
 from mptune.tuning.record.backends.journal import damaged_lines, set_damage_aside
 from mptune.tuning.record.study import copy_to_memory
 from tests.conftest import save_mlp
-from tests.fakes import FAST, FakeToolchain, Law
+from tests.fakes import FAST, make_toolchain
 
 RUN = Path("model.mptune")
 JOURNAL = RUN / "study.journal"
@@ -40,8 +38,8 @@ def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
 
 
 def search(budget: int) -> None:
-    fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
-    mptune.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open)
+    opener = make_toolchain().open
+    mptune.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=opener)
 
 
 @pytest.fixture
@@ -169,12 +167,12 @@ def test_other_files_of_a_run_may_hold_anything(place: Path, text: str, capsys: 
         path.write_bytes(before)
 
 
-@pytest.mark.parametrize("key", ["groups", "gains_ms", "ties", "tie_costs_ms", "operators"])
+@pytest.mark.parametrize("key", ["groups", "gains_ms", "boundaries", "boundary_costs_ms", "operators"])
 def test_terms_that_do_not_fit_together_explain_nothing(place: Path, key: str) -> None:
     path = RUN / "data" / "explain.json"
     document = json.loads(path.read_text())
     assert Grounds.load(path).prior is not None
-    document["terms"][key] = [*document["terms"][key][1:], *([[5]] if key == "operators" else [])]
+    document["prior"][key] = document["prior"][key][1:]
     path.write_text(json.dumps(document))
     assert Grounds.load(path) == Grounds()
     assert mptune.report(RUN).points

@@ -13,13 +13,14 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.engines.base import Failure, FailureKind, Measurement, Stage
-from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import batch, open_storage
 from mptune.tuning.space import SearchSpace
 from tests.fakes import FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
+from tests.tuning.factory import evaluation_of
 
 
 def plain(journal: Path) -> JournalStorage:
@@ -44,12 +45,7 @@ def trials(journal: Path) -> list[FrozenTrial]:
 def evaluate(record: StudyRecord, space: SearchSpace) -> None:
     """Ask for a plan and tell its evaluation."""
     proposal = record.ask()
-    measurement = FakeToolchain(Law([g.id for g in space.groups])).evaluate(proposal.plan)
-    assert isinstance(measurement, Measurement)
-    evaluation = Evaluation.from_measurement(
-        proposal.plan, measurement, number=proposal.number, origin=proposal.origin, metric="relative_l2", baseline_ms=10
-    )
-    record.tell_evaluation(proposal, evaluation)
+    record.tell_evaluation(proposal, evaluation_of(proposal, FakeToolchain(Law([g.id for g in space.groups]))))
 
 
 @pytest.fixture

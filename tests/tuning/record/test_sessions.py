@@ -14,7 +14,6 @@ from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions
 from mptune.tuning.sampler.trials import timing_of
@@ -92,20 +91,6 @@ def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord,
         assert point.latency.median_ms == pytest.approx(anchor * truth[point.plan], rel=3 * SPREAD)
 
 
-def test_plans_of_one_latency_are_not_ranked(open_record: OpenRecord, space: SearchSpace) -> None:
-    flat = Law(space.free, gains=dict.fromkeys(space.free, 0.0), boundary_ms=0.0)
-    ranked = pairs = 0
-    record = open_record()
-    Tuner(record, space, FakeToolchain(flat, session_spread=SPREAD), replace(SETTINGS, budget=21), Diary()).run()
-    plans = record.evaluations()
-    for one in plans:
-        for other in plans:
-            pairs += 1
-            ranked += faster_beyond_noise(one, other)
-    assert pairs == 21 * 21
-    assert ranked <= 0.05 * pairs / 2
-
-
 def test_a_latency_without_a_session_stays_as_it_is(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     Tuner(record, space, make_toolchain(space), SETTINGS, Diary()).run()
@@ -136,21 +121,6 @@ def test_where_reopening_fails_the_search_goes_on_with_a_warning(open_record: Op
     assert record.spent == SETTINGS.budget
     assert Sessions(record).spread.sd is None
     assert sum("how far sessions differ" in text for text in diary.warnings) == 1
-
-
-class Interrupted(FakeToolchain):
-    """Ctrl-C while sessions are opened anew."""
-
-    def reopen(self, plan: object, count: int) -> Failure:
-        raise KeyboardInterrupt
-
-
-def test_ctrl_c_while_reopening_loses_no_evaluation(open_record: OpenRecord, space: SearchSpace) -> None:
-    record = open_record()
-    with pytest.raises(KeyboardInterrupt):
-        Tuner(record, space, Interrupted(Law(space.free)), SETTINGS, Diary()).run()
-    assert record.spent == 1
-    assert record.baseline() is not None
 
 
 class KilledWhileReopening(FakeToolchain):

@@ -17,19 +17,19 @@ from sqlalchemy import text
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError, SettingsError
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.attributes import OWNER
 from mptune.tuning.record.backends.journal import repair_journal
 from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
-from mptune.tuning.record.study_trials import Proposal
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import SHA, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import evaluation_of
 
 
 def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
@@ -40,26 +40,13 @@ def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **set
     return Tuner(record, space, toolchain, SearchSettings(**settings), Silent()).run()  # type: ignore[arg-type]
 
 
-def evaluate(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
-    measurement = toolchain.evaluate(proposal.plan)
-    assert not isinstance(measurement, Failure)
-    return Evaluation.from_measurement(
-        proposal.plan,
-        measurement,
-        number=proposal.number,
-        origin=proposal.origin,
-        metric="relative_l2",
-        baseline_ms=None,
-    )
-
-
 def test_an_evaluation_that_was_written_but_not_told_is_not_lost(
     open_record: OpenRecord, space: SearchSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, toolchain = open_record(), make_toolchain(space)
     record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
     proposal = record.ask()
-    evaluation = evaluate(proposal, toolchain)
+    evaluation = evaluation_of(proposal, toolchain)
     with monkeypatch.context() as patch:
         patch.setattr(StudyRecord, "_finish", lambda *_: None)  # the process dies right here
         record.tell_evaluation(proposal, evaluation)
@@ -93,19 +80,14 @@ def test_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None
     assert open_record().failures() == ((proposal.plan, ORIGIN_SAMPLER, failure),)
 
 
-def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
-    def open_shared() -> StudyRecord:
-        record, _ = open_study(
-            space,
-            name="shared",
-            metric="relative_l2",
-            identity={"model": SHA},
-            journal=tmp_path / "unused",
-            url=f"sqlite:///{tmp_path / 'study.db'}",
-        )
-        return record
+def open_shared(folder: Path, space: SearchSpace) -> StudyRecord:
+    url = f"sqlite:///{folder / 'study.db'}"
+    journal = folder / "unused"
+    return open_study(space, name="shared", metric="relative_l2", identity={}, journal=journal, url=url)[0]
 
-    one, two = open_shared(), open_shared()
+
+def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
+    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
     proposal = one.ask()
     assert two.heal(stale_after_s=1e9) == 0
     assert proposal.plan.fingerprint in two.states()
@@ -114,7 +96,7 @@ def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, 
 
     def finish_the_other(seconds: float) -> None:  # The last of the budget is in work: it is waited for.
         assert len(toolchain.built) == 6
-        one.tell_evaluation(proposal, evaluate(proposal, make_toolchain(space)))
+        one.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))
 
     assert Tuner(two, space, toolchain, settings, Silent(), sleep=finish_the_other).run() is Stop.BUDGET
     assert proposal.plan.fingerprint not in toolchain.built
@@ -125,11 +107,7 @@ def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, 
 
 
 def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Path, space: SearchSpace) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    one, two = (
-        open_study(space, name="shared", metric="relative_l2", identity={}, journal=tmp_path / "unused", url=url)[0]
-        for _ in range(2)
-    )
+    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
     proposal = one.ask()
     (running,) = one.trials.running()
     proposal.trial.set_user_attr(OWNER, {**running.user_attrs[OWNER], "host": "elsewhere"})
@@ -140,7 +118,7 @@ def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Pat
         connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00.000000'"))
     assert two.heal(stale_after_s=1e9) == 1
     assert two.trials.waiting() == {proposal.plan.fingerprint}
-    one.tell_evaluation(proposal, evaluate(proposal, make_toolchain(space)))  # It was only stopped for a while.
+    one.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))  # It was only stopped for a while.
     assert one.spent == 0
     for record in (one, two):
         record.close()
@@ -157,9 +135,7 @@ record, _ = open_study(make_small_space(8), name="shared", metric="relative_l2",
 print(record.ask().plan.fingerprint)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    record, _ = open_study(
-        space, name="shared", metric="relative_l2", identity={}, journal=tmp_path / "unused", url=url
-    )
+    record = open_shared(tmp_path, space)
     assert record.heal(stale_after_s=1e9) == 1
     assert record.trials.waiting() == {done.stdout.strip()}
     record.close()

@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 
 from mptune.engines.loading import load_typed_model
-from mptune.engines.workload import Workload
 from mptune.errors import ModelError, RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -22,7 +21,7 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.run_json import FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
-from mptune.tuning.runs.model_copy import has_copy, keep_model, kept_meanwhile, load_copy, load_either
+from mptune.tuning.runs.model_copy import keep_model, load_copy, load_either
 from tests.conftest import save_mlp
 
 CORPUS = sorted((Path(__file__).parents[2] / "graph").glob("*/*.onnx"))
@@ -88,24 +87,12 @@ def test_it_is_small_and_the_bank_stays(kept) -> None:
 
 
 def test_it_is_written_once(kept) -> None:
-    model, run, file = kept
+    model, run, _ = kept
     before = (run.weights / "model.onnx").stat()
     keep_model(run, GroupedModel(model, find_groups(model)))
     assert (run.weights / "model.onnx").stat() == before
-    assert has_copy(run, file)
-    assert not has_copy(run, describe(replace(model, sha256="0" * 64)))
-
-
-def test_it_is_written_while_jobs_run_and_a_disk_that_refuses_it_is_named(mlp_path: Path, run_dir: Path) -> None:
-    model, run = load_typed_model(mlp_path), RunDirectory(run_dir)
-    workload = Workload(GroupedModel(model, find_groups(model)), run.workspace(mlp_path))
-    with kept_meanwhile(run, workload):
-        pass
-    assert has_copy(run, describe(model))
-    (run.weights / "model.json").unlink()
-    (run.weights / "model.json").mkdir()
-    with pytest.raises(RunError, match="model"), kept_meanwhile(run, workload):
-        pass
+    with pytest.raises(RunError, match="holds no copy"):
+        load_copy(run, describe(replace(model, sha256="0" * 64)))
 
 
 def _cut(path: Path) -> None:

@@ -20,7 +20,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation, disagreements
+from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Silent
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
@@ -251,18 +251,6 @@ def test_a_factor_between_measured_and_emulated_is_kept(
     assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
     other = evaluation(measured, "max_abs").with_emulated(EmulatedError(emulated, 1), fp32)
     assert (other.emulated, other.disagrees) == (emulated, False)
-
-
-def test_a_run_tells_how_many_plans_disagree() -> None:
-    sound = evaluation(1e-3).with_emulated(EmulatedError(1.1e-3, 1), 0.0)
-    apart = evaluation(1e-3).with_emulated(EmulatedError(2e-4, 1), 0.0)
-    worse = evaluation(1e-3).with_emulated(EmulatedError(math.inf, 1), 0.0)
-    assert disagreements([sound, evaluation(1e-3)]) == ()
-    (text,) = disagreements([sound, apart, evaluation(1e-3)])
-    assert text.startswith("1 of 2 plans")
-    assert "2.00e-04 as emulated" in text
-    (text,) = disagreements([apart, worse])
-    assert "inf as emulated" in text
 
 
 def test_what_was_emulated_is_kept_beside_what_is_measured(open_record: OpenRecord) -> None:

@@ -89,11 +89,9 @@ def decode_record(line: bytes) -> dict[str, Any] | None:
 
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
-
 """What Optuna raises at an operation that cannot be carried out."""
 
 _CREATE_TRIAL = 4
-
 """Optuna's number of the operation that creates a trial; those with larger numbers are on trials."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,16 @@ class Boundary:
         """Of groups with one reduced precision, and of what has these under every plan; any of them may compute it."""
         ends: tuple[End, ...] = (*((column,) for column in columns), *fixed)
         return cls(ends[0], ends[1:])
+
+    def to_json(self) -> list[End]:
+        """Producer and readers."""
+        return [self.producer, *self.readers]
+
+    @classmethod
+    def from_json(cls, document: Sequence[Any]) -> Boundary:
+        """Inverse of ``to_json``."""
+        producer, *readers = (end if isinstance(end, str) else tuple(map(int, end)) for end in document)
+        return cls(producer, tuple(readers))
 
     @property
     def ends(self) -> tuple[tuple[int, ...], ...]:
