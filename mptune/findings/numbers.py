@@ -6,9 +6,6 @@ from collections.abc import Mapping
 
 from mptune.findings.wording import AT, CodeInfo, Wording, row
 
-SEEN_ELSEWHERE = "seen, with another precision"
-"""Wording of a value that was seen beyond FP16's end, where the group may have ``{others}``."""
-
 
 def where_to_keep(precision: str) -> str:
     """Where a group with a hazard of a precision is kept."""
@@ -36,13 +33,7 @@ _DOWNSTREAM = Wording(
 )
 
 _REACHED = "reached {absmax:.4g} on the calibration data, FP16 ends at {fp16_max:g}"
-_SEEN = {
-    wording: _hazard(f"{_REACHED}[, {{in_samples}}]", cure)
-    for wording, cure in {
-        "seen": "the group is kept in FP32",
-        SEEN_ELSEWHERE: "the group is kept out of FP16, in FP32 or {others}",
-    }.items()
-}
+_SEEN = {"seen": _hazard(f"{_REACHED}[, {{in_samples}}]", "the group is kept out of FP16")}
 
 _BEYOND_CURE = (
     "a search measures what that does; without one (apply) the group is kept in FP32; scale the value at export to"

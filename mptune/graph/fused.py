@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 
@@ -29,12 +29,10 @@ class FusedNodes(JsonForm):
     Attributes:
         nodes: names of the nodes, all of one group, in topological order; the last one computes the result.
         source: the value that a norm normalises, which its kernel may read in FP32 (``fused_reads``); else "".
-        epsilon: what the engine adds to the variance in FP16; None where it is the model's.
     """
 
     nodes: tuple[str, ...]
     source: str = ""
-    epsilon: float | None = None
 
 
 def of_model(model: Model, fused: Iterable[FusedNodes]) -> tuple[FusedNodes, ...]:
@@ -58,18 +56,6 @@ def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
     constants = {i for node in model.nodes if node.name in inside for i in node.inputs if i and look.is_scalar(i)}
     values |= {name for name in constants if all(reader.name in inside for reader in look.readers(name))}
     return frozenset(values)
-
-
-def epsilon_step(look: Lookup, members: Iterable[Node]) -> tuple[Node, int] | None:
-    """The node of a norm that adds the epsilon, and at which input it stands; None where it is not seen."""
-    by_output = {out: node for node in members for out in node.outputs}
-    for root in by_output.values():
-        added = by_output.get(root.inputs[0]) if root.op_type in ("Sqrt", "Pow") else None
-        if added is not None and added.op_type == "Add":
-            for slot, name in enumerate(added.inputs):
-                if name in look.model.initializers and look.is_scalar(name):
-                    return added, slot
-    return None
 
 
 def fused_reads(types: ValueTypes, fused: Sequence[FusedNodes]) -> Mapping[int, tuple[str, frozenset[int]]]:

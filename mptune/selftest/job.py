@@ -30,12 +30,11 @@ class ClockReading:
 
     Attributes:
         span_ratio: duration of many executions by the engine's clock, over that by the host's.
-        value_ratio: latencies as a search takes them, added up, over the host's duration of taking them.
+        latency_ms: as a search takes it.
         executions: how many there were in a span.
     """
 
     span_ratio: float
-    value_ratio: float
     latency_ms: float
     executions: int
 
@@ -88,22 +87,10 @@ def read_clocks(watch: Stopwatch) -> ClockReading:
         watch.run_once()
     once_s = min(_seconds(watch.run_once) for _ in range(3))
     executions = max(3, round(SPAN_S / max(once_s, 1e-6)))
-    spans = [_both(watch.span_ms, executions) for _ in range(_SPANS)]
-    few = min(executions, _MOST_VALUES)
-    values = [_both(watch.value_ms, few) for _ in range(_SPANS)]
-    return ClockReading(
-        float(np.median([device / host for device, host in spans])),
-        float(np.median([device * few / host for device, host in values])),
-        float(np.median([device for device, _ in values])),
-        executions,
-    )
-
-
-def _both(time_ms: Callable[[int], float], executions: int) -> tuple[float, float]:
-    """What a method of a stopwatch gives, and how many milliseconds its call takes on the host."""
-    times_ms: list[float] = []
-    host_s = _seconds(lambda: times_ms.append(time_ms(executions)))
-    return times_ms[0], host_s * 1e3
+    spans_ms: list[float] = []
+    host_s = [_seconds(lambda: spans_ms.append(watch.span_ms(executions))) for _ in range(_SPANS)]
+    ratio = float(np.median([span_ms / (1e3 * seconds) for span_ms, seconds in zip(spans_ms, host_s, strict=True)]))
+    return ClockReading(ratio, watch.value_ms(min(executions, _MOST_VALUES)), executions)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -37,7 +37,7 @@ def test_every_check_holds_on_the_cpu(cases: Sequence[Case], tmp_path: Path) -> 
     checks = {check.name: check for check in test.run()}
     found = {name: check.status for name, check in checks.items()}
     judged = dict.fromkeys(("builds", "outputs", "precisions", "tf32", "repeat", "clock"), "holds")
-    assert found == {**judged, **dict.fromkeys(("layer types", "int8"), "cannot be checked here")}
+    assert found == {**judged, "layer types": "cannot be checked here"}
     assert 0.1 < checks["outputs"].figure < 3
     assert checks["tf32"].figure < 5e-6
     facts = test.facts()
@@ -110,15 +110,6 @@ def test_layer_types_are_held_against_the_plan(cases: Sequence[Case]) -> None:
     first = next(node for node, kind in right.items() if kind == "FP16")
     assert check({**right, first: "FP32"}) == ("does not hold", 1.0)
     assert check({"another": "FP32"}) == ("cannot be checked here", None)
-
-
-@pytest.mark.parametrize(("kind", "status"), [("Int8", "holds"), ("FP16", "does not hold")])
-def test_int8_layers_are_counted(cases: Sequence[Case], kind: str, status: str) -> None:
-    case = cases[2]
-    outputs = (case.fused[FP16], case.reference[1], case.fused[FP16])
-    run = EngineRun(0.1, None, _information({"conv_q1.conv": kind}), ())
-    (found,) = (one for one in judge("tensorrt", [_seen(case, FP16, run, outputs)]) if one.name == "int8")
-    assert found.status == status
 
 
 def test_an_engine_that_cannot_run_here_is_named_with_the_reason() -> None:

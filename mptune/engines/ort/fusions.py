@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OPTIMISED_MODEL, PROVIDERS, Provider, SessionOptions, translated
 from mptune.engines.worker.child import WorkerState
-from mptune.graph.fused import FusedNodes, epsilon_step
+from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
@@ -161,8 +160,6 @@ _NORMS = frozenset({_CENTRED, "SimplifiedLayerNormalization"})
 _OTHERS = frozenset({"BiasSoftmax", "Gelu"})
 _OPERATOR_SINCE = 17
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
-_NEARLY = 0.01
-"""Relative difference up to which two epsilons are one that was rounded."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,6 @@ class OptimisedNode:
     op_type: str
     nodes: tuple[str, ...]
     result: str
-    epsilon: float | None = None
 
 
 @dataclass(frozen=True)
@@ -213,9 +209,8 @@ def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Itera
         if node.op_type not in _NORMS | _OTHERS or len(computed) < 2:
             continue
         result = given_name(node.output[0], producer)
-        epsilon = next((float(a.f) for a in node.attribute if a.name == "epsilon"), None)
         if result is not None:
-            yield OptimisedNode(node.op_type, computed, producer[result], epsilon)
+            yield OptimisedNode(node.op_type, computed, producer[result])
 
 
 def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
@@ -230,10 +225,7 @@ def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tu
         if len(members) < 2 or members[-1].name != fusion.result or not grouped.in_one_group(members):
             continue
         names = tuple(node.name for node in members)
-        if fusion.op_type in _NORMS:
-            fused.append(FusedNodes(names, _source(look, members), _other_epsilon(look, members, fusion.epsilon)))
-        else:
-            fused.append(FusedNodes(names))
+        fused.append(FusedNodes(names, _source(look, members) if fusion.op_type in _NORMS else ""))
     return tuple(fused)
 
 
@@ -242,14 +234,3 @@ def _source(look: Lookup, members: Sequence[Node]) -> str:
     made = {out for node in members for out in node.outputs}
     read = (name for node in members for name in look.varying(node))
     return next((name for name in read if name not in made and look.model.info(name).is_float32), "")
-
-
-def _other_epsilon(look: Lookup, members: Sequence[Node], epsilon: float | None) -> float | None:
-    """The engine's epsilon; None where it is the model's, as it is or rounded to FP16."""
-    step = epsilon_step(look, members)
-    stated = None if step is None else look.number(step[0].inputs[step[1]])
-    if stated is None or not epsilon:
-        return None
-    return (
-        None if any(abs(epsilon - own) <= _NEARLY * epsilon for own in (stated, float(np.float16(stated)))) else epsilon
-    )

@@ -32,7 +32,6 @@ _TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "For
 _BRAIN = re.compile(r"BF16|BFloat16", re.IGNORECASE)
 _HALF = re.compile(r"(?<!B)FP16|(?<!B)Float16|\bHalf\b", re.IGNORECASE)
 _SINGLE = re.compile(r"FP32|Float32|(?<!B)\bFloat\b|\bTF32\b", re.IGNORECASE)
-_INT8 = re.compile(r"\bU?Int8\b", re.IGNORECASE)
 _NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
 _SEPARATORS = re.compile(r"[\x1e\x1f]")
 
@@ -67,18 +66,6 @@ def misplaced_layers(nodes: Mapping[str, Precision], layers: Sequence[Layer]) ->
     """
     judged = [layer for layer in layers if layer.outputs and len({nodes.get(n) for n in layer.nodes} - {None}) == 1]
     return tuple(layer.name for layer in judged if _broken(nodes, layer) is not None), len(judged)
-
-
-def int8_layers(information: str) -> tuple[str, ...]:
-    """Names of the layers in the inspector's JSON that read or write INT8."""
-    names = []
-    for entry in _listed(information):
-        tensors = [
-            tensor for key in ("Inputs", "Outputs") for tensor in entry.get(key) or () if isinstance(tensor, dict)
-        ]
-        if any(_INT8.search(_type_text(tensor)) for tensor in tensors):
-            names.append(str(entry.get("Name", "")))
-    return tuple(names)
 
 
 def type_warnings(

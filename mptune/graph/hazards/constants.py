@@ -17,17 +17,13 @@ from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import GLUE
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, group_of, readers_in_fp16
-from mptune.graph.hazards.seen import MaskedRows
+from mptune.graph.hazards.seen import MaskedRows, SeenValue
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding, chunks, largest_magnitude, rounding_of
 
 _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
-
-_COERCED_BELOW = 13
-
-"""Softmax of an older operator set takes all axes from ``axis`` on as one, and ``axis`` is 1 where it is not stated."""
 
 _MASK_INPUTS: Mapping[tuple[str, str], int] = {
     ("", "Attention"): 3,
@@ -45,14 +41,15 @@ def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     rows: dict[str, tuple[int, ...]] = {}
     for node in model.nodes:
         for tensor, axes in _reads(look, node):
-            if tensor and axes and model.info(tensor).is_float32 and not look.is_static(tensor):
+            if tensor and model.info(tensor).is_float32 and not look.is_static(tensor):
                 rows.setdefault(tensor, axes)
     return rows
 
 
 def _reads(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
     if node.op_type in _SOFTMAX and node.is_standard:
-        return [(node.inputs[0], _axes(look.model, node))]
+        stated = attribute(node, "axis")
+        return [(node.inputs[0], (stated if isinstance(stated, int) else -1,))]
     if node.op_type == "Exp" and node.is_standard:
         return _written_out(look, node)
     mask = mask_input(node)
@@ -63,17 +60,6 @@ def mask_input(node: Node) -> str:
     """What an attention operator adds to its scores; "" where a node is none, or has no mask."""
     slot = _MASK_INPUTS.get(("" if node.is_standard else node.domain, node.op_type))
     return "" if slot is None or len(node.inputs) <= slot else node.inputs[slot]
-
-
-def _axes(model: Model, node: Node) -> tuple[int, ...]:
-    stated = attribute(node, "axis")
-    if model.opset >= _COERCED_BELOW:
-        return (stated if isinstance(stated, int) else -1,)
-    shape = model.info(node.inputs[0]).shape
-    if shape is None:
-        return ()
-    first = (stated if isinstance(stated, int) else 1) % max(1, len(shape))
-    return tuple(range(first, len(shape)))
 
 
 def _written_out(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
@@ -173,39 +159,37 @@ def constant_hazards(
     types: ValueTypes,
     look: Lookup,
     roundings: Mapping[str, Rounding],
-    smallest: Mapping[str, float],
+    seen: Mapping[str, SeenValue],
 ) -> list[Hazard]:
-    """Weights and constants that overflow or vanish: one hazard per group that reads them.
-
-    ``smallest`` maps a node that guards a division to the smallest magnitude that it was seen to guard on data.
-    """
+    """Weights and constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
         rounding = roundings.get(name) or rounding_of(types.model.initializers[name], Precision.FP16)
-        hazards += _of_constant(types, look, name, rounding, smallest)
+        hazards += _of_constant(types, look, name, rounding, seen)
     return hazards
 
 
 def _of_constant(
-    types: ValueTypes, look: Lookup, name: str, rounding: Rounding, smallest: Mapping[str, float]
+    types: ValueTypes, look: Lookup, name: str, rounding: Rounding, seen: Mapping[str, SeenValue]
 ) -> list[Hazard]:
     hazards = []
-    seen = set[tuple[str, bool]]()
+    done = set[tuple[str, bool]]()
     for node in readers_in_fp16(types, name):
         group = group_of(types, node)
         if group is None:
             continue
         is_limit = bool(rounding.overflowed) and _is_limit(look, node)
-        if (group.id, is_limit) in seen:
+        if (group.id, is_limit) in done:
             continue
-        seen.add((group.id, is_limit))
+        done.add((group.id, is_limit))
         place = _Place(group.id, node.name, name, rounding.absmax)
         if rounding.overflowed:
             wording = "constant" if rounding.size == 1 else "constants"
             counts = {"overflowed": rounding.overflowed, "size": rounding.size}
             hazards.append(_overflow(look, place, wording, [node], counts))
         elif rounding.size == 1 and rounding.absmax < FP16_NORMAL and _guards_division(look, node):
-            hazards += _epsilon(place, smallest.get(node.name), is_direct=not _reaches_root(look, node))
+            guarded = [seen[value].smallest for value in look.varying(node) if value in seen]
+            hazards += _epsilon(place, min(guarded, default=None), is_direct=not _reaches_root(look, node))
         elif rounding.vanished > _VANISHING_SHARE * rounding.size:
             hazards.append(_vanishing(place, rounding))
     return hazards
@@ -306,19 +290,6 @@ def _reaches_root(look: Lookup, node: Node) -> bool:
         )
 
     return _reaches(look, node, takes_root, _BEFORE_DIVISION)
-
-
-def guarded_by_constant(look: Lookup, node: Node) -> str:
-    """The value that a node guards against a division by zero with a constant below FP16's smallest normal; "" if none.
-
-    The constant is the epsilon of ``x / (y + eps)``, of ``x / max(y, eps)`` and the like.
-    """
-    varying = look.varying(node)
-    if node.op_type not in _GUARDS or len(varying) != 1:
-        return ""
-    constants = [abs(look.number(i) or 0.0) for i in node.inputs if i and look.is_static(i)]
-    is_small = any(0 < value < FP16_NORMAL for value in constants)
-    return varying[0] if is_small and _guards_division(look, node) else ""
 
 
 def comes_to_softmax(look: Lookup, node: Node) -> bool:
@@ -504,10 +475,6 @@ class SaturatedRanges:
         read = [self._look_up(node.inputs[slot], depth) for slot in followed]
         sources = frozenset[str]().union(*(values for _, values in read))
         bounds = [bound for bound, _ in read]
-        padding = attribute(node, "value") if node.op_type == "Pad" else None
-        if isinstance(padding, float):  # an input from operator set 11 on
-            held, is_beyond = self._held(node.outputs[0], np.array(padding))
-            bounds, sources = [*bounds, held], sources | is_beyond
         if node.op_type in SELECTS:
             return max(bounds, default=math.inf), sources
         if node.op_type in SUMS:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mptune.findings.numbers import SEEN_ELSEWHERE, in_samples
+from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
@@ -156,12 +156,8 @@ def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
     return operator if is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1) else None
 
 
-def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float]) -> list[Hazard]:
-    """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero.
-
-    Args:
-        smallest: name of a node -> its smallest variance on data, where it was seen.
-    """
+def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
+    """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero."""
     hazards = []
     for node in types.model.nodes:
         default = _EPSILON_DEFAULTS.get(node.op_type)
@@ -170,8 +166,7 @@ def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float]) -> list[Ha
             continue
         stated = attribute(node, "epsilon")
         epsilon = float(stated) if isinstance(stated, float) else default
-        variance = smallest.get(node.name)
-        if 0 < epsilon <= FP16_TINY / 2 and (variance is None or variance < FP16_NORMAL):
+        if 0 < epsilon <= FP16_TINY / 2:
             hazards.append(
                 Hazard(
                     "warning",
@@ -182,11 +177,7 @@ def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float]) -> list[Ha
                     epsilon,
                     "vanishing-epsilon",
                     "attribute of a safe variance" if _has_safe_variance(types.model, node) else "attribute",
-                    {
-                        "epsilon": epsilon,
-                        "fp16_smallest": FP16_TINY,
-                        **({} if variance is None else {"smallest": variance}),
-                    },
+                    {"epsilon": epsilon, "fp16_smallest": FP16_TINY},
                     {"operator": node.op_type},
                 )
             )
@@ -322,18 +313,6 @@ def _beyond_int32(highest: int, lowest: int) -> int | None:
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
 
-_SEEN = "seen"
-"""Wording of a value that was seen beyond FP16's end."""
-
-
-def _with_alternatives(hazard: Hazard, others: Sequence[Precision]) -> Hazard:
-    """The hazard, with the other reduced precisions that its group may have."""
-    names = [precision.name for precision in others if not hazard.rules_out(precision)]
-    if hazard.wording != _SEEN or not names:
-        return hazard
-    return replace(hazard, wording=SEEN_ELSEWHERE, names={**hazard.names, "others": " or ".join(names)})
-
-
 _HEADROOM = 2.0
 
 """Values seen within this factor of FP16's end: other data may well go beyond it."""
@@ -359,15 +338,9 @@ def find_hazards(
     model = grouped.model
     types, look, ranges = value_types(grouped), Lookup(model), ranges or {}
     seen, patterns = seen or Seen(), find_patterns(model, look)
-    smallest = {
-        record.node: min(record.scalars["smallest"])
-        for record in seen.of("guard", "variance")
-        if record.scalars.get("smallest")
-    }
     by_name = {r.tensor: r for r in roundings if r.precision is Precision.FP16}
-    hazards = constant_hazards(types, look, by_name, smallest)
-    hazards += epsilon_hazards(types, smallest)
-    hazards = [_with_sample(hazard, seen) for hazard in hazards]
+    hazards = constant_hazards(types, look, by_name, seen.values)
+    hazards += epsilon_hazards(types)
     hazards += fill_hazards(types, look)
     masks = MaskValues(look, ranges)
     saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
@@ -388,8 +361,6 @@ def find_hazards(
     hazards += int64_hazards(model, look)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
     hazards = [hazard for hazard in hazards if hazard.kind != "pole" or hazard.group not in guarded]
-    others = [p for p in REDUCED if p in precisions and p is not Precision.FP16]
-    hazards = [_with_alternatives(hazard, others) for hazard in hazards]
     hazards = _outside(hazards, look, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}
@@ -415,15 +386,6 @@ def _outside(hazards: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes
     return [hazard for hazard in hazards if not is_inside(hazard)]
 
 
-def _with_sample(hazard: Hazard, seen: Seen) -> Hazard:
-    """A hazard of an epsilon with the sample in which what it guards came closest to zero."""
-    answers = [record.scalars["smallest"] for record in seen.of("guard", "variance") if record.node == hazard.node]
-    if hazard.code != "vanishing-epsilon" or not answers:
-        return hazard
-    lowest = min(range(len(answers[0])), key=lambda k: answers[0][k])
-    return replace(hazard, samples=(seen.sample(lowest),))
-
-
 def _held(hazard: Hazard) -> Hazard:
     """A value beyond FP16 that is finite there, as constants are held as FP16's largest finite value."""
     evidence = {**hazard.evidence, "held_as": FP16_MAX}
@@ -444,7 +406,7 @@ def _range_hazards(
         samples = (seen.sample(value.sample),)
         names["in_samples"] = in_samples(value.beyond, value.samples, *samples)
     severity: Severity = "error" if absmax > FP16_MAX else "warning"
-    kind, row, wording = "range", "overflow", _SEEN
+    kind, row, wording = "range", "overflow", "seen"
     if FP16_MAX >= absmax > FP16_MAX / _HEADROOM:
         wording = "near"
     elif 0 < absmax <= FP16_NORMAL:

@@ -6,14 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mptune.graph.grouping.lookup import Lookup, attribute
-from mptune.graph.hazards.constants import guarded_by_constant
 from mptune.graph.hazards.seen import ProbeKind
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import REDUCED, Precision
-
-_ROUNDING: frozenset[ProbeKind] = frozenset(("sum", "norm", "softmax", "largest", "comparison", "pole"))
-
-"""Kinds whose operands are rounded: asked once for each reduced precision."""
 
 _SUMS = frozenset({"Add", "Sub"})
 
@@ -33,7 +28,9 @@ _POLES: Mapping[str, int] = {
 
 """Operator -> which of its inputs may not reach zero, or fall below it."""
 
-_WHERE_SINCE = 9
+_SINCE = 11
+
+"""The first operator set whose Equal takes floats."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,7 @@ class Probe:
     Attributes:
         node: its name.
         key: the FP32 value that the answer is filed under.
-        value: of a guard, the value that the constant guards; of a pole, the operand that may not reach it; of a
-            variance, that whose variance it is.
+        value: of a pole, the operand that may not reach it; of a BatchNormalization, what it normalises.
         outputs: fact -> scalar output of the observing model that answers it.
         vectors: fact -> output of rank 1.
     """
@@ -59,13 +55,13 @@ class Probe:
 
 
 def find_probes(model: Model, precisions: Sequence[str]) -> tuple[Probe, ...]:
-    """The questions that a model's nodes give rise to, in topological order."""
+    """The questions about a model's nodes, in topological order; those about roundings once for each precision."""
     look, reduced = Lookup(model), [precision for precision in REDUCED if precision in precisions]
     return tuple(
         replace(probe, precision=precision)
         for node in model.nodes
-        for probe in _of_node(look, node)
-        for precision in (reduced if probe.kind in _ROUNDING else REDUCED[:1])
+        for probe in (_of_node(look, node) if model.opset >= _SINCE else ())
+        for precision in (REDUCED[:1] if probe.kind == "batch-norm" else reduced)
     )
 
 
@@ -81,8 +77,6 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
         probes.append(Probe("sum", node.name, out))
     if node.op_type in _NORMS:
         probes.append(Probe("norm", node.name, out))
-    if guarded := guarded_by_constant(look, node):
-        probes.append(Probe("guard", node.name, out, guarded))
     if pole := _pole(look, node):
         probes.append(Probe("pole", node.name, out, pole))
     if node.op_type == "Softmax":
@@ -93,8 +87,6 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
         second = node.inputs[1]
         key = second if look.is_static(first) else first
         probes.append(Probe("comparison", node.name, _computed(look, key)))
-    elif node.op_type == "InstanceNormalization" and len(model.info(first).shape or ()) > 2:
-        probes.append(Probe("variance", node.name, out, first))
     elif node.op_type == "BatchNormalization" and _has_own_statistics(look, node):
         probes.append(Probe("batch-norm", node.name, out, first))
     return [probe for probe in probes if probe.key]
@@ -108,9 +100,7 @@ def _computed(look: Lookup, tensor: str) -> str:
 def _pole(look: Lookup, node: Node) -> str:
     """The computed operand at whose zero a node's result is infinite, or below which it is NaN; "" if none."""
     at = _POLES.get(node.op_type)
-    if at is None or look.model.opset < _WHERE_SINCE:
-        return ""
-    if look.is_static(node.inputs[at]) or not look.model.info(node.inputs[at]).is_float32:
+    if at is None or look.is_static(node.inputs[at]) or not look.model.info(node.inputs[at]).is_float32:
         return ""
     power = look.number(node.inputs[1]) if node.op_type == "Pow" else None
     if node.op_type == "Pow" and (power is None or (power > 0 and power == int(power))):

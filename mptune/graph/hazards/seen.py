@@ -15,9 +15,7 @@ ProbeKind = Literal[
     "softmax",
     "largest",
     "comparison",
-    "guard",
     "pole",
-    "variance",
     "batch-norm",
 ]
 
@@ -68,6 +66,11 @@ class SeenValue:
     sample: int = 0
     beyond: int = 0
     samples: int = 1
+
+    @property
+    def smallest(self) -> float:
+        """The smallest magnitude; 0 where there are values of both signs."""
+        return max(self.lowest, -self.highest, 0.0)
 
 
 @dataclass(frozen=True)

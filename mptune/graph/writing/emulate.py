@@ -25,7 +25,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx.helper
 
@@ -36,7 +35,6 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.model_file import (
     clip_node,
@@ -50,73 +48,6 @@ from mptune.graph.writing.stretches import Waist
 from mptune.graph.writing.weights import ConstantStore, LargeConstant, WeightBank, banked, inline, unlimited
 
 _FLOAT = onnx.TensorProto.FLOAT
-
-LIMIT = 256
-
-"""Every whole number up to this is a value of FP16 and of BF16."""
-
-_MOST_ELEMENTS = 1 << 16
-
-"""Constants of more elements are weights: none is looked at."""
-
-_MOVES = DATA_MOVEMENT - {"Cast", "Dropout"} | {
-    *("Concat", "Gather", "GatherElements", "GatherND", "ScatterND", "ScatterElements", "Where", "Pad", "Tile"),
-    *("Expand", "Split", "Relu", "Neg", "Abs", "Max", "Min"),
-}
-
-"""Operators whose every output element is one of their input elements, but for its sign, or zero."""
-
-_REDUCES = frozenset({"ScatterND", "ScatterElements"})
-
-"""Of these, those that may add what they write to what is there."""
-
-
-def small_integers(model: Model) -> dict[str, int]:
-    """The float values that are whole numbers of at most ``LIMIT`` for any input -> bound of their magnitude."""
-    bounds: dict[str, int] = {}
-    for name, constant in model.initializers.items():
-        if model.info(name).is_float32 and not constant.overridable and np.prod(constant.shape) <= _MOST_ELEMENTS:
-            _keep(bounds, name, _bound_of(constant.numpy()))
-    for node in model.nodes:
-        if node.is_standard and not node.has_subgraph:
-            bound = _bound(model, node, bounds)
-            for name in node.outputs if bound is not None else ():
-                if name and model.info(name).is_float32:
-                    _keep(bounds, name, bound)
-    return bounds
-
-
-def _keep(bounds: dict[str, int], name: str, bound: int | None) -> None:
-    if bound is not None and bound <= LIMIT:
-        bounds[name] = bound
-
-
-def _bound_of(values: np.ndarray) -> int | None:
-    """The largest magnitude of whole numbers; None where there is another number among them."""
-    if not np.isfinite(values).all() or (values != np.rint(values)).any():
-        return None
-    return int(np.abs(values).max(initial=0.0))
-
-
-def _bound(model: Model, node: Node, bound_of: dict[str, int]) -> int | None:
-    """The bound of a node's float outputs; None where they may be other numbers."""
-    if node.op_type == "ConstantOfShape":
-        return _bound_of(fill_value(node.proto))
-    if node.op_type == "Cast":
-        return 1 if model.info(node.inputs[0]).dtype == "bool" else bound_of.get(node.inputs[0])
-    bounds = [bound_of.get(name) for name in node.inputs if name and model.info(name).is_float32]
-    input_bounds = [bound for bound in bounds if bound is not None]
-    if not input_bounds or len(input_bounds) < len(bounds):
-        return None
-    if node.op_type in _MOVES:
-        adds = node.op_type in _REDUCES and any(a.name == "reduction" for a in node.proto.attribute)
-        return None if adds else max(input_bounds)
-    if node.op_type in ("Add", "Sub"):
-        return sum(input_bounds)
-    if node.op_type == "Mul":
-        return int(np.prod(input_bounds))
-    return None
-
 
 _CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
 """Operators whose every output element is one of their input elements, or zero."""
@@ -164,7 +95,6 @@ class Emulator:
         model = grouped.model
         self.limits, self.branches = limits, branches
         self.frame = frame_of(model)
-        self.exact = frozenset(small_integers(model))
         self.inside = steps_inside(fused)
         self.shared_reads = fused_reads(types, fused)
         self.rounds = frozenset(node.index for node in model.nodes if needs_rounding(types, node))
@@ -303,16 +233,12 @@ class _Writing:
         inputs, outputs = list(node.inputs), list(node.outputs)
         modes = self._modes.get(group, ())
         for slot in rule.inputs if modes else ():
-            if emulator.maker.get(inputs[slot]) != group and inputs[slot] not in emulator.exact:
+            if emulator.maker.get(inputs[slot]) != group:
                 inputs[slot] = self._read_by(node, inputs[slot], group, modes)
         rounding = modes if node.index in emulator.rounds else ()
         if node.name in emulator.inside:
             rounding = [(precision, switch) for precision, switch in rounding if precision is not FUSED_IN]
-        behind = [
-            slot
-            for slot in rule.outputs
-            if rounding and outputs[slot] in emulator.maker and outputs[slot] not in emulator.exact
-        ]
+        behind = [slot for slot in rule.outputs if rounding and outputs[slot] in emulator.maker]
         for slot in behind:
             outputs[slot] += self._suffix["raw"]
         self._read.update(inputs, node.captures)

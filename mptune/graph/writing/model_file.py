@@ -22,9 +22,6 @@ _GRAPH_INITIALIZER = 5
 _TENSOR_RAW_DATA = 9
 """Field numbers in onnx.proto."""
 
-_HOLDS: Mapping[str, tuple[str, ...]] = {"ConstantOfShape": ("value",), "Clip": ("min", "max"), "Pad": ("value",)}
-"""Attributes that are values of the operator's result, as newer operator sets have them as inputs."""
-
 _CLIP_HAS_INPUTS = 11
 """From this operator set on, Clip reads its limits."""
 
@@ -84,24 +81,16 @@ def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs:
 
 
 def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
-    """Limit finite attributes to a precision's largest value, as ``round_values`` does; True where one was beyond."""
-    changed = False
-    for attribute in node.attribute:
-        if attribute.name not in _HOLDS.get(node.op_type, ()) or node.domain not in STANDARD_DOMAINS:
-            continue
-        if attribute.HasField("t"):
-            value = float(onnx.numpy_helper.to_array(attribute.t).reshape(-1)[0])
-        else:
-            value = attribute.f
-        if not math.isfinite(value) or abs(value) <= precision.largest:
-            continue
-        largest = math.copysign(precision.largest, value)
-        if attribute.HasField("t"):
-            attribute.t.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, attribute.t.dims, [largest]))
-        else:
-            attribute.f = largest
-        changed = True
-    return changed
+    """Limit what a ConstantOfShape fills with to a precision's largest value; True where it was beyond."""
+    if node.op_type != "ConstantOfShape" or node.domain not in STANDARD_DOMAINS or not node.attribute:
+        return False
+    filled = node.attribute[0].t
+    value = float(onnx.numpy_helper.to_array(filled).reshape(-1)[0])
+    if not math.isfinite(value) or abs(value) <= precision.largest:
+        return False
+    largest = math.copysign(precision.largest, value)
+    filled.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, filled.dims, [largest]))
+    return True
 
 
 def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precision, name: str) -> None:

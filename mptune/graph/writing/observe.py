@@ -37,8 +37,6 @@ _AXES_OF_OTHERS_SINCE = 18
 
 """Operator sets from which ReduceSum, and the other reductions, take their axes as an input."""
 
-_EQUAL_OF_FLOATS_SINCE = 11
-
 
 class ProbeBuilder:
     """Appends nodes whose names are new."""
@@ -115,13 +113,6 @@ class ProbeBuilder:
         """Mean of the squares of all elements."""
         return self.reduce("ReduceMean", self.add("Mul", value, value))
 
-    def equal(self, first: str, second: str) -> str:
-        """Where two values are equal; NaN, and infinities, may count as either."""
-        if self._opset >= _EQUAL_OF_FLOATS_SINCE:
-            return self.add("Equal", first, second)
-        apart = self.add("Abs", self.add("Sub", first, second))
-        return self.add("Not", self.add("Greater", apart, self.constant(0.0)))
-
     def give(self, value: str, shape: Sequence[None] = (), code: int = _FLOAT) -> str:
         """Make a value an output of the graph, once: two probes may have an answer in common."""
         if value not in self._given:
@@ -184,12 +175,8 @@ def _answer(
             return _sum(build, node), {}
         case "norm":
             return _norm(build, node), {}
-        case "guard":
-            return {"smallest": build.reduce("ReduceMin", build.add("Abs", probe.value))}, {}
         case "pole":
             return _pole(build, node, probe.value, model), {}
-        case "variance":
-            return {"smallest": _smallest_variance(build, probe.value, len(model.info(probe.value).shape or ()))}, {}
         case "batch-norm":
             rank = len(model.info(probe.value).shape or ())
             return {}, {"mean": build.reduce("ReduceMean", probe.value, (0, *range(2, rank)))}
@@ -224,7 +211,7 @@ def _sum(build: ProbeBuilder, node: Node) -> dict[str, str]:
         is_base = build.add("And", build.add("Greater", sizes[base], zero), build.add("Less", sizes[base], infinity))
         steps = build.add("And", moves, is_base)
         facts[f"{name}_steps"] = build.count(steps)
-        facts[f"{name}_lost"] = build.count(build.add("And", steps, build.equal(total, kept)))
+        facts[f"{name}_lost"] = build.count(build.add("And", steps, build.add("Equal", total, kept)))
     return facts
 
 
@@ -272,12 +259,6 @@ def _recomputed(build: ProbeBuilder, value: str, model: Model, depth: int) -> st
         operands = [_recomputed(build, i, model, depth - 1) for i in node.inputs]
         build.recomputed[key] = build.rounded(build.again(node, *operands))
     return build.recomputed[key]
-
-
-def _smallest_variance(build: ProbeBuilder, value: str, rank: int) -> str:
-    axes = tuple(range(2, rank))
-    centred = build.add("Sub", value, build.reduce("ReduceMean", value, axes, keepdims=1))
-    return build.reduce("ReduceMin", build.reduce("ReduceMean", build.add("Mul", centred, centred), axes))
 
 
 def _comparison(build: ProbeBuilder, node: Node) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import new_suffix
-from mptune.graph.fused import FusedNodes, epsilon_step, steps_inside
+from mptune.graph.fused import FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, reduced_axes
 from mptune.graph.loading.model import Model, Node, consumers_of
@@ -155,16 +155,6 @@ _SIGMOID: tuple[_Row, ...] = (
     ("Where", ("whole", "kept", "stepwise"), ""),
 )
 
-_EPSILON: tuple[_Row, ...] = (
-    ("Mul", ("tiny", "large"), "partly"),
-    ("Mul", ("partly", "large"), "wide"),
-    ("Sub", ("unit", "wide"), "narrow"),
-    ("Mul", ("more", "narrow"), "added"),
-    ("Add", ("own", "added"), "epsilon"),
-)
-
-_SCALARS = frozenset({"whole", *(row[2] for row in _EPSILON)})
-
 
 class Steps:
     """The nodes of the model that is written, so far."""
@@ -208,17 +198,6 @@ class Steps:
                 initializers[name] = replace(self._model.initializers[name], node_index=node.index)
         return initializers
 
-    def add_with_epsilon(self, node: Node, slot: int, epsilon: float) -> None:
-        """Take the node of a norm that adds its epsilon, with another one in FP16.
-
-        A constant that is zero in FP16 alone tells where the norm is FP16.
-        """
-        own = node.inputs[slot]
-        in_fp16 = float(np.float16(self._model.initializers[own].numpy().reshape(-1)[0]))
-        numbers = {"tiny": 2.0**-30, "large": 2.0**15, "unit": 1.0, "more": epsilon - in_fp16}
-        rows = [*_EPSILON, ("Add", ["epsilon", "x"] if slot == 0 else ["x", "epsilon"], "")]
-        self._write(node, rows, numbers, {"own": own, "x": node.inputs[1 - slot]}, unrounded=_SCALARS)
-
     def _convolution(self, node: Node) -> None:
         """``Conv(x, w, b)`` as ``Conv(x, w) + b``."""
         shape = self._model.info(node.outputs[0]).shape or self._model.info(node.inputs[1]).shape
@@ -261,7 +240,6 @@ class Steps:
         rows: Sequence[_Row],
         constants: Mapping[str, float | np.ndarray],
         others: Mapping[str, str],
-        unrounded: Collection[str] = (),
     ) -> None:
         """Append nodes in place of one; ``others`` are the values of the model that the rows read."""
         (out,), before = node.outputs, len(self.nodes)
@@ -278,13 +256,13 @@ class Steps:
             self._append(onnx.helper.make_node("Constant", [], [names[step]], value=tensor))
         for op_type, inputs, step, *attributes in rows:
             if step:
-                shape = () if step in _SCALARS else None if step == "column" else self._model.info(out).shape
+                shape = () if step == "whole" else None if step == "column" else self._model.info(out).shape
                 dtype = "bool" if op_type == "Greater" else "float"
                 self.tensors[names[step]] = TensorInfo(names[step], dtype, shape)
             proto = onnx.helper.make_node(
                 op_type, [names[i] for i in inputs], [names[step]], **(attributes[0] if attributes else {})
             )
-            self._append(proto, "" if step else node.name, rounds=step not in unrounded)
+            self._append(proto, "" if step else node.name, rounds=step != "whole")
         self.parts[node.name] = tuple(n.name for n in self.nodes[before:] if n.op_type != "Constant")
 
     def _append(self, proto: onnx.NodeProto, name: str = "", *, rounds: bool = True) -> None:
@@ -305,11 +283,9 @@ def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ())
     look = Lookup(model)
     steps = Steps(model, divisions_of_gelus(grouped, look), sigmoids_of_silus(grouped, look))
     merged = merged_with_scales(grouped)
-    inside, epsilons = steps_inside(fused), _other_epsilons(look, fused)
+    inside = steps_inside(fused)
     for node in model.nodes:
-        if node.name in epsilons:
-            steps.add_with_epsilon(node, *epsilons[node.name])
-        elif node.name in inside:
+        if node.name in inside:
             steps.nodes.append(node)
         else:
             steps.add(replace(node, rounds=False) if node.name in merged else node)
@@ -327,14 +303,3 @@ def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ())
         for group in grouped.groups
     )
     return GroupedModel(written_out, groups)
-
-
-def _other_epsilons(look: Lookup, fused: Sequence[FusedNodes]) -> Mapping[str, tuple[int, float]]:
-    """Node that adds a norm's epsilon -> at which input it stands, and what the provider adds in FP16."""
-    named = {node.name: node for node in look.model.nodes}
-    epsilons = {}
-    for operator in fused:
-        step = None if operator.epsilon is None else epsilon_step(look, [named[name] for name in operator.nodes])
-        if step is not None and operator.epsilon is not None:
-            epsilons[step[0].name] = step[1], operator.epsilon
-    return epsilons

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
@@ -62,19 +61,10 @@ def test_below_opset_17_it_counts(tmp_path: Path) -> None:
     """As the CUDA provider says; the CPU provider fuses a part of it."""
     model = layer_norm(tmp_path, opset=13)
     steps = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
-    found = OptimisedNode("LayerNormalization", steps[::-1], "n_y", 1e-5)
+    found = OptimisedNode("LayerNormalization", steps[::-1], "n_y")
     grouped = GroupedModel(model, find_groups(model))
     assert fused_nodes(grouped, [found]) == (FusedNodes(steps, "h"),)
-    assert fused_nodes(grouped, [OptimisedNode(found.op_type, ("n_h", *steps), "n_y", 1e-5)]) == ()  # of two groups
-
-
-def test_another_epsilon_is_told(tmp_path: Path) -> None:
-    """SimplifiedLayerNormFusion of the CUDA provider takes 1e-5 for whatever FP16 constant there is."""
-    model = rms_norm(tmp_path, eps=1e-6)
-    grouped = GroupedModel(model, find_groups(model))
-    for stated, told in ((1e-5, 1e-5), (1e-6, None), (float(np.float16(1e-6)), None)):
-        found = OptimisedNode("SimplifiedLayerNormalization", STEPS, "n_y", stated)
-        assert fused_nodes(grouped, [found]) == (FusedNodes(STEPS, "h", told),)
+    assert fused_nodes(grouped, [OptimisedNode(found.op_type, ("n_h", *steps), "n_y")]) == ()  # of two groups
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, over_threshold, pinned_by_hazards
-from mptune.graph.hazards.seen import ProbeRecord, Seen
+from mptune.graph.hazards.seen import Seen, SeenValue
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.observe import observed_tensors, write_observing_model
@@ -385,6 +385,5 @@ def test_what_goes_wrong_first_is_named_first(tmp_path: Path) -> None:
     proto = models.model(nodes, [vectors[0]], [vectors[1]], [constant("e", 1e-12)])
     found = hazards(proto, tmp_path, ranges={"z": 1e6, "y": 2e5, "w": 2e5})[1]
     assert [h.node for h in found if h.code == "overflow"] == ["/norm/Mul", "/norm/ReduceMean", "/norm/Add"]
-    guard = ProbeRecord("guard", "/norm/Add", {"smallest": (0.0,)})
-    found = hazards(proto, tmp_path, ranges={"a": 1e6}, seen=Seen(records=(guard,)))[1]
+    found = hazards(proto, tmp_path, ranges={"a": 1e6}, seen=Seen({"y": SeenValue(0.0, 2.0)}))[1]
     assert [h.code for h in found if h.code and h.severity != "info"] == ["vanishing-epsilon", "overflow"]
