@@ -10,11 +10,11 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from mptune.json_form import JsonForm
 from mptune.targets.jetson import JetsonState, ask_nvidia_smi, read_jetson
 
 BACKEND_GROUP = "mptune.backends"
@@ -54,7 +54,7 @@ class GpuState:
 
 
 @dataclass(frozen=True)
-class Environment:
+class Environment(JsonForm):
     """The machine at one moment."""
 
     versions: Mapping[str, str]
@@ -68,23 +68,6 @@ class Environment:
     def with_warnings(self, *warnings: str) -> Environment:
         """The same with more warnings."""
         return replace(self, warnings=(*self.warnings, *warnings))
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        gpus = [{**asdict(gpu), "throttle": list(gpu.throttle)} for gpu in self.gpus]
-        jetson = None if self.jetson is None else self.jetson.to_json()
-        return {**asdict(self), "gpus": gpus, "warnings": list(self.warnings), "jetson": jetson}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Environment:
-        """Inverse of ``to_json``."""
-        jetson = document["jetson"]
-        read = {
-            "gpus": tuple(GpuState(**{**gpu, "throttle": tuple(gpu["throttle"])}) for gpu in document["gpus"]),
-            "warnings": tuple(document["warnings"]),
-            "jetson": None if jetson is None else JetsonState.from_json(jetson),
-        }
-        return cls(**{**document, **read})
 
 
 def describe_environment(root: Path = Path("/")) -> Environment:

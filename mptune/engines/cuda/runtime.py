@@ -372,7 +372,6 @@ class StreamStopwatch:
         enqueue: Callable[[], None],
         stream: Stream,
         clock: Callable[[], float],
-        transfer_ms: float | None = None,
         *,
         delay: Callable[[], None] | None = None,
     ) -> None:
@@ -383,7 +382,6 @@ class StreamStopwatch:
                 ended: it would find the stream empty each time, and its duration is no cost of the host. None where
                 ``enqueue`` returns at once.
         """
-        self.transfer_ms = transfer_ms
         self._enqueue = enqueue
         self._stream = stream
         self._clock = clock

@@ -54,11 +54,6 @@ class Stopwatch(Protocol):
     """Times an engine whose inputs are on the device already."""
 
     @property
-    def transfer_ms(self) -> float | None:
-        """Milliseconds of all inputs to the device plus all outputs back; None where there are none."""
-        ...
-
-    @property
     def enqueue_ms(self) -> float | None:
         """Median host milliseconds of one enqueue so far, where the device runs asynchronously; else None."""
         ...
@@ -89,7 +84,6 @@ class Latency(JsonForm):
     Attributes:
         ci95_ms: 95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows
             of this session alone; a search widens it by what differs between sessions.
-        transfer_ms: host to device and back, timed separately and part of no other figure; None where not timed.
         session: against the baseline that it was timed in turn with, which the intervals of a search rest on
             (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
         degrees: degrees of freedom of the variance that the interval was made of; infinite where they are not known.
@@ -102,7 +96,6 @@ class Latency(JsonForm):
     cv: float
     source: LatencySource
     raw_ms: tuple[float, ...] = ()
-    transfer_ms: float | None = None
     warnings: tuple[str, ...] = ()
     session: SessionTiming | None = None
     degrees: float = math.inf
@@ -113,7 +106,7 @@ class Latency(JsonForm):
         return cls(ms, ms, ms, (ms, ms), 0.0, "predicted")
 
     def scaled(self, factor: float) -> Latency:
-        """Every engine time multiplied by ``factor`` (drift correction); transfers are left as they are."""
+        """Every time multiplied by ``factor`` (drift correction)."""
         low, high = self.ci95_ms
         return replace(
             self,
@@ -136,7 +129,6 @@ def summarise(
     *,
     executions_per_value: int = 1,
     enqueue_ms: float | None = None,
-    transfer_ms: float | None = None,
 ) -> Latency:
     """Statistics of timed values.
 
@@ -160,7 +152,6 @@ def summarise(
         cv=cv,
         source="measured",
         raw_ms=tuple(round(float(value), 6) for value in values),
-        transfer_ms=None if transfer_ms is None else round(transfer_ms, 6),
         warnings=_warnings(median, cv, settings, executions_per_value, enqueue_ms),
     )
 
@@ -231,12 +222,9 @@ class HostStopwatch:
 
     enqueue_ms = None
 
-    def __init__(
-        self, run_once: Callable[[], None], clock: Callable[[], float] = monotonic_ms, transfer_ms: float | None = None
-    ) -> None:
+    def __init__(self, run_once: Callable[[], None], clock: Callable[[], float] = monotonic_ms) -> None:
         """Take a function that executes once, and a clock in milliseconds."""
         self.run_once = run_once
-        self.transfer_ms = transfer_ms
         self._clock = clock
 
     def value_ms(self, executions: int) -> float:
@@ -274,13 +262,7 @@ def time_in_turn(
         if count >= least and is_enough(values_of):
             break
     return tuple(
-        summarise(
-            values,
-            settings,
-            executions_per_value=executions,
-            enqueue_ms=watch.enqueue_ms,
-            transfer_ms=watch.transfer_ms,
-        )
+        summarise(values, settings, executions_per_value=executions, enqueue_ms=watch.enqueue_ms)
         for watch, values in zip(watches, values_of, strict=True)
     )
 
@@ -331,7 +313,6 @@ def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> L
     return replace(
         pooled,
         ci95_ms=(min(low, *medians), max(high, *medians)),
-        transfer_ms=latencies[0].transfer_ms,
         warnings=max(latencies, key=lambda latency: latency.cv).warnings,
     )
 

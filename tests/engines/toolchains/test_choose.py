@@ -392,5 +392,4 @@ def test_the_gpu_here_is_measured(
         base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
         assert base.error.value("relative_l2") < 1e-5
         assert 1e-5 < mixed.error.value("relative_l2") < 1e-1
-        assert mixed.latency.transfer_ms is not None
         measured(tools.evaluate(fp16, "held_out"))
