@@ -25,6 +25,10 @@ _GPU_FIELDS = (
     "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
     "temperature.gpu"
 )
+_GPU_NUMBERS = (
+    *("memory_mb", "memory_used_mb", "sm_clock_mhz", "max_sm_clock_mhz", "memory_clock_mhz"),
+    *("power_w", "power_limit_w", "temperature_c"),
+)
 # Bits of nvmlClocksEventReasons (nvml.h) that mean throttling. Idle, application clocks and sync boost do not.
 _THROTTLE_BITS = {
     0x04: "power cap",
@@ -126,23 +130,9 @@ def parse_gpus(text: str, reasons: str = "") -> tuple[GpuState, ...]:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != len(_GPU_FIELDS.split(",")) or not fields[0].isdigit():
             continue
-        numbers = [_number(field) for field in fields]
-        gpus.append(
-            GpuState(
-                index=int(fields[0]),
-                name=fields[1],
-                memory_mb=numbers[2],
-                memory_used_mb=numbers[3],
-                driver=fields[4],
-                sm_clock_mhz=numbers[5],
-                max_sm_clock_mhz=numbers[6],
-                memory_clock_mhz=numbers[7],
-                power_w=numbers[8],
-                power_limit_w=numbers[9],
-                temperature_c=numbers[10],
-                throttle=_throttle(masks[len(gpus)]) if len(gpus) < len(masks) else (),
-            )
-        )
+        numbers = {name: _number(field) for name, field in zip(_GPU_NUMBERS, (*fields[2:4], *fields[5:]), strict=True)}
+        throttle = _throttle(masks[len(gpus)]) if len(gpus) < len(masks) else ()
+        gpus.append(GpuState(int(fields[0]), fields[1], driver=fields[4], throttle=throttle, **numbers))
     return tuple(gpus)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import t_quantile
-from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval, percentile
-from mptune.files import parse_json, whole_file
+from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval
+from mptune.files import parse_json
 from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings
 
@@ -140,14 +139,14 @@ def summarise(
     values = np.asarray(raw_ms, dtype=np.float64)
     if not len(values):
         raise ValueError("there are no values")
-    ordered = np.sort(values)
-    median = float(np.median(ordered))
+    median = float(np.median(values))
+    p90, p99 = np.percentile(values, (90, 99), method="inverted_cdf")  # ``sorted[n - 1 - int((1 - p/100) * n)]``
     mean = float(values.mean())
     cv = float(values.std(ddof=1)) / mean if len(values) > 1 and mean > 0 else 0.0
     return Latency(
         median_ms=median,
-        p90_ms=percentile(ordered, 90),
-        p99_ms=percentile(ordered, 99),
+        p90_ms=float(p90),
+        p99_ms=float(p99),
         ci95_ms=bootstrap_median_interval(values),
         cv=cv,
         source="measured",
@@ -272,32 +271,21 @@ DRIFT_TEXT = "the FP32 baseline takes"
 
 
 @dataclass(frozen=True)
-class TimingRecord:
-    """Repetitions and baseline latency of the first timing."""
+class TimingRecord(JsonForm):
+    """Repetitions and baseline latency of the first timing, and what it was taken with."""
 
     repetitions: Repetitions
     baseline_ms: float
+    settings: LatencySettings
 
     @classmethod
     def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
         """The record of an earlier process; None where there is none or its latency settings were others."""
         try:
-            document = parse_json(path.read_text(encoding="utf-8"))
-            if document["settings"] != asdict(settings):
-                return None
-            return cls(Repetitions.from_json(document["repetitions"]), float(document["baseline_ms"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            record = cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-
-    def write(self, path: Path, settings: LatencySettings) -> None:
-        """Write the record whole or not at all."""
-        document = {
-            "repetitions": self.repetitions.to_json(),
-            "baseline_ms": self.baseline_ms,
-            "settings": asdict(settings),
-        }
-        with whole_file(path) as partial:
-            partial.write_text(json.dumps(document, indent=2), encoding="utf-8")
+        return record if record.settings == settings else None
 
 
 def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:
@@ -325,10 +313,8 @@ values are not independent and sessions stop early. In simulated searches 0.2 to
 
 
 def is_lower(latency: Latency, other: Latency) -> bool:
-    """Whether ``one`` is lower beyond noise; latencies that are predicted have none."""
-    if not (latency.median_ms < other.median_ms and latency.ci95_ms[1] < other.ci95_ms[0]):
-        return False
-    return other.median_ms - latency.median_ms > math.hypot(_reaches(latency)[1], _reaches(other)[0])
+    """Whether a latency is lower than the other beyond noise; latencies that are predicted have none."""
+    return bool(are_lower([latency, other])[0, 1])
 
 
 def are_lower(latencies: Sequence[Latency]) -> Bools:
