@@ -285,7 +285,7 @@ def _open(
     target: Any, workload: Workload, settings: SearchSettings, provider: Provider, device: str
 ) -> MeasuredToolchain | PredictedToolchain:
     if provider == "cpu":
-        return PredictedToolchain(target, workload, settings)
+        return PredictedToolchain(None, target, workload, settings)
     return MeasuredToolchain(ONNXRUNTIME, target, workload, settings, provider, device=device)
 
 

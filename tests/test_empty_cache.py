@@ -135,7 +135,7 @@ def test_an_engine_with_an_empty_cache_is_timed(tmp_path: Path) -> None:
     assert check_reference(report) == ()
     latency = LatencySettings(warmup_ms=1.0, duration_ms=1.0)
     engine = OrtEngine(model, SessionOptions("cpu", latency=latency))
-    result = MeasureJob(engine, engine, samples, samples, reference, latency=latency).run(state)
+    result = MeasureJob(engine, engine, samples, samples, reference, latency=latency).run(state).measurement
     assert result.error.value("relative_l2") == 0
     assert result.latency.median_ms > 0
     state.close()

@@ -10,11 +10,11 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from mptune.json_form import JsonForm
 from mptune.targets.jetson import JetsonState, ask_nvidia_smi, read_jetson
 
 BACKEND_GROUP = "mptune.backends"
@@ -24,6 +24,10 @@ _ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean
 _GPU_FIELDS = (
     "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
     "temperature.gpu"
+)
+_GPU_NUMBERS = (
+    *("memory_mb", "memory_used_mb", "sm_clock_mhz", "max_sm_clock_mhz", "memory_clock_mhz"),
+    *("power_w", "power_limit_w", "temperature_c"),
 )
 # Bits of nvmlClocksEventReasons (nvml.h) that mean throttling. Idle, application clocks and sync boost do not.
 _THROTTLE_BITS = {
@@ -54,7 +58,7 @@ class GpuState:
 
 
 @dataclass(frozen=True)
-class Environment:
+class Environment(JsonForm):
     """The machine at one moment."""
 
     versions: Mapping[str, str]
@@ -68,23 +72,6 @@ class Environment:
     def with_warnings(self, *warnings: str) -> Environment:
         """The same with more warnings."""
         return replace(self, warnings=(*self.warnings, *warnings))
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        gpus = [{**asdict(gpu), "throttle": list(gpu.throttle)} for gpu in self.gpus]
-        jetson = None if self.jetson is None else self.jetson.to_json()
-        return {**asdict(self), "gpus": gpus, "warnings": list(self.warnings), "jetson": jetson}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Environment:
-        """Inverse of ``to_json``."""
-        jetson = document["jetson"]
-        read = {
-            "gpus": tuple(GpuState(**{**gpu, "throttle": tuple(gpu["throttle"])}) for gpu in document["gpus"]),
-            "warnings": tuple(document["warnings"]),
-            "jetson": None if jetson is None else JetsonState.from_json(jetson),
-        }
-        return cls(**{**document, **read})
 
 
 def describe_environment(root: Path = Path("/")) -> Environment:
@@ -143,23 +130,9 @@ def parse_gpus(text: str, reasons: str = "") -> tuple[GpuState, ...]:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != len(_GPU_FIELDS.split(",")) or not fields[0].isdigit():
             continue
-        numbers = [_number(field) for field in fields]
-        gpus.append(
-            GpuState(
-                index=int(fields[0]),
-                name=fields[1],
-                memory_mb=numbers[2],
-                memory_used_mb=numbers[3],
-                driver=fields[4],
-                sm_clock_mhz=numbers[5],
-                max_sm_clock_mhz=numbers[6],
-                memory_clock_mhz=numbers[7],
-                power_w=numbers[8],
-                power_limit_w=numbers[9],
-                temperature_c=numbers[10],
-                throttle=_throttle(masks[len(gpus)]) if len(gpus) < len(masks) else (),
-            )
-        )
+        numbers = {name: _number(field) for name, field in zip(_GPU_NUMBERS, (*fields[2:4], *fields[5:]), strict=True)}
+        throttle = _throttle(masks[len(gpus)]) if len(gpus) < len(masks) else ()
+        gpus.append(GpuState(int(fields[0]), fields[1], driver=fields[4], throttle=throttle, **numbers))
     return tuple(gpus)
 
 

@@ -107,7 +107,7 @@ def observe_values(
         workspace = Workspace(grouped.model.path.resolve(), *places)
         samples.save(workspace.samples("search"))
         workload = Workload(grouped, workspace, tuple(precisions))
-        with PredictedToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
+        with PredictedToolchain(None, load_target("cpu"), workload, SearchSettings()) as toolchain:
             reference = toolchain.reference_model.reference("search")
             ranges = toolchain.reference_model.observe()
     if isinstance(ranges, Failure):

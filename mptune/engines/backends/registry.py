@@ -37,11 +37,8 @@ def find_backend(name: str) -> Backend:
     Raises:
         TargetError: there is none, or its package does not load.
     """
-    if name in _BUILT_IN:
-        entry = EntryPoint(name, _BUILT_IN[name], BACKEND_GROUP)
-    elif name in _entries():
-        entry = _entries()[name]
-    else:
+    entry = _entries().get(name)
+    if entry is None:
         raise TargetError(f"there is no engine {name!r}", f"give --engine auto, {', '.join(backend_names())}")
     try:
         backend: Backend = entry.load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,38 +19,23 @@ _FIRST_MAJOR = 12
 
 # A lost device, or one that refuses work, is the machine's fault: the job is tried again. The other sticky errors
 # (illegal address, launch failure, assert) come from a kernel, so from the plan: they count as a crash.
-_OUT_OF_MEMORY = frozenset({"cudaErrorMemoryAllocation"})
-
-_DEVICE_LOST = frozenset(
-    {
-        "cudaErrorNoDevice",
-        "cudaErrorInvalidDevice",
-        "cudaErrorDevicesUnavailable",
-        "cudaErrorDeviceUninitialized",
-        "cudaErrorECCUncorrectable",
-        "cudaErrorNvlinkUncorrectable",
-        "cudaErrorHardwareStackError",
-        "cudaErrorInsufficientDriver",
-        "cudaErrorSystemNotReady",
-        "cudaErrorSystemDriverMismatch",
-        "cudaErrorCompatNotSupportedOnDevice",
-        "cudaErrorInitializationError",
-        "cudaErrorUnknown",
-    }
+_DEVICE_LOST = (
+    *("cudaErrorNoDevice", "cudaErrorInvalidDevice", "cudaErrorDevicesUnavailable", "cudaErrorDeviceUninitialized"),
+    *("cudaErrorECCUncorrectable", "cudaErrorNvlinkUncorrectable", "cudaErrorHardwareStackError"),
+    *("cudaErrorInsufficientDriver", "cudaErrorSystemNotReady", "cudaErrorSystemDriverMismatch"),
+    *("cudaErrorCompatNotSupportedOnDevice", "cudaErrorInitializationError", "cudaErrorUnknown"),
 )
-
-_CRASHED = frozenset(
-    {
-        "cudaErrorIllegalAddress",
-        "cudaErrorLaunchFailure",
-        "cudaErrorLaunchTimeout",
-        "cudaErrorAssert",
-        "cudaErrorMisalignedAddress",
-        "cudaErrorInvalidAddressSpace",
-        "cudaErrorInvalidPc",
-        "cudaErrorIllegalInstruction",
-    }
+_CRASHED = (
+    *("cudaErrorIllegalAddress", "cudaErrorLaunchFailure", "cudaErrorLaunchTimeout", "cudaErrorAssert"),
+    *("cudaErrorMisalignedAddress", "cudaErrorInvalidAddressSpace", "cudaErrorInvalidPc"),
+    "cudaErrorIllegalInstruction",
 )
+KINDS: Mapping[str, FailureKind] = {
+    "cudaErrorMemoryAllocation": FailureKind.OUT_OF_MEMORY,
+    **dict.fromkeys(_DEVICE_LOST, FailureKind.DEVICE_LOST),
+    **dict.fromkeys(_CRASHED, FailureKind.CRASH),
+}
+"""Name of a CUDA error -> kind of failure; any other is an ordinary error."""
 
 
 @lru_cache(maxsize=1)
@@ -105,17 +90,6 @@ def missing_package() -> str:
     return INSTALL if built_for > driver >= 1000 * _FIRST_MAJOR else ""
 
 
-def kind_of(name: str) -> FailureKind:
-    """The kind of failure of a CUDA error, by its name (such as ``cudaErrorMemoryAllocation``)."""
-    if name in _OUT_OF_MEMORY:
-        return FailureKind.OUT_OF_MEMORY
-    if name in _DEVICE_LOST:
-        return FailureKind.DEVICE_LOST
-    if name in _CRASHED:
-        return FailureKind.CRASH
-    return FailureKind.ERROR
-
-
 def check(result: tuple[Any, ...], call: str) -> Any:
     """Unpack what a cuda-python call returned: nothing, one value or a tuple of values."""
     code, values = result[0], result[1:]
@@ -125,7 +99,7 @@ def check(result: tuple[Any, ...], call: str) -> Any:
         error, text = runtime().cudaGetErrorString(code)
         if int(error) == 0 and text is not None:
             words = ": " + (text.decode(errors="replace") if isinstance(text, bytes) else str(text))
-        raise EngineError(kind_of(name), f"{call} failed with {name}{words}")
+        raise EngineError(KINDS.get(name, FailureKind.ERROR), f"{call} failed with {name}{words}")
     if not values:
         return None
     return values[0] if len(values) == 1 else values
@@ -372,7 +346,6 @@ class StreamStopwatch:
         enqueue: Callable[[], None],
         stream: Stream,
         clock: Callable[[], float],
-        transfer_ms: float | None = None,
         *,
         delay: Callable[[], None] | None = None,
     ) -> None:
@@ -383,7 +356,6 @@ class StreamStopwatch:
                 ended: it would find the stream empty each time, and its duration is no cost of the host. None where
                 ``enqueue`` returns at once.
         """
-        self.transfer_ms = transfer_ms
         self._enqueue = enqueue
         self._stream = stream
         self._clock = clock

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
-from mptune.data.metrics.accuracy import OutputError
 from mptune.data.rollout import outputs_of
-from mptune.engines.base import ComparesSessions, DescribesLayers, Engine, EngineSession, Stage
+from mptune.engines.base import ComparesSessions, DescribesLayers, Engine, EngineSession, Measurement, Stage
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity, output_error
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
@@ -24,6 +22,7 @@ from mptune.engines.timing.spread import Enough, SessionTiming
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import LatencySettings
+from mptune.targets.engine_memory import EngineMemory
 from mptune.targets.jetson import Throttling, read_throttling, throttling_warnings
 
 STATE_AGE_S = 10.0
@@ -72,18 +71,13 @@ class MeasureResult:
     """The result of ``MeasureJob``.
 
     Attributes:
-        latency: the candidate's, not corrected for drift.
-        context_bytes: memory of the device that the candidate's context takes; None where the engine does not say.
+        measurement: not corrected for drift; ``build_s`` is the time to open the engine.
         objective: the error by the metric of the search, without outputs that are ignored; NaN where there is none.
     """
 
-    latency: Latency
+    measurement: Measurement
     baseline: Latency
     repetitions: Repetitions
-    error: OutputError
-    build_s: float
-    warnings: tuple[str, ...]
-    context_bytes: int | None = None
     objective: float = math.nan
 
 
@@ -130,16 +124,18 @@ class MeasureJob:
         if self.on_gpu:
             warnings += state.cached("state of the gpus", "", GpuWatch).warnings()
         warnings += _jetson_warnings(state, before)
-        return MeasureResult(
-            latency=latency,
-            baseline=baseline_latency,
-            repetitions=repetitions,
-            error=error,
-            build_s=build_s,
+        context_bytes = candidate.context_bytes if isinstance(candidate, DescribesLayers) else None
+        measurement = Measurement(
+            latency,
+            baseline_latency,
+            1.0,
+            error,
+            "measured",
+            build_s,
             warnings=tuple(dict.fromkeys(warnings)),
-            context_bytes=candidate.context_bytes if isinstance(candidate, DescribesLayers) else None,
-            objective=enough.error,
+            memory=None if context_bytes is None else EngineMemory(None, context_bytes, None, "measured"),
         )
+        return MeasureResult(measurement, baseline_latency, repetitions, enough.error)
 
     def open_baseline(self, state: WorkerState) -> Baseline:
         """The baseline's session, opened once in a worker."""
@@ -153,16 +149,11 @@ class MeasureJob:
         feed = cached_samples(state, self.timing_samples)[0]
         watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
         repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
-        is_enough = partial(_is_enough, enough)
-        baseline_latency, latency = time_in_turn(watches, repetitions, self.latency, is_enough=is_enough)
+        baseline_latency, latency = time_in_turn(
+            watches, repetitions, self.latency, is_enough=lambda values: enough.is_reached(values[1], values[0])
+        )
         timing = SessionTiming.of_values(baseline.name, latency.raw_ms, baseline_latency.raw_ms)
         return replace(latency, session=timing), baseline_latency, repetitions
-
-
-def _is_enough(enough: Enough, values_ms: Sequence[Sequence[float]]) -> bool:
-    """Whether the values of the baseline and of the candidate are enough."""
-    baseline_ms, candidate_ms = values_ms
-    return enough.is_reached(candidate_ms, baseline_ms)
 
 
 def _jetson_warnings(state: WorkerState, before: Throttling | None) -> tuple[str, ...]:

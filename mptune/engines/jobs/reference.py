@@ -17,8 +17,9 @@ from mptune.data.archive import save_outputs
 from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts, load_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
+from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.reference_report import ObservedRanges, TensorRange
-from mptune.engines.jobs.rows import check_rows, first_other, relative_l2
+from mptune.engines.jobs.rows import check_rows, first_other
 from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
@@ -73,7 +74,7 @@ class ReferenceJob:
                 name: _facts(samples, [values[name] for values in outputs], is_selected=name in self.dependent)
                 for name in outputs[0]
             },
-            repeat_error=max(relative_l2(again[name], outputs[0][name]) for name in again),
+            repeat_error=max(value_error(again[name], outputs[0][name]) for name in again),
             rows=rows,
             optimisation_error=self._optimisation_error(state, samples[0], outputs[0])
             if self.unoptimised and self.rollout is None
@@ -98,7 +99,7 @@ class ReferenceJob:
         except EngineError:  # some kernels exist for what the optimiser writes only
             return {}
         return {
-            name: relative_l2(values, plain[name])
+            name: value_error(values, plain[name])
             for name, values in outputs.items()
             if name not in self.dependent
             and np.issubdtype(values.dtype, np.floating)

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.reference_report import RowReport
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import open_session
@@ -47,22 +48,6 @@ class RowFeeds:
     repeated: Feed
     mixed: Feed | None
     is_whole: bool = True
-
-
-def relative_l2(values: np.ndarray, reference: np.ndarray) -> float:
-    """``norm(values - reference) / norm(reference)``; NaN and Inf are equal to themselves at the same place."""
-    if values.shape != reference.shape:
-        return float("inf")
-    a, b = np.asarray(values, dtype=np.float64).ravel(), np.asarray(reference, dtype=np.float64).ravel()
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    if same.all():
-        return 0.0
-    finite = np.isfinite(a) & np.isfinite(b)
-    if not (finite | same).all():
-        return float("inf")
-    norm = float(np.linalg.norm(b[finite]))
-    difference = float(np.linalg.norm(a[finite] - b[finite]))
-    return difference / norm if norm > 0 else float("inf")
 
 
 def first_other(feeds: Sequence[Feed]) -> int | None:
@@ -145,8 +130,7 @@ def _other_rows(first: Feed, axes: Mapping[str, int], samples: Sequence[Feed], m
     flipped = {name: np.flip(first[name], -1) if first[name].ndim > 1 else first[name] for name in axes}
     row = {**first, **flipped}
     if _same(row, first):
-        halved = {name: row[name] * row[name].dtype.type(0.5) for name in axes if row[name].dtype.kind == "f"}
-        row = {**row, **halved}
+        row = {**first, **_halved(flipped)}
     return [] if _same(row, first) else [row]
 
 
@@ -174,7 +158,7 @@ def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collecti
     rows = [name for name, values in many.items() if values.ndim and values.shape[0] == size]
     if alone is not None:
         rows = [name for name in rows if alone[name].shape[:1] != (size,)]
-    repeated = {name: max(relative_l2(many[name][k], many[name][0]) for k in range(1, size)) for name in rows}
+    repeated = {name: max(value_error(many[name][k], many[name][0]) for k in range(1, size)) for name in rows}
     if alone is None:
         report = RowReport(size, repeated)
         if mixed is not None:
@@ -182,7 +166,7 @@ def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collecti
             report = replace(report, mixed=changes)
         return report
     single = [name for name in rows if alone[name].shape[:1] == (1,)]
-    report = RowReport(size, repeated, {name: relative_l2(many[name][0], alone[name][0]) for name in single})
+    report = RowReport(size, repeated, {name: value_error(many[name][0], alone[name][0]) for name in single})
     if mixed is not None and last is not None:
         report = _with_mixed(report, single, mixed, alone, last, len(feeds.rows))
     return _with_lost(session, report, many, alone, last) if feeds.is_whole else report
@@ -204,7 +188,7 @@ def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
 
     A row whose values are near zero among rows that are not would make rounding large.
     """
-    error = relative_l2(batch[row], alone)
+    error = value_error(batch[row], alone)
     norms = [float(np.linalg.norm(np.asarray(values, np.float64))) for values in (alone, *batch)]
     usual = float(np.sqrt(np.mean(np.square(norms[1:]))))
     if np.isfinite(error) and np.isfinite(usual) and usual > norms[0] > 0:
@@ -331,7 +315,7 @@ class SightJob:
         if first.dtype.kind not in "fiub" or len(arrays) == 1:
             return Sight(shapes, nan, infinite)
         is_equal = first.shape == other.shape and np.array_equal(first, other, equal_nan=is_float)
-        return Sight(shapes, nan, infinite, relative_l2(other, first), is_equal)
+        return Sight(shapes, nan, infinite, value_error(other, first), is_equal)
 
 
 def _halved(feed: Feed) -> Feed:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.archive import labels_beside, read_outputs, read_sample_shapes, read_samples, save_outputs
+from mptune.data.archive import labels_beside, read_outputs, read_samples, save_outputs
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, compare_outputs
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, call_metric, metric_limit, number_of
 from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_path
@@ -183,7 +183,7 @@ def output_error(
     any_shape = all(is_own(each.name) or each.name == "map" for each in metrics)
     if not any_shape:
         _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
-    parts = cached_parts(state, reference)
+    parts = _cached_parts(state, reference)
     with metric_limit(scoring.timeout_s):
         error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape, parts=parts)
         if len(outputs) < len(references):
@@ -212,35 +212,16 @@ def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
     return references
 
 
-def cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
-    """The parts of the outputs that were found when the reference was taken.
-
-    A run of an old version kept none at all: they are found from the search's reference now.
-    """
-
-    def load(path: Path) -> dict[str, OutputParts] | None:
-        if not path.is_file():
-            return None
+def _cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
+    """The parts of the outputs that were found when the reference was taken; found here where none were written."""
+    path = parts_path(reference)
+    if path.is_file():
         loaded: dict[str, OutputParts] | None = state.cached(
             f"parts {path}", file_identity(path), partial(load_parts, path)
         )
-        return loaded
-
-    loaded = load(parts_path(reference))
-    if loaded is not None:
-        return loaded
-    searched = reference.with_name(reference.name.replace("held_out", "search"))
-    searched = searched if searched.is_file() else reference
-    samples = searched.with_name(searched.name.replace("_reference", ""))
-    inputs = samples if samples != searched and samples.is_file() else None
-    key = (*file_identity(searched), inputs)
-    return state.cached(f"found parts {searched}", key, partial(_found_parts, searched, inputs))
-
-
-def _found_parts(reference: Path, samples: Path | None) -> dict[str, OutputParts]:
-    outputs = read_outputs(reference)
-    batches = None if samples is None else batch_sizes(read_sample_shapes(samples), len(outputs))
-    return find_parts(outputs, batches)
+        if loaded is not None:
+            return loaded
+    return find_parts(cached_reference(state, reference))
 
 
 def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> tuple[frozenset[int], ...]:

@@ -34,7 +34,6 @@ from mptune.engines.worker.parent import run_once
 
 NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
 """Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""
-_TRANSFER_VALUES = 5
 
 # A second attempt without a CUDA graph does not help with these.
 _FATAL = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
@@ -75,13 +74,12 @@ class CudaSession(OrtSession):
         self._open(graph=wanted and obstacle is None, stream=reason is None)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        enqueue = self._bound(feeds)
-        transfer_ms = self._time_transfers(feeds)
+        enqueue = partial(self._execute, self._settled(feeds))
         if self._stream is None:
-            return HostStopwatch(enqueue, transfer_ms=transfer_ms)
+            return HostStopwatch(enqueue)
         # A graph is one launch, and ONNX Runtime waits for its end inside it.
         delay = self._delay(self._stream) if self._graph else None
-        return StreamStopwatch(enqueue, self._stream, monotonic_ms, transfer_ms, delay=delay)
+        return StreamStopwatch(enqueue, self._stream, monotonic_ms, delay=delay)
 
     def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See ``OrtSession``; by a CUDA graph where one is captured, else as ``run``.
@@ -167,12 +165,8 @@ class CudaSession(OrtSession):
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _bound(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
-        """Put the feeds on the device, run once (which captures the graph) and return what enqueues one execution."""
-        return partial(self._execute, self._settled(feeds))
-
     def _settled(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
-        """Put the feeds on the device and run once; without a graph where capturing it fails.
+        """Put the feeds on the device and run once, which captures the graph; without one where that fails.
 
         Args:
             unchanged: arrays that were fed before have the values that they had.
@@ -243,25 +237,6 @@ class CudaSession(OrtSession):
 
         bound: Bound = translated(bind)
         return bound
-
-    def _time_transfers(self, feeds: Mapping[str, np.ndarray]) -> float:
-        """Median milliseconds of all inputs to the device plus all outputs back; taken once for bound feeds."""
-        bound = self._bindings[_shape_key(feeds)]
-        if bound.transfer_ms is not None:
-            return bound.transfer_ms
-        host = {name: np.asarray(array, order="C") for name, array in feeds.items()}
-        values = []
-        for _ in range(_TRANSFER_VALUES):
-            before = monotonic_ms()
-            for name, array in host.items():
-                bound.inputs[name].update_inplace(array)
-            for output in bound.binding.get_outputs():
-                output.numpy()
-            values.append(monotonic_ms() - before)
-        if self._stream is not None:
-            cuda.synchronize_device()
-        bound.transfer_ms = float(np.median(values))
-        return bound.transfer_ms
 
 
 def _shape_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:

@@ -185,7 +185,6 @@ class Bound:
     binding: Any
     inputs: dict[str, Any] = field(default_factory=dict)
     run_options: Any = None
-    transfer_ms: float | None = None
     fed: dict[str, np.ndarray] = field(default_factory=dict)
 
     def release(self) -> None:

@@ -69,7 +69,6 @@ def allocator_class(trt: Any) -> Any:
     return Allocator
 
 
-_TRANSFER_VALUES = 5
 Place = cuda.DeviceBuffer | np.ndarray
 """Memory of a tensor: on the device, or on the host where shapes are computed from it."""
 
@@ -99,7 +98,6 @@ class _Bound:
     outputs: dict[str, Place]
     allocators: dict[str, Any]
     graph: cuda.Graph | None = None
-    transfer_ms: float | None = None
 
     def close(self) -> None:
         """Free the device memory."""
@@ -176,10 +174,7 @@ class TensorRtSession:
     @collector_paused()
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         bound, stream = self._bind(feeds), self._opened()
-        launch = self._launcher(bound, stream)
-        if bound.transfer_ms is None:
-            bound.transfer_ms = self._time_transfers(bound, feeds, stream)
-        return StreamStopwatch(launch, stream, monotonic_ms, bound.transfer_ms)
+        return StreamStopwatch(self._launcher(bound, stream), stream, monotonic_ms)
 
     def attach(self, profiler: Any) -> None:
         """Have an ``IProfiler`` called with the time of each layer, before each execution returns.
@@ -407,22 +402,6 @@ class TensorRtSession:
             )
             return None
         return graph
-
-    def _time_transfers(self, bound: _Bound, feeds: Mapping[str, np.ndarray], stream: cuda.Stream) -> float:
-        """Median milliseconds of all inputs to the device plus all outputs back."""
-        values = []
-        for _ in range(_TRANSFER_VALUES):
-            before = monotonic_ms()
-            for name, place in bound.inputs.items():
-                if isinstance(place, cuda.DeviceBuffer):
-                    place.upload(np.asarray(feeds[name], order="C"), stream)
-            for place in bound.outputs.values():
-                if isinstance(place, cuda.DeviceBuffer):
-                    place.download(stream)
-            for name, allocator in bound.allocators.items():
-                allocator.download(stream, self.tensor_type(name))
-            values.append(monotonic_ms() - before)
-        return float(np.median(values))
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import t_quantile
-from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval, percentile
-from mptune.files import parse_json, whole_file
+from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval
+from mptune.files import parse_json
 from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings
 
@@ -54,11 +53,6 @@ class Stopwatch(Protocol):
     """Times an engine whose inputs are on the device already."""
 
     @property
-    def transfer_ms(self) -> float | None:
-        """Milliseconds of all inputs to the device plus all outputs back; None where there are none."""
-        ...
-
-    @property
     def enqueue_ms(self) -> float | None:
         """Median host milliseconds of one enqueue so far, where the device runs asynchronously; else None."""
         ...
@@ -89,7 +83,6 @@ class Latency(JsonForm):
     Attributes:
         ci95_ms: 95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows
             of this session alone; a search widens it by what differs between sessions.
-        transfer_ms: host to device and back, timed separately and part of no other figure; None where not timed.
         session: against the baseline that it was timed in turn with, which the intervals of a search rest on
             (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
         degrees: degrees of freedom of the variance that the interval was made of; infinite where they are not known.
@@ -102,7 +95,6 @@ class Latency(JsonForm):
     cv: float
     source: LatencySource
     raw_ms: tuple[float, ...] = ()
-    transfer_ms: float | None = None
     warnings: tuple[str, ...] = ()
     session: SessionTiming | None = None
     degrees: float = math.inf
@@ -113,7 +105,7 @@ class Latency(JsonForm):
         return cls(ms, ms, ms, (ms, ms), 0.0, "predicted")
 
     def scaled(self, factor: float) -> Latency:
-        """Every engine time multiplied by ``factor`` (drift correction); transfers are left as they are."""
+        """Every time multiplied by ``factor`` (drift correction)."""
         low, high = self.ci95_ms
         return replace(
             self,
@@ -136,7 +128,6 @@ def summarise(
     *,
     executions_per_value: int = 1,
     enqueue_ms: float | None = None,
-    transfer_ms: float | None = None,
 ) -> Latency:
     """Statistics of timed values.
 
@@ -148,19 +139,18 @@ def summarise(
     values = np.asarray(raw_ms, dtype=np.float64)
     if not len(values):
         raise ValueError("there are no values")
-    ordered = np.sort(values)
-    median = float(np.median(ordered))
+    median = float(np.median(values))
+    p90, p99 = np.percentile(values, (90, 99), method="inverted_cdf")  # ``sorted[n - 1 - int((1 - p/100) * n)]``
     mean = float(values.mean())
     cv = float(values.std(ddof=1)) / mean if len(values) > 1 and mean > 0 else 0.0
     return Latency(
         median_ms=median,
-        p90_ms=percentile(ordered, 90),
-        p99_ms=percentile(ordered, 99),
+        p90_ms=float(p90),
+        p99_ms=float(p99),
         ci95_ms=bootstrap_median_interval(values),
         cv=cv,
         source="measured",
         raw_ms=tuple(round(float(value), 6) for value in values),
-        transfer_ms=None if transfer_ms is None else round(transfer_ms, 6),
         warnings=_warnings(median, cv, settings, executions_per_value, enqueue_ms),
     )
 
@@ -231,12 +221,9 @@ class HostStopwatch:
 
     enqueue_ms = None
 
-    def __init__(
-        self, run_once: Callable[[], None], clock: Callable[[], float] = monotonic_ms, transfer_ms: float | None = None
-    ) -> None:
+    def __init__(self, run_once: Callable[[], None], clock: Callable[[], float] = monotonic_ms) -> None:
         """Take a function that executes once, and a clock in milliseconds."""
         self.run_once = run_once
-        self.transfer_ms = transfer_ms
         self._clock = clock
 
     def value_ms(self, executions: int) -> float:
@@ -274,13 +261,7 @@ def time_in_turn(
         if count >= least and is_enough(values_of):
             break
     return tuple(
-        summarise(
-            values,
-            settings,
-            executions_per_value=executions,
-            enqueue_ms=watch.enqueue_ms,
-            transfer_ms=watch.transfer_ms,
-        )
+        summarise(values, settings, executions_per_value=executions, enqueue_ms=watch.enqueue_ms)
         for watch, values in zip(watches, values_of, strict=True)
     )
 
@@ -290,32 +271,21 @@ DRIFT_TEXT = "the FP32 baseline takes"
 
 
 @dataclass(frozen=True)
-class TimingRecord:
-    """Repetitions and baseline latency of the first timing."""
+class TimingRecord(JsonForm):
+    """Repetitions and baseline latency of the first timing, and what it was taken with."""
 
     repetitions: Repetitions
     baseline_ms: float
+    settings: LatencySettings
 
     @classmethod
     def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
         """The record of an earlier process; None where there is none or its latency settings were others."""
         try:
-            document = parse_json(path.read_text(encoding="utf-8"))
-            if document["settings"] != asdict(settings):
-                return None
-            return cls(Repetitions.from_json(document["repetitions"]), float(document["baseline_ms"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            record = cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-
-    def write(self, path: Path, settings: LatencySettings) -> None:
-        """Write the record whole or not at all."""
-        document = {
-            "repetitions": self.repetitions.to_json(),
-            "baseline_ms": self.baseline_ms,
-            "settings": asdict(settings),
-        }
-        with whole_file(path) as partial:
-            partial.write_text(json.dumps(document, indent=2), encoding="utf-8")
+        return record if record.settings == settings else None
 
 
 def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:
@@ -331,7 +301,6 @@ def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> L
     return replace(
         pooled,
         ci95_ms=(min(low, *medians), max(high, *medians)),
-        transfer_ms=latencies[0].transfer_ms,
         warnings=max(latencies, key=lambda latency: latency.cv).warnings,
     )
 
@@ -344,10 +313,8 @@ values are not independent and sessions stop early. In simulated searches 0.2 to
 
 
 def is_lower(latency: Latency, other: Latency) -> bool:
-    """Whether ``one`` is lower beyond noise; latencies that are predicted have none."""
-    if not (latency.median_ms < other.median_ms and latency.ci95_ms[1] < other.ci95_ms[0]):
-        return False
-    return other.median_ms - latency.median_ms > math.hypot(_reaches(latency)[1], _reaches(other)[0])
+    """Whether a latency is lower than the other beyond noise; latencies that are predicted have none."""
+    return bool(are_lower([latency, other])[0, 1])
 
 
 def are_lower(latencies: Sequence[Latency]) -> Bools:

@@ -14,14 +14,6 @@ from mptune.json_form import JsonForm
 
 BOOTSTRAP_SAMPLES = 1000
 """Resamples of the values for the interval of their median."""
-_BOOTSTRAP_CHUNK = 4_000_000
-
-
-def percentile(sorted_values: Sequence[float] | np.ndarray, p: float) -> float:
-    """The p-th percentile (0 to 100) of ascending values: ``sorted[n - 1 - int((1 - p/100) * n)]``, as trtexec."""
-    n = len(sorted_values)
-    # 1e-9: else (1 - 0.9) * 10 = 0.99999... would be truncated to 0.
-    return float(sorted_values[max(0, n - 1 - int((1.0 - p / 100.0) * n + 1e-9))])
 
 
 def bootstrap_median_interval(
@@ -29,12 +21,8 @@ def bootstrap_median_interval(
 ) -> tuple[float, float]:
     """95 % percentile bootstrap interval of the median (Efron 1979), deterministic for a seed."""
     generator = np.random.default_rng(seed)
-    rows = max(1, _BOOTSTRAP_CHUNK // len(values))
-    medians = [
-        np.median(values[generator.integers(0, len(values), size=(min(rows, samples - start), len(values)))], axis=1)
-        for start in range(0, samples, rows)
-    ]
-    low, high = np.quantile(np.concatenate(medians), [0.025, 0.975])
+    medians = np.median(values[generator.integers(0, len(values), size=(samples, len(values)))], axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -80,7 +68,6 @@ def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[floa
     return float(np.std(np.log(medians[0] / medians[1]), ddof=1)) if len(values) > 1 else 0.0
 
 
-_COVERAGE = 0.95
 _WITHIN_DEGREES = 4.0
 """Degrees of freedom of one session's variance. The bootstrap of a median is slow to learn it (Hall and Martin,
 Probability Theory and Related Fields 80, 1988): simulated, 3.2 of 5 values, 5 of 7, 11 of 38."""
@@ -94,9 +81,9 @@ class RatioEstimate:
     sd: float
     degrees: float
 
-    def interval(self, coverage: float = _COVERAGE) -> tuple[float, float]:
-        """Student's t interval of the ratio (not of its logarithm)."""
-        half = t_quantile(0.5 + coverage / 2.0, self.degrees) * self.sd
+    def interval(self) -> tuple[float, float]:
+        """Student's t interval of the ratio (not of its logarithm), 95 %."""
+        half = t_quantile(0.975, self.degrees) * self.sd
         return math.exp(self.log_ratio - half), math.exp(self.log_ratio + half)
 
 

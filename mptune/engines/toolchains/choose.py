@@ -100,7 +100,7 @@ def open_toolchain(
     if backend is None and unparsed:
         text = f"TensorRT cannot parse {unparsed}: on {target.title} this model runs in ONNX Runtime only"
         warnings = (*warnings, f"{text}; for TensorRT give the model from before ONNX Runtime's optimiser")
-    return PredictedToolchain(target, workload, settings, provider, warnings, backend=backend)
+    return PredictedToolchain(backend, target, workload, settings, provider, warnings)
 
 
 def _choose(choice: EngineChoice, place: Place) -> tuple[Backend | None, Availability, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from mptune.engines.worker.child import Call
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.loading.model import Model, once
+from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
@@ -43,24 +43,10 @@ def run_bytes(model: Model, samples: Path) -> int | None:
         return None
     names = {tensor.name for tensor in model.inputs}
     largest = max(every, key=lambda shapes: sum(map(math.prod, shapes.values())))
-    given = tuple(sorted((name, shape) for name, shape in largest.items() if name in names))
-    by_inputs = _by_inputs(model)
-    if given not in by_inputs:
-        by_inputs[given] = _bytes_of(model, dict(given))
-    return by_inputs[given]
-
-
-@once
-def _by_inputs(model: Model) -> dict[tuple[tuple[str, Shape], ...], int | None]:
-    """What has been found of a model, by the shapes of its inputs: it takes a tenth of a second for 600 nodes."""
-    return {}
-
-
-def _bytes_of(model: Model, inputs: Mapping[str, Shape]) -> int | None:
     outputs = (out for node in model.nodes for out in node.outputs if out)
     if any(node.has_subgraph for node in model.nodes) or any(model.info(out).dtype == "undefined" for out in outputs):
         return None
-    static = static_shapes(model, given=inputs)
+    static = static_shapes(model, given={name: shape for name, shape in largest.items() if name in names})
     return None if static.unknown else _VALUES_EACH * memory_need(model, static.shapes).fp32_activations
 
 

@@ -27,7 +27,7 @@ from mptune.engines.base import (
 )
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.layer_times import LayerTime, with_group_times
+from mptune.engines.jobs.layer_times import with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
@@ -40,12 +40,11 @@ from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import MptuneError
+from mptune.files import write_json
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.costs import Shape
-from mptune.targets.engine_memory import EngineMemory
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
@@ -150,13 +149,13 @@ class TargetToolchain(ABC):
 
     def __init__(
         self,
+        backend: Backend | None,
         target: Target,
         workload: Workload,
         settings: SearchSettings,
         provider: Provider = "cpu",
         warnings: Sequence[str] = (),
         *,
-        backend: Backend | None = None,
         gpu: Gpu | None = None,
         device: str = "",
     ) -> None:
@@ -185,6 +184,8 @@ class TargetToolchain(ABC):
         bench = Bench(target, gpu, workload, settings, provider, self._worker, self._call, self._shapes, folded)
         self.builder = None if backend is None else backend.builder(bench)
         self.predictor = TargetPredictor(bench, self.reference_model, self.builder)
+        self._fp32 = workload.grouped.uniform(Precision.FP32)
+        self._timer = Timer(workload.workspace.data_dir, self.name, self.device, settings.latency)
 
     @abstractmethod
     def evaluate(
@@ -316,65 +317,27 @@ class Timer:
         """The measurement of a plan, corrected for drift; the first one freezes the repetitions."""
         if isinstance(result, Failure):
             return result
-        if result.latency.session is not None:
-            self.standings.add(plan.fingerprint, [result.latency.session], result.objective)
+        session = result.measurement.latency.session
+        if session is not None:
+            self.standings.add(plan.fingerprint, [session], result.objective)
         if self._record is None:
-            self._record = TimingRecord(result.repetitions, result.baseline.median_ms)
-            self._record.write(self._path, self._settings)
+            self._record = TimingRecord(result.repetitions, result.baseline.median_ms, self._settings)
+            write_json(self._path, self._record.to_json())
         drift = self._record.baseline_ms / result.baseline.median_ms
-        warnings = result.warnings
+        measurement = result.measurement.with_drift(drift)
         if abs(drift - 1.0) > DRIFT_WARNING:
             text = (
                 f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
                 " corrected for it, but less exact: lock the clocks and close other programs"
             )
-            warnings = (*warnings, text)
-        bytes_ = result.context_bytes
-        context = None if bytes_ is None else EngineMemory(None, bytes_, None, "measured")
-        return Measurement(
-            latency=result.latency.scaled(drift),
-            baseline=result.baseline,
-            drift=drift,
-            error=result.error,
-            error_source="measured",
-            build_s=result.build_s,
-            warnings=warnings,
-            memory=context,
-        )
-
-    def with_reopened(
-        self, plan: PrecisionPlan, timings: tuple[SessionTiming, ...] | Failure
-    ) -> tuple[SessionTiming, ...] | Failure:
-        """Sessions of a plan that were opened anew, as they are; they tell how far sessions differ."""
-        if not isinstance(timings, Failure):
-            self.standings.add(plan.fingerprint, timings)
-        return timings
+            measurement = replace(measurement, warnings=(*measurement.warnings, text))
+        return measurement
 
     @property
     def repetitions(self) -> Repetitions | None:
         """The frozen repetitions; None before the first timing."""
         self._record = self._record or TimingRecord.read(self._path, self._settings)
         return None if self._record is None else self._record.repetitions
-
-
-class Profiler:
-    """Adds group times to measurements. After one failure it profiles no more: each try may cost the worker."""
-
-    def __init__(self, grouped: GroupedModel) -> None:
-        self.failed = False
-        self._grouped = grouped
-
-    def profile(
-        self, measurement: Measurement, layer_times: Callable[[], tuple[LayerTime, ...] | Failure]
-    ) -> Measurement:
-        """The measurement with the time of each group; where profiling fails, with a warning instead."""
-        try:
-            layers = layer_times()
-        except (MptuneError, OSError) as error:
-            message = error.message if isinstance(error, MptuneError) else str(error)
-            layers = Failure(Stage.TIME, FailureKind.ERROR, message)
-        self.failed = self.failed or isinstance(layers, Failure)
-        return with_group_times(measurement, layers, self._grouped)
 
 
 class PredictedToolchain(TargetToolchain):
@@ -404,28 +367,13 @@ class MeasuredToolchain(TargetToolchain):
     latency_source: LatencySource = "measured"
     error_source: ErrorSource = "measured"
     builder: Builder
-
-    def __init__(
-        self,
-        backend: Backend,
-        target: Target,
-        workload: Workload,
-        settings: SearchSettings,
-        provider: Provider = "cpu",
-        warnings: Sequence[str] = (),
-        *,
-        gpu: Gpu | None = None,
-        device: str = "",
-    ) -> None:
-        super().__init__(target, workload, settings, provider, warnings, backend=backend, gpu=gpu, device=device)
-        self._timer = Timer(workload.workspace.data_dir, backend.name, self.device, settings.latency)
-        self._profiler = Profiler(workload.grouped)
-        self._fp32 = workload.grouped.uniform(Precision.FP32)
+    _can_profile = True
+    """After one failure nothing is profiled any more: each try may cost the worker."""
 
     @property
     def profiling(self) -> Profiling:
         builder = self.builder
-        return builder.profiling if isinstance(builder, ProfilesLayers) and not self._profiler.failed else "none"
+        return builder.profiling if isinstance(builder, ProfilesLayers) and self._can_profile else "none"
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
@@ -443,7 +391,13 @@ class MeasuredToolchain(TargetToolchain):
         builder, wanted = self.builder, profile and self.profiling != "none"
         if isinstance(measurement, Failure) or not wanted or not isinstance(builder, ProfilesLayers):
             return measurement
-        return self._profiler.profile(measurement, partial(builder.layer_times, built))
+        try:
+            layers = builder.layer_times(built)
+        except (MptuneError, OSError) as error:
+            message = error.message if isinstance(error, MptuneError) else str(error)
+            layers = Failure(Stage.TIME, FailureKind.ERROR, message)
+        self._can_profile = not isinstance(layers, Failure)
+        return with_group_times(measurement, layers, self.workload.grouped)
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         built = self.builder.build(plan)
@@ -453,7 +407,10 @@ class MeasuredToolchain(TargetToolchain):
             job = self._measure_job(built, plan, "search")
             if isinstance(job, Failure):
                 return job
-            return self._timer.with_reopened(plan, self._call(ReopenJob(job, count)))
+            timings = self._call(ReopenJob(job, count))
+            if not isinstance(timings, Failure):
+                self._timer.standings.add(plan.fingerprint, timings)
+            return timings
         finally:
             self.builder.release(plan)
 

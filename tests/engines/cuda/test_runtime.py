@@ -31,24 +31,9 @@ def test_without_a_device_the_reason_is_told() -> None:
     assert cuda.unavailable_reason()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("cudaErrorMemoryAllocation", FailureKind.OUT_OF_MEMORY),
-        ("cudaErrorNoDevice", FailureKind.DEVICE_LOST),
-        ("cudaErrorIllegalAddress", FailureKind.CRASH),
-        ("cudaErrorInvalidValue", FailureKind.ERROR),
-    ],
-)
-def test_the_kind_of_a_cuda_error(name: str, kind: FailureKind) -> None:
-    assert cuda.kind_of(name) is kind
-
-
 def test_every_named_error_is_one_of_cudas() -> None:
     bindings = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda-python")
-    known = bindings.cudaError_t.__members__
-    for names in (cuda._OUT_OF_MEMORY, cuda._DEVICE_LOST, cuda._CRASHED):
-        assert names <= known.keys()
+    assert cuda.KINDS.keys() <= bindings.cudaError_t.__members__.keys()
 
 
 def test_calls_are_unpacked_and_checked() -> None:
@@ -144,11 +129,10 @@ def test_what_waits_inside_is_enqueued_behind_a_delay(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cuda, "runtime", lambda: device)
     stream = cuda.Stream()
     done: list[str] = []
-    watch = StreamStopwatch(lambda: done.append("run"), stream, monotonic_ms, 0.5, delay=lambda: done.append("delay"))
+    watch = StreamStopwatch(lambda: done.append("run"), stream, monotonic_ms, delay=lambda: done.append("delay"))
     assert watch.value_ms(2) >= 0.0
     assert done == ["run", "delay", "run", "delay", "run"]
     assert watch.enqueue_ms is None
-    assert watch.transfer_ms == 0.5
     stream.close()
 
 
@@ -158,8 +142,7 @@ def test_a_cuda_session_uses_graph_stream_and_events(mlp_path: Path) -> None:
     feeds = {"x": np.ones((4, 32), np.float32)}
     latency = timed(session, feeds, calibrated(session, feeds))
     assert session.warnings == (), session.warnings
-    assert latency.transfer_ms is not None
-    assert latency.transfer_ms > 0.0
+    assert latency.median_ms > 0.0
     session.close()
 
 

@@ -47,13 +47,13 @@ def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
     first = job.run(state)
     ((_, baseline),) = [entry for slot, entry in state._cache.items() if slot == "baseline"]
     assert first.repetitions.iterations * first.repetitions.executions_per_value >= 10
-    assert len(first.latency.raw_ms) == first.repetitions.iterations
+    assert len(first.measurement.latency.raw_ms) == first.repetitions.iterations
     assert len(first.baseline.raw_ms) == first.repetitions.iterations
-    assert first.error.value("max_abs") == 0.0
+    assert first.measurement.error.value("max_abs") == 0.0
     frozen = replace(job, repetitions=Repetitions(1, 12, 2))
     second, third = frozen.run(state), frozen.run(state)
     assert second.repetitions == third.repetitions == Repetitions(1, 12, 2)
-    assert len(third.latency.raw_ms) == 12
+    assert len(third.measurement.latency.raw_ms) == 12
     assert state._cache["baseline"][1] is baseline
     state.close()
     with pytest.raises(EngineError, match="closed"):
@@ -75,7 +75,7 @@ class Opened(OrtEngine):
 def test_an_engine_may_compare_its_session_with_the_baselines(tmp_path: Path) -> None:
     job, state = job_of(tmp_path), WorkerState()
     engine = Opened(job.engine.path, replace(OPTIONS, tf32=True))
-    assert replace(job, engine=engine).run(state).warnings == ("look out",)
+    assert replace(job, engine=engine).run(state).measurement.warnings == ("look out",)
     assert [options.tf32 for options in engine.seen] == [True]
     assert not state._cache["baseline"][1].session.options.tf32
     state.close()
@@ -84,16 +84,18 @@ def test_an_engine_may_compare_its_session_with_the_baselines(tmp_path: Path) ->
 def test_sessions_opened_anew_are_timed_beside_the_same_baseline(tmp_path: Path) -> None:
     state = WorkerState()
     job = job_of(tmp_path)
-    first = job.run(state)
+    result = job.run(state)
+    first = result.measurement
     assert first.latency.session is not None
+    assert first.baseline is not None
     expected = np.log(first.latency.median_ms / first.baseline.median_ms)
     assert first.latency.session.log_ratio == pytest.approx(expected, abs=1e-3)
-    timings = ReopenJob(replace(job, repetitions=first.repetitions), 3).run(state)
+    timings = ReopenJob(replace(job, repetitions=result.repetitions), 3).run(state)
     assert {timing.baseline for timing in timings} == {first.latency.session.baseline}
     assert len({timing.log_ratio for timing in timings}) == 3
     assert all(timing.sd > 0 for timing in timings)
     state.close()
-    another = job.run(WorkerState()).latency.session
+    another = job.run(WorkerState()).measurement.latency.session
     assert another is not None
     assert another.baseline != timings[0].baseline
 

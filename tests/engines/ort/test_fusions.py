@@ -129,7 +129,7 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
 
 def test_of_an_engine_that_is_built_elsewhere_each_step_is_emulated(tmp_path: Path) -> None:
     workload = workload_of(rms_norm(tmp_path), tmp_path)
-    toolchain = PredictedToolchain(load_target("jetson-orin-nano-8gb"), workload, SearchSettings())
+    toolchain = PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), workload, SearchSettings())
     assert toolchain.fused_nodes() == ()
     assert toolchain.predictor.fuses
 

@@ -145,7 +145,8 @@ class TimedJob:
     def run(self, state: WorkerState) -> MeasureResult:
         assert self.model.exists()
         latency = summarise([1.0, 1.0], QUICK)
-        return MeasureResult(latency, latency, Repetitions(1, 2), OutputError({}), 0.0, ())
+        measurement = Measurement(latency, latency, 1.0, OutputError({}), "measured", 0.0)
+        return MeasureResult(measurement, latency, Repetitions(1, 2))
 
 
 @dataclass(frozen=True)

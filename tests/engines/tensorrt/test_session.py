@@ -76,7 +76,6 @@ def test_a_graph_is_captured_once_a_shape_and_replayed(device: Device) -> None:
     session = device.open("double")
     latency = timed(session, rows(2))
     assert latency.raw_ms == (1.0,) * 10
-    assert latency.transfer_ms is not None
     assert (device.cuda.captures, device.cuda.launches) == (1, 22)  # tried, warmed up, and ten timed behind one ahead
     timed(session, rows(2, seed=1))
     assert device.cuda.captures == 1
@@ -87,14 +86,6 @@ def test_a_graph_is_captured_once_a_shape_and_replayed(device: Device) -> None:
     timed(session, rows(2))
     assert device.cuda.captures == 3
     assert session.warnings == ()
-
-
-def test_transfers_are_timed_once_for_a_shape(device: Device) -> None:
-    session = device.open("double")
-    first = session.stopwatch(rows(2)).transfer_ms
-    assert first is not None
-    assert session.stopwatch(rows(2, seed=1)).transfer_ms == first
-    assert session.stopwatch(rows(3)).transfer_ms != first
 
 
 def test_repetitions_are_calibrated_and_kept(device: Device) -> None:
@@ -271,7 +262,7 @@ def test_fp64_is_fp32_for_tensorrt_and_said_once(device: Device) -> None:
     feeds = {"x": rows(2)["x"].astype(np.float64)}
     for _ in range(2):
         np.testing.assert_array_equal(session.run(feeds)["y"], rows(2)["x"] * 2)
-    assert timed(session, feeds).transfer_ms is not None
+    assert timed(session, feeds).median_ms > 0.0
     assert [text for text in session.warnings if "FP64" in text] == [
         "input 'x' is FP64, and FP32 in the engine: give FP32 where you deploy it"
     ]

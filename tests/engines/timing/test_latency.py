@@ -17,7 +17,7 @@ from mptune.engines.timing.latency import (
     time_in_turn,
     warm_up,
 )
-from mptune.engines.timing.spread import bootstrap_median_interval, percentile
+from mptune.engines.timing.spread import bootstrap_median_interval
 from mptune.settings import LatencySettings
 
 SETTINGS = LatencySettings(warmup_ms=200.0, duration_ms=400.0, min_iterations=10)
@@ -42,8 +42,9 @@ class Engine:
 @pytest.mark.parametrize(
     ("count", "p", "index"), [(100, 90, 89), (100, 99, 98), (10, 90, 8), (10, 99, 9), (1, 99, 0), (1000, 99, 989)]
 )
-def test_percentile_is_trtexecs(count: int, p: float, index: int) -> None:
-    assert percentile(list(range(count)), p) == index
+def test_percentiles_are_trtexecs(count: int, p: float, index: int) -> None:
+    latency = summarise(range(1, count + 1))
+    assert (latency.p90_ms if p == 90 else latency.p99_ms) == index + 1
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60))
@@ -72,13 +73,6 @@ def test_the_interval_is_deterministic_and_narrows_with_more_values() -> None:
     few, many = (bootstrap_median_interval(v, 500) for v in (values[:30], values))
     assert few == bootstrap_median_interval(values[:30], 500)
     assert many[1] - many[0] < few[1] - few[0]
-
-
-def test_resampling_in_pieces_gives_every_resample() -> None:
-    values = np.arange(1_500_000, dtype=np.float64)
-    low, high = bootstrap_median_interval(values, 7)
-    assert low <= 750_000 * 1.01
-    assert high >= 750_000 * 0.99
 
 
 def test_no_values_is_an_error() -> None:
@@ -114,12 +108,12 @@ def test_one_value_has_no_spread() -> None:
 
 
 def test_scaling_scales_the_engine_and_nothing_else() -> None:
-    latency = summarise([2.0, 2.0, 2.5] * 5, transfer_ms=0.25)
+    latency = summarise([2.0, 2.0, 2.5] * 5)
     scaled = latency.scaled(2.0)
     assert (scaled.median_ms, scaled.p99_ms) == (4.0, 5.0)
     assert scaled.ci95_ms == tuple(2 * bound for bound in latency.ci95_ms)
     assert scaled.raw_ms == tuple(2 * value for value in latency.raw_ms)
-    assert (scaled.cv, scaled.transfer_ms, scaled.source) == (latency.cv, 0.25, "measured")
+    assert (scaled.cv, scaled.source) == (latency.cv, "measured")
 
 
 def test_a_prediction_has_no_spread() -> None:
@@ -223,11 +217,10 @@ def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> 
 
         return once
 
-    watches = [HostStopwatch(run(share), device.clock, transfer_ms=share) for share in (2.0, 1.0)]
+    watches = [HostStopwatch(run(share), device.clock) for share in (2.0, 1.0)]
     slow, fast = time_in_turn(watches, Repetitions(1, 11, 3), clock=device.clock)
     assert slow.median_ms > 2.1
     assert slow.median_ms / fast.median_ms == pytest.approx(2.0, rel=0.02)
-    assert (slow.transfer_ms, fast.transfer_ms) == (2.0, 1.0)
     assert len(slow.raw_ms) == len(fast.raw_ms) == 11
 
 

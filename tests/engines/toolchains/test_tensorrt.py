@@ -123,7 +123,7 @@ def test_a_plan_whose_engine_cannot_be_built_has_failed(
     plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
     target = load_target("rtx-4500-ada")
     workload = Workload(GroupedModel(model, groups), workspace)
-    with PredictedToolchain(target, workload, settings, backend=TENSORRT_RTX) as tools:  # unasked whether it parses
+    with PredictedToolchain(TENSORRT_RTX, target, workload, settings) as tools:  # unasked whether it parses
         failure = tools.evaluate(plan)
         assert isinstance(failure, Failure)
         assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.UNSUPPORTED)
@@ -460,7 +460,7 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     said = rtx.refusal(rtx.require(), typed, build=False)
     assert "must have same input types" in str(said)
     workload = Workload(grouped, make_workspace(path, tmp_path, {}))
-    with PredictedToolchain(load_target("jetson-orin-nano-8gb"), workload, SearchSettings()) as predicted:
+    with PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), workload, SearchSettings()) as predicted:
         missing = predicted.missing_kernels(Precision.BF16)
     assert not isinstance(missing, Failure)
     assert {node.op_type for node in missing} == {"GRU"}
