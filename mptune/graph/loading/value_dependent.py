@@ -45,11 +45,9 @@ SHAPE_INPUTS: Mapping[str, frozenset[int]] = {
     "Unsqueeze": frozenset({1}),
     "Upsample": frozenset({1}),
 }
-
 """Inputs whose values are sizes, positions, factors or counts of a shape, by position (ONNX's operator schemas)."""
 
 SHAPE_OF = frozenset({"Shape", "Size"})
-
 """Operators that read the shape of a value, and not the value."""
 
 _INTEGERS = ("int", "uint")
@@ -121,11 +119,9 @@ def _from_shapes(model: Model) -> frozenset[int]:
 
 
 _SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})
-
 """Operators that return as many elements as their input's values call for."""
 
 _NOT_SHAPED_BY = frozenset({"Loop", "SequenceAt", "SequenceErase", "SequenceInsert", "Trilu"})
-
 """Operators that read a count or a position which does not make the shape of what they compute."""
 
 _SHAPED_LIKE: Mapping[str, tuple[int, ...]] = {
@@ -136,7 +132,6 @@ _SHAPED_LIKE: Mapping[str, tuple[int, ...]] = {
     "ScatterND": (0,),
     "TensorScatter": (0,),
 }
-
 """Operators whose output has the shape of these inputs only."""
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
@@ -144,11 +139,9 @@ _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
-
 """Operators that compute something else each time."""
 
 QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-
 """Operators that quantise values, or give them back."""
 
 _RENAMES = frozenset({"Identity", "Cast"})
