@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -96,26 +96,10 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
 
 
 def _from_shapes(model: Model) -> frozenset[int]:
-    """Nodes that compute from shapes and constants alone, from one shape at least."""
-    small = {
-        info.name
-        for info in model.inputs
-        if info.dtype.startswith(_INTEGERS) and info.shape is not None and len(info.shape) <= 1
-    }
-    indices: set[int] = set()
-    constant = set(model.initializers)
-    for node in model.nodes:
-        if not node.is_standard or node.has_subgraph:
-            continue
-        given = [name for name in node.inputs if name]
-        if node.op_type in SHAPE_OF or (
-            any(name in small for name in given) and all(name in small or name in constant for name in given)
-        ):
-            indices.add(node.index)
-            small.update(name for name in node.outputs if name)
-        elif given and all(name in constant for name in given):
-            constant.update(name for name in node.outputs if name)
-    return frozenset(indices)
+    """Nodes that compute from constants, shapes and small integer inputs alone, and not from constants alone."""
+    inputs = [info for info in model.inputs if info.dtype.startswith(_INTEGERS) and info.shape is not None]
+    small = {info.name for info in inputs if len(info.shape or ()) <= 1}
+    return computed_beforehand(model, SHAPE_OF, small) - computed_beforehand(model)
 
 
 _SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})
@@ -182,9 +166,11 @@ class ShapeFacts:
     nodes: tuple[Node, ...]
 
 
-def computed_beforehand(model: Model, sources: frozenset[str] = frozenset()) -> frozenset[int]:
-    """Indices of the nodes that compute from constants, and what these operators give, alone; Constants among them."""
-    values = {name for name, constant in model.initializers.items() if not constant.overridable}
+def computed_beforehand(
+    model: Model, sources: frozenset[str] = frozenset(), given: Iterable[str] = ()
+) -> frozenset[int]:
+    """Indices of the nodes that compute from constants, ``given`` values and what these operators give alone."""
+    values = {name for name, constant in model.initializers.items() if not constant.overridable}.union(given)
     indices = set[int]()
     for node in model.nodes:
         if not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
