@@ -123,19 +123,15 @@ _EXCEPTIONS: dict[str, _Exception] = {
 }
 
 _QUANTISED = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8")
-
 """How the names of quantised operators begin, those of ONNX Runtime's own domain."""
 
 _WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
-
 """Operators that are named so and compute with activations that are not quantised."""
 
 FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in Precision}
-
 """Names of the element types of tensors -> the precision that each is."""
 
 _READS_ANY = frozenset({"Shape", "Size", "Cast"})
-
 """Operators whose result does not depend on the type of their input: it needs no Cast."""
 
 _OPAQUE: Mapping[str, str] = {

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 from mptune.errors import SettingsError
 
 _COLUMNS = ("dtype", "mantissa_bits", "exponents", "nbytes", "throughput", "since")
+
+_reduced: list[Precision] = []
+REDUCED: Sequence[Precision] = _reduced
+"""The rows but FP32: the precisions that a plan may lower a group to."""
 
 
 class _Table(type):
@@ -19,9 +23,6 @@ class _Table(type):
 
     def __iter__(cls) -> Iterator[Precision]:
         return iter(tuple(_Table._rows.values()))
-
-    def __len__(cls) -> int:
-        return len(_Table._rows)
 
 
 class Precision(str, metaclass=_Table):
@@ -76,12 +77,16 @@ class Precision(str, metaclass=_Table):
         row = str.__new__(cls, name)
         columns = dtype, mantissa_bits, exponents, nbytes, throughput, since
         row.__dict__.update(zip(_COLUMNS, columns, strict=True))
-        return _Table._rows.setdefault(name, row)
+        if name not in _Table._rows:
+            _Table._rows[name] = row
+            _reduced[:] = tuple(Precision)[1:]
+        return _Table._rows[name]
 
     @classmethod
     def remove(cls, precision: Precision) -> None:
         """Take a row out of the table again."""
         del _Table._rows[precision]
+        _reduced.remove(precision)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a precision cannot be changed: {name}")
@@ -161,37 +166,17 @@ Precision.FP16 = Precision.add("fp16", "float16", 10, (-14, 15), 2, "fp16_tflops
 Precision.BF16 = Precision.add("bf16", "bfloat16", 7, (-126, 127), 2, "bf16_tflops", (8, 0))
 
 
-class _Reduced(Sequence[Precision]):
-    @overload
-    def __getitem__(self, index: int) -> Precision: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Precision, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Precision | tuple[Precision, ...]:
-        return tuple(Precision)[1:][index]
-
-    def __len__(self) -> int:
-        return len(Precision) - 1
-
-
-REDUCED: Sequence[Precision] = _Reduced()
-"""The rows but FP32: the precisions that a plan may lower a group to."""
-
-
 def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
     """The rows that a search chooses among: FP32 first, then at least one reduced precision, in their order.
 
     Raises:
         SettingsError: it cannot.
     """
-    sets = [
-        (Precision.FP32, *reduced) for count in range(1, len(Precision)) for reduced in combinations(REDUCED, count)
-    ]
-    rows = next((rows for rows in sets if rows == tuple(names)), None)
-    if rows is None:
+    counts = range(1, len(REDUCED) + 1)
+    sets = [(Precision.FP32, *reduced) for count in counts for reduced in combinations(REDUCED, count)]
+    if tuple(names) not in sets:
         raise SettingsError(f"--precisions is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}")
-    return rows
+    return tuple(map(Precision, names))
 
 
 DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)

@@ -8,7 +8,6 @@ zones.
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 import subprocess
@@ -16,7 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from mptune.json_form import JsonForm
 
 TIMEOUT_S = 10.0
 """A driver that hangs is given up after this long."""
@@ -65,12 +65,6 @@ _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 
 _RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
 
-_FAMILY_OF_RELEASE = {"36": "Orin"}
-"""Modules that a release of Jetson Linux is for, where they are of one family (its release notes)."""
-
-_FAMILIES = {"*.ga10b": "Orin", "*.gv11b": "Xavier"}
-"""Family by the name of the GPU's clock: GA10B is Orin's GPU, GV11B Xavier's."""
-
 _NVPMODEL = "usr/sbin/nvpmodel"
 
 _MEMORY_TOLERANCE = 0.15
@@ -89,7 +83,7 @@ class Clocks:
 
 
 @dataclass(frozen=True)
-class JetsonState(Clocks):
+class JetsonState(Clocks, JsonForm):
     """A Jetson at one moment; None or empty where a value is unknown.
 
     Attributes:
@@ -107,15 +101,6 @@ class JetsonState(Clocks):
     power_mode: str = ""
     power_modes: tuple[str, ...] = ()
     memory_mhz: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return {**asdict(self), "power_modes": list(self.power_modes)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> JetsonState:
-        """Inverse of ``to_json``."""
-        return cls(**{**document, "power_modes": tuple(document["power_modes"])})
 
     def facts(self) -> list[tuple[str, str]]:
         """The device as (name, value) lines; unknown values are left out."""
@@ -135,7 +120,7 @@ class JetsonState(Clocks):
 
 def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> JetsonState | None:
     """Read the device's files; None where this is no Jetson."""
-    model = _model(root) or _unnamed(root, gpu_names)
+    model = _model(root) or _unnamed(gpu_names)
     if not model:
         return None
     total = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
@@ -166,20 +151,10 @@ def _model(root: Path) -> str:
     return ""
 
 
-def _unnamed(root: Path, gpu_names: Iterable[str]) -> str:
-    """A Jetson whose files do not name it: by nvidia-smi, else by Jetson Linux' release file, which containers get.
-
-    An image for Jetsons has that file wherever it runs: on a machine that is not ARM it shows nothing.
-    """
-    for name in gpu_names:
-        nvgpu = re.fullmatch(r"(?:NVIDIA )?(\w+) \(nvgpu\)", name.strip())
-        if nvgpu:
-            return f"NVIDIA Jetson {nvgpu[1]}"
-    release = _RELEASE.search(read_text(root / "etc/nv_tegra_release"))
-    if release is None or (root == Path("/") and platform.machine() != "aarch64"):
-        return ""
-    by_clock = next((_FAMILIES[pattern] for pattern in _FAMILIES if _clock_folders(root, pattern)), "")
-    return f"NVIDIA Jetson {by_clock or _FAMILY_OF_RELEASE.get(release[1], '')}".strip()
+def _unnamed(gpu_names: Iterable[str]) -> str:
+    """A Jetson whose files do not name it, in a container: by nvidia-smi."""
+    nvgpus = (re.fullmatch(r"(?:NVIDIA )?(\w+) \(nvgpu\)", name.strip()) for name in gpu_names)
+    return next((f"NVIDIA Jetson {nvgpu[1]}" for nvgpu in nvgpus if nvgpu), "")
 
 
 def same_memory(reported_gb: float, named_gb: float) -> bool:
@@ -229,16 +204,12 @@ def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
 def gpu_clocks(root: Path) -> Clocks:
     """By devfreq: the GPU is ``17000000.gpu`` on JetPack 6, ``17000000.ga10b`` on 5, ``gpu-gpc-0`` on 7 on a Thor."""
     for pattern in ("*.gpu", "*.ga10b", "*.gv11b", "gpu-gpc-0"):
-        for folder in _clock_folders(root, pattern):
+        for folder in sorted((root / "sys/class/devfreq").glob(pattern)):
             hz = [read_number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")]
             if any(hz):
                 now, lowest, highest = (value / 1e6 if value else None for value in hz)
                 return Clocks(gpu_mhz=now, gpu_min_mhz=lowest, gpu_max_mhz=highest)
     return Clocks()
-
-
-def _clock_folders(root: Path, pattern: str) -> list[Path]:
-    return sorted((root / "sys/class/devfreq").glob(pattern))
 
 
 def read_number(path: Path) -> float | None:

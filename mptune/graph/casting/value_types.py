@@ -253,7 +253,6 @@ class Resolution:
 
 
 _SUFFIX = "__"
-
 """Begins what ``new_suffix`` gives."""
 
 _Needs = tuple[tuple[str, Precision], ...]
@@ -527,7 +526,6 @@ def _first_opset(node: Node, rule: NodeRule, precision: Precision, above: int) -
 
 
 _MOVES = DATA_MOVEMENT - {"Cast"} | {"Concat", "Gather", "MaxPool", "Pad"}
-
 """Operators that TensorRT-RTX moves a Cast past where they change nothing."""
 
 

@@ -28,11 +28,9 @@ from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rule
 from mptune.settings import Granularity
 
 _NAMES_ONLY = frozenset({"Identity", "Dropout"})
-
 """Give a value another name: exporters put one before a weight that layers share, in all of them but the first."""
 
 _SMALL = 64
-
 """Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
 
 _MAX_PERIOD = 96
@@ -131,7 +129,6 @@ _NUMBERED = re.compile(r"(^|[._-])\d+$")
 _METADATA_KEY = "pkg.torch.onnx.name_scopes"
 
 _MAX_UNNUMBERED = 12
-
 """A scope without a number that holds more groups than this is a network, not a block."""
 
 
@@ -226,11 +223,9 @@ def _common_depth(scopes: Sequence[Scope]) -> int:
 
 
 GROUPS_PER_BUDGET = 2.0
-
 """``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
 
 MOST_GROUPS = 500
-
 """``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before the search,
 and time in every proposal of the sampler. A small budget does not call for blocks: as the one-group errors are known,
 10 builds reach 1.8 times the hypervolume with 120 groups that they reach with the 20 blocks of these, and blocks that
@@ -243,7 +238,6 @@ _KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
 _SCALES_OR_MASKS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Pow", "Neg", "Clip", "Min", "Max"})
 
 _FOLDS_INTO = frozenset({"conv", "matmul"})
-
 """A BatchNormalization right after one of these is folded into it by every runtime."""
 
 

@@ -14,7 +14,6 @@ _GUARDS = frozenset({"Add", "Max", "Clip"})
 _MEANS = frozenset({"ReduceMean", "ReduceSum", "GlobalAveragePool"})
 
 _WITHOUT_AFFINE = frozenset({"InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
-
 """Operators that exporters use for norms whose scale and shift follow as nodes of their own."""
 
 _MAX_VIEWS = 3

@@ -47,7 +47,6 @@ _ACTIVATIONS = frozenset(
 _PER_CHANNEL = frozenset({"Mul", "Add", "Sub", "Div"})
 
 _MAX_PER_CHANNEL = 4
-
 """The most nodes of a decomposed batch norm: minus mean, divided by deviation, scaled, shifted."""
 
 
@@ -113,11 +112,9 @@ def _is_per_channel(look: Lookup, node: Node, tensor: str, is_conv: bool) -> boo
 
 
 GLUE = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Flatten", "Cast", "Identity", "Dropout"})
-
 """Views that stand anywhere in an attention core."""
 
 _SCORE_OPS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Clip", "Tanh", "Max", "Min"})
-
 """What stands between the score product and the softmax: scale, mask, position bias, soft cap."""
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul"})
@@ -273,7 +270,6 @@ def _is_scaling(look: Lookup, node: Node) -> bool:
 
 
 QUANTISED = "quantised"
-
 """Kind of pattern and of group."""
 
 KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"

@@ -26,11 +26,9 @@ from mptune.graph.loading.tensors import (
 from mptune.graph.schemas import OperatorSchema
 
 INLINE_LIMIT = 4096
-
 """Constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""
 
 _PROPAGATED_LIMIT = 1 << 16
-
 """Integers that may be propagated in one value. Shapes have a handful; a chain of Concats can ask for 2**40."""
 
 _TYPED_AS_CAST: Mapping[str, list[int]] = {
@@ -209,7 +207,6 @@ class RuntimeTypes:
 _ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.keys())
 
 AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
-
 """Types these values of a model, the outputs of nodes that ONNX does not define; its large constants are inputs."""
 
 

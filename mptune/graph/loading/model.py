@@ -210,7 +210,6 @@ _INFERENCE_FAULTS: Mapping[str, tuple[str, Callable[[Any, onnx.NodeProto], bool]
     "LayerNormalization": ("axis", lambda value, _: abs(value) > _INT32_MAX, "is out of range"),
     "RMSNormalization": ("axis", lambda value, _: abs(value) > _INT32_MAX, "is out of range"),
 }
-
 """Operator -> (attribute, whether its value is a fault, what is wrong with it): what crashes onnx's shape inference, or
 in Einsum's case never ends. Found by 60,000 random nodes of every operator under onnx 1.23.2; ``onnx.checker`` lets all
 of it pass, none of it is valid."""
@@ -390,11 +389,9 @@ def _check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
 
 
 _ML_DOMAIN = "ai.onnx.ml"
-
 """Tree ensembles, linear classifiers and the like: their outputs are always FP32, integers, text or maps."""
 
 MIN_OPSET = 9
-
 """Below opset 9 the operators' schemas lack the FP16 types that rewriting relies on (Cast-9, ConstantOfShape-9)."""
 
 

@@ -17,7 +17,6 @@ from mptune.graph.loading.model import Model, Node, output_types
 from mptune.graph.loading.tensors import TensorInfo
 
 ASSUMED_SIZE = 128
-
 """Of a symbolic dimension that is not the batch: a sequence, a height, a width. A power of two passes most networks."""
 
 
@@ -170,7 +169,6 @@ class _Walk:
 
 
 Units = Mapping[int, tuple[int, ...]]
-
 """Axis of an output -> the unit of each column along it; columns of one unit have the same number, 0 shares none."""
 
 _HEADS = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
@@ -183,7 +181,6 @@ _MOVES: Mapping[str, int | None] = {
     **dict.fromkeys(("Transpose", "Split", "Slice", "Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth"), 1),
     "Concat": None,
 }
-
 """Operator -> how many of its inputs are values that it moves; None: all."""
 
 

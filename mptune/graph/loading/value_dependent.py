@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -45,11 +45,9 @@ SHAPE_INPUTS: Mapping[str, frozenset[int]] = {
     "Unsqueeze": frozenset({1}),
     "Upsample": frozenset({1}),
 }
-
 """Inputs whose values are sizes, positions, factors or counts of a shape, by position (ONNX's operator schemas)."""
 
 SHAPE_OF = frozenset({"Shape", "Size"})
-
 """Operators that read the shape of a value, and not the value."""
 
 _INTEGERS = ("int", "uint")
@@ -98,34 +96,16 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
 
 
 def _from_shapes(model: Model) -> frozenset[int]:
-    """Nodes that compute from shapes and constants alone, from one shape at least."""
-    small = {
-        info.name
-        for info in model.inputs
-        if info.dtype.startswith(_INTEGERS) and info.shape is not None and len(info.shape) <= 1
-    }
-    indices: set[int] = set()
-    constant = set(model.initializers)
-    for node in model.nodes:
-        if not node.is_standard or node.has_subgraph:
-            continue
-        given = [name for name in node.inputs if name]
-        if node.op_type in SHAPE_OF or (
-            any(name in small for name in given) and all(name in small or name in constant for name in given)
-        ):
-            indices.add(node.index)
-            small.update(name for name in node.outputs if name)
-        elif given and all(name in constant for name in given):
-            constant.update(name for name in node.outputs if name)
-    return frozenset(indices)
+    """Nodes that compute from constants, shapes and small integer inputs alone, and not from constants alone."""
+    inputs = [info for info in model.inputs if info.dtype.startswith(_INTEGERS) and info.shape is not None]
+    small = {info.name for info in inputs if len(info.shape or ()) <= 1}
+    return computed_beforehand(model, SHAPE_OF, small) - computed_beforehand(model)
 
 
 _SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})
-
 """Operators that return as many elements as their input's values call for."""
 
 _NOT_SHAPED_BY = frozenset({"Loop", "SequenceAt", "SequenceErase", "SequenceInsert", "Trilu"})
-
 """Operators that read a count or a position which does not make the shape of what they compute."""
 
 _SHAPED_LIKE: Mapping[str, tuple[int, ...]] = {
@@ -136,7 +116,6 @@ _SHAPED_LIKE: Mapping[str, tuple[int, ...]] = {
     "ScatterND": (0,),
     "TensorScatter": (0,),
 }
-
 """Operators whose output has the shape of these inputs only."""
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
@@ -144,11 +123,9 @@ _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
-
 """Operators that compute something else each time."""
 
 QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-
 """Operators that quantise values, or give them back."""
 
 _RENAMES = frozenset({"Identity", "Cast"})
@@ -189,9 +166,11 @@ class ShapeFacts:
     nodes: tuple[Node, ...]
 
 
-def computed_beforehand(model: Model, sources: frozenset[str] = frozenset()) -> frozenset[int]:
-    """Indices of the nodes that compute from constants, and what these operators give, alone; Constants among them."""
-    values = {name for name, constant in model.initializers.items() if not constant.overridable}
+def computed_beforehand(
+    model: Model, sources: frozenset[str] = frozenset(), given: Iterable[str] = ()
+) -> frozenset[int]:
+    """Indices of the nodes that compute from constants, ``given`` values and what these operators give alone."""
+    values = {name for name, constant in model.initializers.items() if not constant.overridable}.union(given)
     indices = set[int]()
     for node in model.nodes:
         if not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
