@@ -197,7 +197,8 @@ class MetricLimit:
         if value >= self.bound if self.at_least else value <= self.bound:
             return 1.0
         small, large = sorted((abs(value), abs(self.bound)))
-        return large / small if value * self.bound > 0 else math.inf
+        # Never 1.0 by rounding, which would hold.
+        return max(large / small, math.nextafter(1.0, 2.0)) if value * self.bound > 0 else math.inf
 
 
 def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, float | None]:

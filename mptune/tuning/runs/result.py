@@ -314,18 +314,30 @@ def _choose(
     limits: Sequence[MetricLimit],
 ) -> tuple[Evaluation | None, str, bool]:
     bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, tolerances, limits
+    points = _fitting(evaluations, choice.max_memory_bytes, tolerances) or points
     point, reason, is_met = choose(points, *bounds, wants_knee=choice.knee)
     if is_met:
         return point, reason, is_met
     # Within noise a plan on the front is no worse than others, and yet they may keep to the limits.
     sound = [e for e in evaluations if e.is_finite]
-    remeasured = [e for e in sound if e.remeasured]
-    off_front = sound if limits or choice.max_memory_bytes is not None else remeasured
-    meeting = [e for e in remeasured if choose([e], *bounds)[2]] or [e for e in off_front if choose([e], *bounds)[2]]
+    meeting = [e for e in sound if choose([e], *bounds)[2]]
+    meeting = [e for e in meeting if e.remeasured] or (meeting if limits else [])
     if meeting:
-        point, reason, is_met = choose(pareto(meeting), *bounds, wants_knee=choice.knee)
+        point, reason, is_met = choose(meeting, *bounds, wants_knee=choice.knee)
         return point, f"{reason}; it is not on the front, where none has that", is_met
+    off_front = sound if limits or choice.max_memory_bytes is not None else [e for e in sound if e.remeasured]
     return choose([*points, *off_front], *bounds)
+
+
+def _fitting(
+    evaluations: Sequence[Evaluation], limit: int | None, tolerances: Sequence[Tolerance]
+) -> tuple[Evaluation, ...]:
+    """The front of the plans that keep to a limit of memory: those of the whole front may all be above it."""
+    if limit is None:
+        return ()
+    first = {e.plan: e for e in reversed(evaluations)}
+    fitting = [e for e in first.values() if e.memory is not None and e.memory.total_bytes <= limit]
+    return pareto(feasible(fitting, tolerances))
 
 
 def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | None) -> ChoiceKind:
