@@ -63,8 +63,7 @@ def know(bench: Bench, path: Path) -> None:
     """Write what the tool would know of the bench's model."""
     space = default_space(bench)
     nothing = Sensitivity("relative_l2", {})
-    Grounds.of(space, make_prior(space, nothing, bench.terms, exact=False)).save(path)
-    document = json.loads(path.read_text())
+    document = Grounds.of(space, make_prior(space, nothing, bench.terms, exact=False)).to_json()
     plans = one_group_plans(bench.model, bench.groups)
     bits = {group: bench.bits(plan) for group, plan in plans.items()}
     emulated = bench.record.emulated
