@@ -32,9 +32,7 @@ def make(groups: int) -> tuple[Prior, BuiltPlans, EhviEstimator]:
 
 def test_a_small_space_is_looked_through() -> None:
     prior, seen, estimator = make(6)
-    pool = find_candidates(
-        prior, estimator, CutSolver(prior.columns, prior.boundaries), seen.plans, np.random.default_rng(0)
-    )
+    pool = find_candidates(prior, estimator, seen.plans, np.random.default_rng(0))
     assert len(set(plan_keys(pool.plans))) == len(pool.plans) == 2**6
     best = pool.best(100)
     assert len(best) == 2**6 - 2, "what is evaluated is not among them"
@@ -50,9 +48,7 @@ def test_neighbours_have_at_least_the_ehvi_of_the_exact_optima() -> None:
     pool.add_neighbours(prior, np.random.default_rng(0))
     assert float(estimator.screen(pool.best(1))[2][0]) > 1.5 * before
     assert len(set(plan_keys(pool.plans))) == len(pool.plans)
-    whole = find_candidates(
-        prior, estimator, CutSolver(prior.columns, prior.boundaries), seen.plans, np.random.default_rng(0)
-    )
+    whole = find_candidates(prior, estimator, seen.plans, np.random.default_rng(0))
     assert float(estimator.screen(whole.best(1))[2][0]) >= 0.9 * float(estimator.screen(pool.best(1))[2][0])
     assert not {*plan_keys(seen.plans)} & {*plan_keys(whole.best(10**6))}
 
