@@ -73,21 +73,6 @@ def test_parallel_workers_see_each_others_plans() -> None:
     assert len({tuple(sorted(t.params.items())) for t in running}) == 4
 
 
-def test_what_fails_is_avoided() -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
-    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
-    failed = 0
-    for _ in range(30):
-        trial = study.ask(SPACE)
-        if trial.params["g005"] == "fp16":
-            failed += 1
-            study.tell(trial, state=TrialState.PRUNED)
-        else:
-            study.tell(trial, law(trial.params))
-    assert failed <= 6
-
-
 def test_the_expected_improvement_is_kept_with_the_trial_and_falls() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0), trials=40)
     expected = [t.user_attrs[EHVI_ATTR] for t in study.trials[2:]]
