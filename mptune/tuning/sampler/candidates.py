@@ -39,7 +39,6 @@ _CELLS = 4_000_000
 def find_candidates(
     prior: Prior,
     estimator: EhviEstimator,
-    solver: CutSolver,
     built: Bools,
     generator: np.random.Generator,
 ) -> CandidatePool:
@@ -49,7 +48,8 @@ def find_candidates(
     one_group = np.eye(n_groups, dtype=bool)
     all_fp16 = np.ones((1, n_groups), dtype=bool)
     all_fp16[:, [column for _, column in prior.further]] = False
-    pool.add(np.vstack([built, exact_optima(solver, estimator, generator), one_group, all_fp16]))
+    optima = exact_optima(CutSolver(prior.columns, prior.boundaries), estimator, generator)
+    pool.add(np.vstack([built, optima, one_group, all_fp16]))
     pool.add_neighbours(prior, generator)
     return pool
 

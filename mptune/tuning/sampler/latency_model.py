@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.common_terms import mix
+from mptune.tuning.sampler.common_terms import expected_gains, mix
 from mptune.tuning.sampler.cuts.boundaries import Counts, Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
@@ -166,7 +166,7 @@ class LatencyModel:
         """Condition the law on the plans that are kept, each with its row of the design and what it saved in ms."""
         design, saved, noise_ms = design[kept], saved[kept], noise_ms[kept]
         columns, crossed = sides[0][:, kept], sides[1][:, kept]
-        gains = np.ones(self._n_groups) if self._prior.gains_ms is None else np.array(self._prior.gains_ms)
+        gains = expected_gains(self._prior)
         guesses = [gains]
         if columns[self._beyond].any() and not self._prior.exact:
             # A runtime may fuse what overflows in FP32 alone, so that BF16 saves nothing there.

@@ -168,12 +168,9 @@ class BuiltPlans:
         return replace(self, plans=self.plans[:, columns], emulated=emulated, group_ms=group_ms)
 
     def thinned(self, most: int) -> BuiltPlans:
-        """At most so many of the plans, and of the emulated ones, in their order: the first quarter, the last half, and
-        evenly spread ones between them.
-
-        The first differ most from each other, and the last are like those that are judged next.
-        """
-        rows, emulated = _spread_positions(len(self.plans), most), _spread_positions(len(self.emulations[1]), most)
+        """At most so many of the plans, and of the emulated ones, evenly spread over the search."""
+        counts = len(self.plans), len(self.emulations[1])
+        rows, emulated = (np.linspace(0, count - 1, min(count, most)).astype(int) for count in counts)
         by_plan = {name: getattr(self, name) for name in _BY_PLAN}
         kept = {name: values[rows] for name, values in by_plan.items() if values is not None}
         return replace(self, **kept, emulated=(self.emulations[0][emulated], self.emulations[1][emulated]))
@@ -181,14 +178,6 @@ class BuiltPlans:
 
 _BY_PLAN = ("plans", "latency_ms", "latency_sd_ms", "error", "finite", "group_ms", "failed")
 """Fields of ``BuiltPlans`` with an entry for each plan."""
-
-
-def _spread_positions(count: int, most: int) -> NDArray[np.int64]:
-    if count <= most:
-        return np.arange(count)
-    first, last = most // 4, most - most // 2
-    between = np.linspace(first, count - last, most - first - last, endpoint=False).astype(np.int64)
-    return np.concatenate([np.arange(first), between, np.arange(count - last, count)])
 
 
 class LinearGaussian:

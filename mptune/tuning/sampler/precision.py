@@ -41,7 +41,6 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates
 from mptune.tuning.sampler.cuts.in_question import narrowed
-from mptune.tuning.sampler.cuts.min_cut import CutSolver
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.group_tests.emulation_design import design_plans, unknown_alone
 from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
@@ -101,7 +100,6 @@ class PrecisionSampler(BaseSampler):
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = RandomSampler(seed=self._seed)
         self._reference_error = error_scale or REFERENCE_ERROR
-        self._solver: tuple[tuple[Any, ...], CutSolver] | None = None
         self._reader: tuple[tuple[Any, ...], TrialReader] | None = None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -183,7 +181,7 @@ class PrecisionSampler(BaseSampler):
             error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
             left -= len(designed)
         estimator = EhviEstimator(prior, built, generator, self._reference(built), error_model, overflow)
-        finalists = find_candidates(prior, estimator, self._solver_of(prior), built.plans, generator).best(_FINALISTS)
+        finalists = find_candidates(prior, estimator, built.plans, generator).best(_FINALISTS)
         if not len(finalists):
             return None, 0.0, {}
         errors = estimator.emulated_errors(finalists)
@@ -203,13 +201,6 @@ class PrecisionSampler(BaseSampler):
         if math.isinf(self._reference_error):
             return max(float(np.nanmax(built.error, initial=0.0)), 10 * ERROR_FLOOR)
         return self._reference_error
-
-    def _solver_of(self, prior: Prior) -> CutSolver:
-        """That of the prior's boundaries, which is kept while they stay the same."""
-        structure = prior.columns, prior.boundaries
-        if self._solver is None or self._solver[0] != structure:
-            self._solver = structure, CutSolver(prior.columns, prior.boundaries)
-        return self._solver[1]
 
     def _allowed_to_learn(self, prior: Prior, built: BuiltPlans) -> int:
         """How many plans may be emulated for this proposal to learn the groups' errors."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,6 @@ class TrialReader:
         self._columns = columns
         self._judge = judge
         self._finished: dict[int, _Reading] = {}
-        self._emulated: dict[str, float] = {}  # of the finished trials
 
     def built_plans(self, trials: Sequence[FrozenTrial], asking: int) -> BuiltPlans:
         """What the trials of a study, of any state, say about the groups; the one that asks is left out.
@@ -144,10 +143,7 @@ class TrialReader:
         Faults of the machine (FAIL) say nothing of a plan, nor do plans with a precision that is none of the columns.
         """
         readings = [self._reading(position, trial) for position, trial in enumerate(trials)]
-        emulated_errors = self._emulated.copy()
-        for reading, trial in zip(readings, trials, strict=True):
-            if reading.emulated and not trial.state.is_finished():
-                emulated_errors.update(reading.emulated)
+        emulated_errors = {bits: error for reading in readings for bits, error in reading.emulated.items()}
         read_plans = [
             reading
             for reading, trial in zip(readings, trials, strict=True)
@@ -201,8 +197,7 @@ class TrialReader:
         if reading is None:
             reading = self._read(trial)
             if trial.state.is_finished():
-                self._emulated.update(reading.emulated)
-                self._finished[position] = replace(reading, emulated={})
+                self._finished[position] = reading
         return reading
 
     def _read(self, trial: FrozenTrial) -> _Reading:

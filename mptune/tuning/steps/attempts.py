@@ -49,15 +49,20 @@ def in_fresh_processes(
     what: str,
     *,
     crashes: bool = True,
+    attempts: int = _FP32_ATTEMPTS,
 ) -> T | Failure:
-    """Run a job of a toolchain, and again in a fresh process where its failure may not be its own fault."""
-    timeouts = 0
+    """Run a job of a toolchain, and again in a fresh process where its failure may not be its own fault.
+
+    Its own fault may be a crash: that is tried again if ``crashes``, and not after so many ``attempts``.
+    """
+    timeouts = failures = 0
     for attempt in range(1, _FP32_ATTEMPTS + 1):
         result = job()
         if not isinstance(result, Failure) or not (result.is_machine_fault or (crashes and result.is_inconclusive)):
             return result
         timeouts += result.kind is FailureKind.TIMEOUT
-        if attempt == _FP32_ATTEMPTS or timeouts == ATTEMPTS:
+        failures += result.is_inconclusive
+        if attempt == _FP32_ATTEMPTS or timeouts == ATTEMPTS or failures == attempts:
             if result.is_machine_fault:
                 raise machine_error(result, attempt)
             return result

@@ -54,8 +54,8 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
 
     The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
-    already, then evenly spread ones of the rest. Where re-measuring changes the choice, the plan
-    that is chosen now comes in too.
+    already, then evenly spread ones of the rest. Where re-measuring changes the choice, the plan that is chosen now
+    comes in too.
     """
     evaluations, dropped = _counted(record, settings), dropped_plans(record, settings.ignore)
     every = candidates(evaluations, settings.tolerance, dropped)
@@ -189,7 +189,8 @@ def measure_again(
         if point.plan.fingerprint in failed:
             continue
         job = partial(toolchain.evaluate, point.plan, "held_out")
-        result = in_fresh_processes(job, toolchain, listener, f"re-measuring plan {point.plan.fingerprint}")
+        what = f"re-measuring plan {point.plan.fingerprint}"
+        result = in_fresh_processes(job, toolchain, listener, what, attempts=ATTEMPTS)
         if not isinstance(result, Failure) and in_vain < _VAIN:
             result = once_more(job, result, partial(_doubt, point), toolchain, listener)
             in_vain += bool(_doubt(point, result))

@@ -84,13 +84,6 @@ def test_what_is_learnt_of_a_group_in_one_low_precision_holds_in_the_other(learn
     assert abs(free[0, GROUPS]) < 0.05 * math.sqrt(free[0, 0] * free[GROUPS, GROUPS]), "FP16's error is not known"
 
 
-def test_an_overflow_seen_by_emulation_is_believed() -> None:
-    squares = (math.inf, *SQUARES[1:])
-    assert OverflowModel(prior(log_square_errors=squares), seen(PLANS[:1])).probabilities[0] > 0.9
-    model = ErrorModel(prior(log_square_errors=squares), seen(PLANS[:1]))
-    assert np.isfinite(model.mode).all()
-
-
 def test_a_gaussian_update_by_hand() -> None:
     model = LinearGaussian(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
     model.update(np.array([[1.0, 0.0]]), np.array([3.0]), np.array([1.0]))
@@ -176,17 +169,6 @@ def test_errors_below_the_floor_are_drawn_below_it() -> None:
     assert exact.mode == pytest.approx(math.log(1e-14) - 10.0)
     assert draws.max() < -35.0
     assert exact.predict(PLANS, draws).max() < 1.01e-7
-
-
-def test_no_step_goes_farther_than_the_linearisation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step from a prior of 1e-7 towards a measured 1e-2: 2 in the log of the squared error, a factor of e."""
-    monkeypatch.setattr("mptune.tuning.sampler.error_model._STEPS", 1)
-    monkeypatch.setattr("mptune.tuning.sampler.error_model._PRIOR_WIDTHS", (4.5,))  # of several each goes on
-    plan = np.eye(1, GROUPS, dtype=bool)
-    far = replace(seen(plan), error=np.array([1e-2]))
-    model = ErrorModel(prior(log_square_errors=(math.log(1e-14),) * GROUPS), far)
-    assert model.mode[0] - math.log(1e-14) == pytest.approx(2.0)
-    assert model.mode[1:] == pytest.approx(math.log(1e-14))
 
 
 def test_the_largest_part_decides_after_the_sum() -> None:

@@ -14,7 +14,6 @@ from mptune.tuning.sampler.group_tests.group_test import hitting_sets
 from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from tests.tuning import additive
 
 GROUPS = 8
 PRIOR = Prior(tuple(f"g{i}" for i in range(GROUPS)))
@@ -108,21 +107,6 @@ def test_a_failure_that_no_group_explains_is_one_of_all_together() -> None:
     less, same, more = overflow.p_sound(rows([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]))
     assert less > 0.99
     assert same == more == pytest.approx(0.0, abs=1e-3)
-
-
-def test_finite_plans_clear_and_failed_ones_raise_jointly() -> None:
-    plans = np.zeros((3, additive.GROUPS), dtype=bool)
-    plans[0, :4] = True
-    plans[1, 3:6] = True
-    probabilities = OverflowModel(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, np.nan]))).probabilities
-    assert probabilities[:4].max() < 0.01
-    assert probabilities[4] == pytest.approx(probabilities[5])
-    assert 0.4 < probabilities[4] < 0.7
-    assert probabilities[6] == pytest.approx(0.01)
-    plans[2, [3, 4, 6]] = True
-    probabilities = OverflowModel(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, 1.0]))).probabilities
-    assert probabilities[5] > 0.9
-    assert probabilities[4] < 0.05
 
 
 def failing(plans: np.ndarray, failed: np.ndarray) -> BuiltPlans:

@@ -57,16 +57,6 @@ def test_without_a_prior_it_finds_more_than_tpe_where_boundaries_cost_a_fifth_of
     assert statistics.median(mine) > statistics.median(tpe)
 
 
-def test_no_plan_is_proposed_twice() -> None:
-    study = searched(PrecisionSampler(PRIOR, seed=0), trials=30)
-    assert len({tuple(sorted(t.params.items())) for t in study.trials}) == 30
-
-
-def test_the_same_study_and_seed_give_the_same_plan() -> None:
-    first, second = (searched(PrecisionSampler(PRIOR, seed=3), trials=12) for _ in range(2))
-    assert [t.params for t in first.trials] == [t.params for t in second.trials]
-
-
 def test_it_keeps_no_state_so_a_resumed_study_goes_on_as_if_nothing_had_happened() -> None:
     whole = searched(PrecisionSampler(PRIOR, seed=3), trials=12)
     resumed = searched(PrecisionSampler(PRIOR, seed=3), trials=7)
@@ -81,21 +71,6 @@ def test_parallel_workers_see_each_others_plans() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0), trials=6)
     running = [study.ask(SPACE) for _ in range(4)]
     assert len({tuple(sorted(t.params.items())) for t in running}) == 4
-
-
-def test_what_fails_is_avoided() -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
-    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
-    failed = 0
-    for _ in range(30):
-        trial = study.ask(SPACE)
-        if trial.params["g005"] == "fp16":
-            failed += 1
-            study.tell(trial, state=TrialState.PRUNED)
-        else:
-            study.tell(trial, law(trial.params))
-    assert failed <= 6
 
 
 def test_the_expected_improvement_is_kept_with_the_trial_and_falls() -> None:
@@ -207,13 +182,6 @@ def test_an_emulated_error_gives_way_to_a_measured_one() -> None:
     told = [tuple(t.params[g] == "fp16" for g in GROUPS) for t in study.trials if t.state is TrialState.COMPLETE]
     assert not only & set(told)
     assert tuple(running.params[g] == "fp16" for g in GROUPS) in only
-
-
-def test_the_seed_can_be_drawn_anew() -> None:
-    sampler = PrecisionSampler(seed=3)
-    sampler.reseed_rng()
-    study = optuna.create_study(sampler=sampler)
-    assert study.ask({"x": CategoricalDistribution(("fp32", "fp16"))}).params["x"] in ("fp32", "fp16")
 
 
 def small(groups: int, **options: object) -> Prior:

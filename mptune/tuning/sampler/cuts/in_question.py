@@ -43,8 +43,8 @@ class Narrowed:
 
     def widened(self, errors: Mapping[str, float | str]) -> dict[str, float | str]:
         """Errors of plans by their bits, with the bits of all columns."""
-        if self.n_columns == len(self.columns) or not errors:
-            return dict(errors)
+        if not errors:
+            return {}
         rows = np.zeros((len(errors), self.n_columns), dtype=bool)
         rows[:, self.columns] = from_bits(list(errors))
         return {to_bits(row): error for row, error in zip(rows, errors.values(), strict=True)}
@@ -52,12 +52,9 @@ class Narrowed:
 
 def narrowed(prior: Prior, built: BuiltPlans) -> Narrowed:
     """Take only the further columns that are in question, or in plans that were built."""
-    columns = np.arange(len(prior.groups))
-    if prior.further:
-        is_needed = _in_question(prior, built)
-        columns = np.flatnonzero(is_needed)
-    if len(columns) == len(prior.groups):
-        return Narrowed(prior, built, columns, len(columns))
+    if not prior.further:
+        return Narrowed(prior, built, np.arange(len(prior.groups)), len(prior.groups))
+    columns = np.flatnonzero(_in_question(prior, built))
     return Narrowed(prior.of_columns(columns), built.of_columns(columns), columns, len(prior.groups))
 
 
