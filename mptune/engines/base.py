@@ -39,7 +39,7 @@ ErrorSource = Literal["measured", "emulated"]
 SampleSet = Literal["search", "held_out"]
 SKETCHES = "outputs"
 """Folder in the run's data directory: a file for each plan that was run on the held-out samples."""
-Profiling = Literal["none", "apart", "along"]
+Profiling = Literal["none", "along"]
 
 
 @dataclass(frozen=True)
@@ -283,11 +283,7 @@ class TimesLayers(Protocol):
 
     @property
     def profiling(self) -> Profiling:
-        """Which session is profiled.
-
-        ``none``: there is no usable profiler, or it has failed. ``apart``: another session, built to be profiled; worth
-        it for the first plans. ``along``: the engine that was timed, so that every plan can be profiled.
-        """
+        """``along``: the engine of any plan that is timed; ``none``: no profiler is usable, or it has failed."""
         ...
 
 

@@ -11,9 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Built, ModelBuilder, Place
-from mptune.engines.base import Failure, MissingKernel, Profiling
-from mptune.engines.jobs.layer_times import LayerTime, OrtProfileJob
+from mptune.engines.backends.backend import Availability, BackendStatus, Bench, ModelBuilder, Place
+from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
@@ -92,16 +91,6 @@ class OrtBuilder(ModelBuilder):
         self._call = bench.call
         self._convolves: bool | None = None
         self._fused: tuple[FusedNodes, ...] | None = None
-
-    @property
-    def profiling(self) -> Profiling:
-        """See ``TimesLayers``; of the CUDA provider's kernels ONNX Runtime times the launch alone."""
-        return "none" if self.provider == "cuda" else "apart"
-
-    def layer_times(self, built: Built) -> tuple[LayerTime, ...] | Failure:
-        path = built.engine.path
-        with _folder(path) as folder:
-            return self._call(OrtProfileJob(path, self.bench.workload.workspace.samples("search"), folder))
 
     def _engine(self, path: Path, plan: PrecisionPlan) -> OrtEngine:
         settings = self.bench.settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +23,6 @@ from mptune.graph.loading.model import Node
 
 # How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
 _RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
-_BLOCKED = "_nchwc"
-"""Suffix of the name of a node whose output has blocked channels; before it stands the name of the tensor, which is no
-longer in the graph (nchwc_transformer.cc)."""
 Nodes = tuple[str, ...]
 
 
@@ -49,31 +45,17 @@ def load_graph(path: Path) -> onnx.GraphProto:
 def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[Nodes]:
     """The nodes of the typed model that each node of the optimised graph computes.
 
-    A node with an output of the typed model computes the producer of that output there, and the nodes between that and
-    the tensors that are still in the optimised graph, which were fused into it. A node without such an output (a layout
-    change before a product) counts for its first reader, or else for the producer of its first input.
+    These are the producers of its outputs in the typed model, and the nodes between them and the tensors that are still
+    in the optimised graph, which were fused into it; empty where it has no such output.
     """
     producer = {name: node for node in typed.node for name in node.output if name}
     varying = _varying(typed)
-
     in_typed = partial(given_name, producer=producer)
-    given = [
-        [name for name in map(in_typed, (*node.output, _blocked(node))) if name is not None] for node in optimised.node
-    ]
     left = {in_typed(name) or name for node in optimised.node for name in (*node.input, *node.output)}
-    left.update(name for names in given for name in names)
-    computed = [_between(names, producer, left, varying) for names in given]
-    readers: dict[str, list[int]] = defaultdict(list)
-    for index, node in enumerate(optimised.node):
-        for name in node.input:
-            readers[name].append(index)
-    for index in reversed(range(len(computed))):
-        behind = (computed[reader] for name in optimised.node[index].output for reader in readers[name])
-        computed[index] = computed[index] or next(filter(None, behind), ())
-    for index, node in enumerate(optimised.node):
-        before = (producer[name].name for name in map(in_typed, node.input) if name is not None)
-        computed[index] = computed[index] or tuple(before)[:1]
-    return computed
+    return [
+        _between([name for name in map(in_typed, node.output) if name is not None], producer, left, varying)
+        for node in optimised.node
+    ]
 
 
 def given_name(name: str, producer: Container[str]) -> str | None:
@@ -82,11 +64,6 @@ def given_name(name: str, producer: Container[str]) -> str | None:
         return name
     match = _RETYPED.match(name)
     return match["name"] if match and match["name"] in producer else None
-
-
-def _blocked(node: onnx.NodeProto) -> str:
-    """Name of a node's output with blocked channels; empty where it has none."""
-    return str(node.name)[: -len(_BLOCKED)] if node.name.endswith(_BLOCKED) else ""
 
 
 def _varying(graph: onnx.GraphProto) -> frozenset[str]:

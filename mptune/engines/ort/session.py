@@ -114,7 +114,7 @@ def first_words(text: str) -> str:
 Provider = Literal["cpu", "cuda"]
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 OPTIMISED_MODEL = "optimised.onnx"
-"""In ``profile_dir`` and ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
+"""In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
 _OPTIMISED_WEIGHTS = "optimised.weights"
 _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
 _FP8_KERNEL = ("Failed to find kernel for QLinear", "Type 'tensor(float8")
@@ -137,8 +137,7 @@ class SessionOptions:
         timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
         extended: with the optimisations that ONNX Runtime calls extended: what is written out becomes one operator.
             Without them a graph of thousands of nodes opens in 0.6 of the time.
-        profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
-            was optimised; None for no profile.
+        optimised_dir: an empty folder for the graph as it was optimised.
         reuses_buffers: plan which values share a buffer. Its time is quadratic in ONNX Runtime 1.31: 4 of the 4.3 s
             in which a model of 3,300 nodes is opened. Without it each value has memory of its own while it is needed.
             On a CPU only where a session is timed.
@@ -156,7 +155,6 @@ class SessionOptions:
     device: int = 0
     optimise: bool = True
     extended: bool = True
-    profile_dir: Path | None = None
     optimised_dir: Path | None = None
     record_placement: bool = False
     reuses_buffers: bool = True
@@ -265,10 +263,6 @@ class OrtSession(ABC):
         placed: tuple[Placed, ...] = translated(read)
         return placed
 
-    def end_profile(self) -> Path:
-        """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""
-        return Path(translated(lambda: self._open_session().end_profiling()))
-
     def close(self) -> None:
         self._end_session()
 
@@ -330,11 +324,8 @@ class OrtSession(ABC):
             options.enable_cpu_mem_arena = False
         if self.options.record_placement:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        if self.options.profile_dir is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = str(self.options.profile_dir / "profile")
-        if (saved := self.options.profile_dir or self.options.optimised_dir) is not None:
-            _save_optimised(saved, options)
+        if self.options.optimised_dir is not None:
+            _save_optimised(self.options.optimised_dir, options)
         model: bytes | str = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
