@@ -1,7 +1,6 @@
 """What the engine layer gives the layers above: failures, measurements, and the toolchain's protocol.
 
-A job that fails gives a value, ``Failure``: its stage, kind, message and the path of its log. No sentinel number stands
-for one.
+A job that fails gives a ``Failure``, never a sentinel number.
 """
 
 from __future__ import annotations
@@ -44,22 +43,17 @@ Profiling = Literal["none", "along"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """The paths that every job of one run shares. Only paths and figures cross the worker's pipe, never tensors.
-
-    Attributes:
-        weights_dir: the weight bank; typed and emulated models are written here, beside it.
-        data_dir: ``search.npz`` and ``held_out.npz`` (samples), ``search_reference.npz`` and so on (reference outputs).
-        logs_dir: one file per failed job.
-    """
+    """The paths that every job of one run shares. Only paths and figures cross the worker's pipe, never tensors."""
 
     model_path: Path
     weights_dir: Path
+    """The weight bank; typed and emulated models are written beside it."""
     data_dir: Path
     engines_dir: Path
     logs_dir: Path
 
     def samples(self, which: SampleSet) -> Path:
-        """Path of a set of samples."""
+        """The file of a set of samples."""
         return self.data_dir / f"{which}.npz"
 
     def reference(self, which: SampleSet) -> Path:
@@ -77,19 +71,16 @@ class Workspace:
 
 @dataclass(frozen=True)
 class MissingKernel(JsonForm):
-    """A node that leaves its execution provider once it is FP16, or BF16.
-
-    Attributes:
-        op_type: its operator, with the domain where that is not ONNX's own.
-        actual: the provider that runs it in FP16 or BF16; "" where none does.
-        reason: what was seen, where it was not asked of the providers; "" else.
-    """
+    """A node that leaves its execution provider once it is FP16, or BF16."""
 
     node: str
     op_type: str
+    """With the domain where that is not ONNX's own."""
     wanted: str
     actual: str
+    """The provider that runs it in FP16 or BF16; "" where none does."""
     reason: str = ""
+    """What was seen, where the providers were not asked."""
 
 
 @dataclass(frozen=True)

@@ -87,25 +87,21 @@ class BackendStatus:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a builder works with.
-
-    Attributes:
-        provider: ONNX Runtime's, which computes the reference.
-        worker: runs jobs under a deadline of the caller's.
-        call: runs a job in the worker, within the time that a build and a measurement may take.
-        shapes: returns concrete shapes of FP32 values; asks the worker the first time.
-        folded_values: returns constants that no session needs to fold anew; asks the worker the first time.
-    """
+    """What a builder works with."""
 
     target: Target
     gpu: Gpu | None
     workload: Workload
     settings: SearchSettings
     provider: Provider
+    """ONNX Runtime's, which computes the reference."""
     worker: Worker
     call: Call
+    """Runs a job in the worker, within the time that a build and a measurement may take."""
     shapes: Callable[[], Mapping[str, Shape]]
+    """Concrete shapes of FP32 values; asks the worker the first time."""
     folded_values: Callable[[], FoldedValues]
+    """Constants that no session needs to fold anew; asks the worker the first time."""
 
 
 @dataclass(frozen=True)

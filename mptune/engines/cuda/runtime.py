@@ -349,13 +349,7 @@ class StreamStopwatch:
         *,
         delay: Callable[[], None] | None = None,
     ) -> None:
-        """Nothing is executed yet.
-
-        Args:
-            delay: keeps the stream busy for a moment. For an ``enqueue`` that returns only when the execution has
-                ended: it would find the stream empty each time, and its duration is no cost of the host. None where
-                ``enqueue`` returns at once.
-        """
+        """``delay`` keeps the stream busy for a moment, where ``enqueue`` returns only when the execution has ended."""
         self._enqueue = enqueue
         self._stream = stream
         self._clock = clock

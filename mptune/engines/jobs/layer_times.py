@@ -45,22 +45,12 @@ def minor_nodes(grouped: GroupedModel) -> frozenset[str]:
 def group_times(
     layers: Sequence[LayerTime], owners: Mapping[str, str], *, minor: Collection[str] = ()
 ) -> dict[str, float]:
-    """Sum the layers of each group.
+    """Group id -> milliseconds of its layers; ``owners`` is node name -> group id, without Casts at boundaries.
 
-    A layer is charged to the groups whose main operators it computes, or to all of its groups where it computes none:
-    so a residual add fused into the next norm is charged to the norm. Where it computes the main operators of several
-    groups, as when TensorRT makes one kernel of a whole block, the profile does not separate them: each is charged an
-    equal share, and a group whose shares exceed its own layers gets no entry.
-
-    Casts at boundaries belong to no group and are left out: the latency model learns their cost from whole latencies. A
-    group that no layer computes gets no entry either: it may be folded away, or fused into a layer that does not name
-    it, so 0 would be wrong.
-
-    Args:
-        owners: node name -> id of its group; nodes without a precision and Casts at boundaries are not in it.
-
-    Returns:
-        Group id -> milliseconds.
+    A layer is charged to the groups whose main operators it computes, or to all of its groups where it computes none.
+    Where it computes the main operators of several groups (one kernel of a whole block), each is charged an equal
+    share, and a group whose shares exceed its own layers gets no entry. Neither does one that no layer computes: it may
+    be fused into a layer that does not name it, so 0 would be wrong.
     """
     alone: dict[str, float] = {}
     shared: dict[str, float] = {}

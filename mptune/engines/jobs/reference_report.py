@@ -11,19 +11,13 @@ from mptune.graph.hazards.seen import MaskedRows, ProbeRecord, Seen, SeenValue
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the model something goes wrong.
-
-    Attributes:
-        node: its name; "" where a value that is fed is wrong already.
-        op_type: its operator; "" where there is no node.
-        value: what stands there, such as ``nan`` or the relative L2 of two runs.
-        sample: index among the samples of the set; None where it is about no sample.
-    """
+    """Where in the model something goes wrong; ``node`` is "" where a value that is fed is wrong already."""
 
     node: str
     op_type: str
     tensor: str
     value: float | str
+    """What stands there, such as ``nan`` or the relative L2 of two runs."""
     sample: int | None = None
 
     @property
@@ -78,8 +72,7 @@ class ReferenceReport:
         provider: ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off.
         outputs: output name -> {"size", "non_finite", "zero_fraction", "absmax"} over all samples; and where it
             applies {"bad_sample"}, the first that is not finite, {"bad_samples"}, how many of {"samples"} are not,
-            {"constant"}, 1 where samples differ and the output
-            does not.
+            {"constant"}, 1 where samples differ and the output does not.
         repeat_error: largest relative L2 between two runs on the same sample, over outputs.
         places: (finding's code, output) -> the node to blame.
         optimisation_error: floating-point output name -> relative L2 between ONNX Runtime with and without graph
@@ -138,11 +131,7 @@ class ObservedRanges:
 
 
 def seen_of(ranges: Mapping[str, TensorRange], indices: Sequence[int] = ()) -> Seen:
-    """What was observed, as hazards are found in it.
-
-    Args:
-        indices: index in the data of each sample; empty where they are all of the data.
-    """
+    """What was observed, as hazards are found in it; ``indices`` are the samples' in the data, where not all are."""
     return Seen(
         {
             tensor: SeenValue(seen.lowest, seen.highest, seen.sample, seen.beyond, seen.samples)

@@ -32,17 +32,14 @@ _NAMES = "outputs, references, inputs, labels"
 
 @dataclass(frozen=True)
 class Scoring:
-    """See the module.
-
-    Attributes:
-        sketches: file to write what the outputs look like to (``mptune.data.run_outputs``); None writes none.
-    """
+    """What is taken of outputs beside the objective."""
 
     reported: tuple[str, ...] = ()
     rollout: Rollout | None = None
     callable_takes_set: bool = False
     timeout_s: float = METRIC_TIMEOUT_S
     sketches: Path | None = None
+    """File to write what the outputs look like to (``mptune.data.run_outputs``)."""
 
     @classmethod
     def of(cls, settings: SearchSettings, sketches: Path | None = None) -> Scoring:
@@ -225,11 +222,7 @@ def _cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]
 
 
 def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> tuple[frozenset[int], ...]:
-    """What may be the batch of each output: the first dimensions of the inputs of its sample.
-
-    Args:
-        outputs: how many there are: fewer where each is that of a sequence of samples, which have one batch.
-    """
+    """What may be the batch of each output: the first dimensions of the inputs of its sample, or of its sequence."""
     firsts = shapes[:: max(1, len(shapes) // outputs)][:outputs]
     return tuple(frozenset(shape[0] for shape in sample.values() if shape) for sample in firsts)
 

@@ -105,12 +105,9 @@ _RENAMING = [
 
 @dataclass(frozen=True)
 class FoldJob:
-    """Have ONNX Runtime write a model with its constants folded; no session ever runs it.
+    """Have ONNX Runtime write a model of ``write_without_weights`` with its constants folded; no session runs it.
 
     Folding is the same for every provider: it uses the CPU's kernels, before nodes are given to providers.
-
-    Attributes:
-        model: as ``write_without_weights`` has written it.
     """
 
     model: Path
@@ -156,8 +153,7 @@ class OptimisedNode:
 class FusionsJob:
     """Open a typed model as a search opens it, and name the nodes that several of its own became.
 
-    Attributes:
-        folder: an empty folder for the optimised graph; it is empty again afterwards.
+    ``folder`` is empty before and afterwards.
     """
 
     model: Path

@@ -131,16 +131,13 @@ class SessionOptions:
     """How a session is opened.
 
     Attributes:
-        tf32: let FP32 matrix products and convolutions use TF32 (CUDA only).
         tf32_by_environment: where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are
             faster with the provider's own option left on, but matrix products may use TF32 at times (``cuda_session``).
         timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
         extended: with the optimisations that ONNX Runtime calls extended: what is written out becomes one operator.
-            Without them a graph of thousands of nodes opens in 0.6 of the time.
         optimised_dir: an empty folder for the graph as it was optimised.
-        reuses_buffers: plan which values share a buffer. Its time is quadratic in ONNX Runtime 1.31: 4 of the 4.3 s
-            in which a model of 3,300 nodes is opened. Without it each value has memory of its own while it is needed.
-            On a CPU only where a session is timed.
+        reuses_buffers: plan which values share a buffer, in quadratic time (ONNX Runtime 1.31); on a CPU only where a
+            session is timed.
         fuses_norms: make norms of nodes that write them out; not where an epsilon is computed: a fused norm takes 1e-5
             for what is no constant (``layer_norm_fusion.cc``, ONNX Runtime 1.31).
         node_by_node: no optimisation and no arena: each node is computed as it stands, and memory is given back.
@@ -152,7 +149,6 @@ class SessionOptions:
     tf32_by_environment: bool = False
     latency: LatencySettings = field(default_factory=LatencySettings)
     timing: bool = True
-    device: int = 0
     optimise: bool = True
     extended: bool = True
     optimised_dir: Path | None = None

@@ -90,7 +90,8 @@ class TimingCache:
 class RuntimeCache:
     """The kernels that TensorRT-RTX has compiled for this GPU, for all engines of a run.
 
-    Several sessions are open at a time, each with a cache of its own that began with what the file held then.
+    Several sessions are open at a time, each with a cache of its own that began with what the file held then; the
+    largest is kept. Where writing fails, kernels are compiled again.
     """
 
     def __init__(self, path: Path, runtime_config: Any) -> None:
@@ -98,31 +99,20 @@ class RuntimeCache:
         self._path = path
         self._lock = filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
         self._runtime_cache: Any = runtime_config.create_runtime_cache()
-        self._seen = b""
+        self._rejected = b""
         with contextlib.suppress(OSError, filelock.Timeout), self._lock:
-            self._seen = self._read()
-            if self._seen:
-                # A file of another GPU or version is rejected; its kernels are compiled again.
-                self._runtime_cache.deserialize(self._seen)
+            written = self._read()
+            if written and not self._runtime_cache.deserialize(written):  # of another GPU or version
+                self._rejected = written
         runtime_config.set_runtime_cache(self._runtime_cache)
 
     def save(self) -> None:
-        """Write the kernels, beside those that other sessions have written meanwhile.
-
-        NVIDIA does not say whether ``deserialize`` adds to a cache or replaces it: of what was here, what was written
-        and both together, the largest is kept. Where writing fails, kernels are compiled again.
-        """
-        runtime_cache = self._runtime_cache
+        """Write the kernels."""
         with contextlib.suppress(OSError, filelock.Timeout), self._lock:
-            versions = [bytes(memoryview(runtime_cache.serialize()))]
-            written = self._read()
-            if written not in (b"", self._seen) and runtime_cache.deserialize(written):
-                versions += [written, bytes(memoryview(runtime_cache.serialize()))]
-            largest = max(versions, key=len)
-            if largest != written:
+            kernels, written = bytes(memoryview(self._runtime_cache.serialize())), self._read()
+            if written == self._rejected or len(kernels) > len(written):
                 with whole_file(self._path) as partial:
-                    partial.write_bytes(largest)
-            self._seen = largest
+                    partial.write_bytes(kernels)
 
     def close(self) -> None:
         """Write the kernels and let go of the cache."""
@@ -139,16 +129,12 @@ _REPORT_EVERY_S = 0.25
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How an engine is built.
-
-    Attributes:
-        tf32: whether FP32 layers may use TF32; TensorRT's default is yes.
-        capabilities: compute capabilities that TensorRT-RTX builds for; TensorRT always builds for the GPU here.
-    """
+    """How an engine is built."""
 
     kind: Kind
     tf32: bool = False
     capabilities: tuple[tuple[int, int], ...] = ()
+    """Compute capabilities that TensorRT-RTX builds for; TensorRT always builds for the GPU here."""
     shapes: tuple[ShapeRange, ...] = ()
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: Path | None = None
@@ -156,13 +142,10 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """A serialised engine.
-
-    Attributes:
-        memory: TensorRT's ``IHostMemory`` with what goes into the engine file; it has the buffer protocol.
-    """
+    """A serialised engine."""
 
     memory: Any
+    """TensorRT's ``IHostMemory``; it has the buffer protocol."""
     warnings: tuple[str, ...] = ()
 
 
@@ -240,13 +223,9 @@ def build_engine(
 
 @collector_paused()
 def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
-    """Parse a typed model as a strongly typed network.
+    """Parse a typed model as a strongly typed network: builder, network, and the parser, which holds its weights.
 
-    Args:
-        objects: keeps what TensorRT made, also where this raises.
-
-    Returns:
-        The builder, the network and the parser, in which the network's weights lie: it must outlive the build.
+    ``objects`` keeps what TensorRT made, also where this raises.
     """
     trt = library.trt
     objects = objects or BuildObjects()
@@ -288,11 +267,7 @@ def _check_inputs(network: Any, samples: Sequence[Feed]) -> None:
 
 @collector_paused()
 def engine_faults(library: Library, data: Any, objects: BuildObjects | None = None) -> tuple[str, ...]:
-    """Faults of an engine file by TensorRT-RTX's check of its header, whatever GPU is here.
-
-    Returns:
-        Names of ``EngineInvalidityDiagnostics``; empty where the file is sound.
-    """
+    """Faults of an engine file by TensorRT-RTX's check of its header, as names of ``EngineInvalidityDiagnostics``."""
     trt = library.trt
     log = open_log(trt)
     runtime = made(lambda: trt.Runtime(log), log)

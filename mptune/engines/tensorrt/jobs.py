@@ -39,24 +39,17 @@ _SEPARATORS = re.compile(r"[\x1e\x1f]")
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a built engine.
-
-    Attributes:
-        nodes: names of the ONNX nodes that it came from; empty for a reformat of TensorRT's own.
-    """
+    """One layer of a built engine."""
 
     name: str
     nodes: tuple[str, ...]
+    """The ONNX nodes that it came from; empty for a reformat of TensorRT's own."""
     inputs: frozenset[Precision]
     outputs: frozenset[Precision]
 
 
 def read_layers(information: str) -> tuple[Layer, ...]:
-    """Read the inspector's JSON.
-
-    Returns:
-        The layers with more than a name; empty where the engine was built without detailed verbosity.
-    """
+    """The layers in the inspector's JSON; none where the engine was built without detailed verbosity."""
     return tuple(_layer(entry) for entry in _listed(information))
 
 
@@ -174,17 +167,14 @@ _SHAPE_VALUES = 64
 
 @dataclass(frozen=True)
 class LibraryReport:
-    """The result of ``LibraryJob``.
-
-    Attributes:
-        cuda_obstacle: why no GPU can be used through cuda-python or the system's CUDA; None where one can.
-        cuda_install: the command that removes the obstacle; empty where nothing that can be installed is missing.
-    """
+    """The result of ``LibraryJob``."""
 
     version: str
     warnings: tuple[str, ...] = ()
     cuda_obstacle: str | None = None
+    """Why no GPU can be used through cuda-python or the system's CUDA."""
     cuda_install: str = ""
+    """The command that removes the obstacle, where one does."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +184,6 @@ class LibraryJob:
     kind: Kind
 
     def run(self, state: WorkerState) -> LibraryReport:
-        """See the class."""
         library = load_library(self.kind)
         obstacle = cuda.unavailable_reason()
         install = "" if obstacle is None else cuda.missing_package()

@@ -265,11 +265,7 @@ _BY_PRIORITY = (
 
 @dataclass(frozen=True)
 class ParserComplaint:
-    """One error of the ONNX parser.
-
-    Attributes:
-        node: name of the node; empty where the error is about none, or the parser does not say.
-    """
+    """One error of the ONNX parser."""
 
     code: str
     words: str
@@ -307,11 +303,7 @@ def made(make: Callable[[], T], log: Any) -> T:
 
 
 def build_failure(errors: Sequence[str], warnings: Sequence[str] = (), otherwise: str = "") -> EngineError:
-    """The error for a build, a load or an execution that TensorRT failed.
-
-    Args:
-        warnings: what it logged as warnings; too little memory is one, although a layer then has no kernel.
-    """
+    """The error for a build, a load or an execution that TensorRT failed; too little memory is a warning only."""
     kinds = [classify(text) for text in errors]
     for kind in _BY_PRIORITY:
         if kind not in kinds:
@@ -328,11 +320,7 @@ def build_failure(errors: Sequence[str], warnings: Sequence[str] = (), otherwise
 def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
     """The warning for an engine that was built although tactics were skipped for want of memory.
 
-    Such an engine depends on what was free: another build may choose other, faster kernels.
-
-    Args:
-        warnings: what TensorRT logged as warnings during the build. It logs two lines for a tactic, of which the second
-            says that it is skipped.
+    TensorRT logs two warnings for a tactic, of which the second says that it is skipped.
     """
     short = [text.lower() for text in warnings if _SHORT_OF_MEMORY.search(text.lower())]
     count = sum("skipping tactic" in text for text in short) or len(short)
@@ -346,11 +334,7 @@ def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
 
 
 def parser_failure(complaints: Sequence[ParserComplaint], errors: Sequence[str] = ()) -> EngineError:
-    """The error for a model that TensorRT's parser rejects.
-
-    Args:
-        complaints: the parser's errors; the first about an unsupported operator counts.
-    """
+    """The error for a model that TensorRT's parser rejects; the first about an unsupported operator counts."""
     if not complaints:
         return build_failure(errors, otherwise="TensorRT's parser rejects the model without a message")
     first = next(

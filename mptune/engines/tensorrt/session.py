@@ -85,7 +85,6 @@ class EngineOptions:
     kind: Kind
     latency: LatencySettings = field(default_factory=LatencySettings)
     runtime_cache: Path | None = None
-    device: int = 0
     fp64_inputs: frozenset[str] = frozenset()
 
 
@@ -130,7 +129,7 @@ class TensorRtSession:
         self._kernels_are_kept = False
         self.library: Library = load_library(options.kind)
         self._log = open_log(self.library.trt)
-        cuda.set_device(options.device)
+        cuda.set_device(0)
         trt = self.library.trt
         self._runtime: Any = made(lambda: trt.Runtime(self._log), self._log)
         try:

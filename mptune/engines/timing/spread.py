@@ -69,8 +69,8 @@ def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[floa
 
 
 _WITHIN_DEGREES = 4.0
-"""Degrees of freedom of one session's variance. The bootstrap of a median is slow to learn it (Hall and Martin,
-Probability Theory and Related Fields 80, 1988): simulated, 3.2 of 5 values, 5 of 7, 11 of 38."""
+"""Degrees of freedom of one session's variance, simulated: 3.2 of 5 values, 5 of 7 (Hall and Martin, Probability Theory
+and Related Fields 80, 1988)."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,6 @@ class Emulation:
         self._shapes = shapes
         self._fused = tuple(fused)
         self._written: dict[str, Path] = {}
-        self._held: dict[Stretch | None, frozenset[Precision]] = {}
         self.unshared: Failure | None = None
 
     def errors(
@@ -166,7 +165,9 @@ class Emulation:
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         emulator = self._emulator
-        precisions = self._precisions_of(stretch, plans)
+        # All of the run's, whatever these plans have: a session for each kind of plan would be opened at every change.
+        wanted = {*self._workload.precisions, *(p for plan in plans for p in plan.precision.values())}
+        precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
         groups = tuple(g.id for g in self._computed.groups) if stretch is None else stretch.groups
         start = Waist() if stretch is None else stretch.start
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
@@ -181,15 +182,6 @@ class Emulation:
             slot=self._slot(stretch),
         )
         return self._call(job)
-
-    def _precisions_of(self, stretch: Stretch | None, plans: Sequence[PrecisionPlan]) -> tuple[Precision, ...]:
-        """Those that the session of a stretch has switches for: what any plan has asked for so far.
-
-        Plans with BF16 and plans without come in turn; a session for each kind would be opened again at every change.
-        """
-        wanted = {p for p in REDUCED if any(p in plan.precision.values() for plan in plans)} or REDUCED[:1]
-        self._held[stretch] = self._held.get(stretch, frozenset()).union(wanted)
-        return tuple(p for p in REDUCED if p in self._held[stretch])
 
     def _slot(self, stretch: Stretch | None) -> str | None:
         """Where the session of a stretch stays open: as many sessions do as their weights leave room for."""
