@@ -17,7 +17,7 @@ import numpy as np
 from mptune.data.archive import read_outputs, read_samples
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
 from mptune.engines.base import Stage
-from mptune.engines.jobs.reference import relative_l2
+from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.samples import Outputs
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
@@ -137,7 +137,7 @@ def objective(outputs: Sequence[Outputs], wanted: Sequence[Outputs]) -> OutputEr
     return OutputError(
         {
             name: {
-                "relative_l2": tuple(relative_l2(got, ref) for got, ref in arrays),
+                "relative_l2": tuple(value_error(got, ref) for got, ref in arrays),
                 "non_finite": tuple(float((np.isfinite(ref) & ~np.isfinite(got)).sum()) for got, ref in arrays),
             }
             for name, arrays in pairs.items()
