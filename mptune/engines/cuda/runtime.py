@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -338,31 +339,24 @@ def _check(driver: Any, code: Any, call: str) -> None:
         raise EngineError(FailureKind.ERROR, f"{call} failed with {getattr(code, 'name', code)}")
 
 
+@dataclass(eq=False)
 class StreamStopwatch:
     """Times executions by events around each of them on their stream, as trtexec does. Implements ``Stopwatch``."""
 
-    def __init__(
-        self,
-        enqueue: Callable[[], None],
-        stream: Stream,
-        clock: Callable[[], float],
-        *,
-        delay: Callable[[], None] | None = None,
-    ) -> None:
-        """``delay`` keeps the stream busy for a moment, where ``enqueue`` returns only when the execution has ended."""
-        self._enqueue = enqueue
-        self._stream = stream
-        self._clock = clock
-        self._delay = delay
-        self._enqueue_ms: list[float] = []
+    enqueue: Callable[[], None]
+    stream: Stream
+    clock: Callable[[], float]
+    delay: Callable[[], None] | None = field(default=None, kw_only=True)
+    """Keeps the stream busy for a moment, where ``enqueue`` returns only when the execution has ended."""
+    _enqueue_ms: list[float] = field(default_factory=list, init=False)
 
     @property
     def enqueue_ms(self) -> float | None:
-        return None if self._delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
+        return None if self.delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
 
     def run_once(self) -> None:
-        self._enqueue()
-        self._stream.synchronize()
+        self.enqueue()
+        self.stream.synchronize()
 
     def value_ms(self, executions: int) -> float:
         """See ``Stopwatch``. The device does not wait for the host, unless enqueueing takes longer than executing.
@@ -374,17 +368,17 @@ class StreamStopwatch:
         try:
             for _ in range(executions):
                 pairs.append((Event(), Event()))
-            if executions > 1 or self._delay is None:
-                self._enqueue()
+            if executions > 1 or self.delay is None:
+                self.enqueue()
             for start, end in pairs:
-                if self._delay is not None:
-                    self._delay()
-                before = self._clock()
-                start.record(self._stream)
-                self._enqueue()
-                end.record(self._stream)
-                self._enqueue_ms.append(self._clock() - before)
-            self._stream.synchronize()
+                if self.delay is not None:
+                    self.delay()
+                before = self.clock()
+                start.record(self.stream)
+                self.enqueue()
+                end.record(self.stream)
+                self._enqueue_ms.append(self.clock() - before)
+            self.stream.synchronize()
             return float(np.mean([start.elapsed_ms(end) for start, end in pairs]))
         finally:
             for event in (event for pair in pairs for event in pair):
@@ -394,12 +388,12 @@ class StreamStopwatch:
         """See ``Stopwatch``: one event before all executions, which the device has reached, and one after them."""
         start, end = Event(), Event()
         try:
-            start.record(self._stream)
-            self._stream.synchronize()
+            start.record(self.stream)
+            self.stream.synchronize()
             for _ in range(executions):
-                self._enqueue()
-            end.record(self._stream)
-            self._stream.synchronize()
+                self.enqueue()
+            end.record(self.stream)
+            self.stream.synchronize()
             return start.elapsed_ms(end)
         finally:
             start.close()

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -69,28 +69,23 @@ class TargetPredictor:
         rounds: object = builder
         if isinstance(rounds, Rounds):
             self.fuses, self.emulation_holds = rounds.fuses, rounds.emulation_holds
-        self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
 
     @property
     def unshared(self) -> Failure | None:
-        return None if self._emulation is None else self._emulation.unshared
+        return self.emulation.unshared
 
-    @property
+    @cached_property
     def emulation(self) -> Emulation:
         """Emulates plans; made when it is first needed."""
-        if self._emulation is None:
-            bench, fused = self._bench, self.fused_nodes()
-            nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
-            grouped = bench.workload.grouped
-            if not self.fuses:
-                from mptune.graph.writing.rounding_steps import with_rounding_steps
+        bench, fused = self._bench, self.fused_nodes()
+        nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
+        grouped = bench.workload.grouped
+        if not self.fuses:
+            from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-                grouped = with_rounding_steps(grouped, nodes)
-            self._emulation = Emulation(
-                bench.workload, grouped, bench.provider, bench.settings, bench.call, bench.shapes, nodes
-            )
-        return self._emulation
+            grouped = with_rounding_steps(grouped, nodes)
+        return Emulation(bench.workload, grouped, bench.provider, bench.settings, bench.call, bench.shapes, nodes)
 
     @property
     def emulated_samples(self) -> EmulatedSamples:
@@ -133,8 +128,8 @@ class TargetPredictor:
 
     def close(self) -> None:
         """Delete the models that were written."""
-        if self._emulation is not None:
-            self._emulation.close()
+        if "emulation" in vars(self):
+            self.emulation.close()
 
 
 class TargetToolchain(ABC):
