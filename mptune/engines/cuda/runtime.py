@@ -153,13 +153,28 @@ def synchronize_device() -> None:
     check(runtime().cudaDeviceSynchronize(), "cudaDeviceSynchronize")
 
 
-class Stream:
+class _Handle:
+    """What CUDA made and takes back."""
+
+    handle: Any = None
+    destroy: str
+
+    def close(self) -> None:
+        """Give it back. Idempotent; errors of a lost context are ignored."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            getattr(runtime(), self.destroy)(handle)
+
+
+class Stream(_Handle):
     """A CUDA stream of its own that does not wait for the default stream."""
+
+    destroy = "cudaStreamDestroy"
 
     def __init__(self) -> None:
         cudart = runtime()
         flags = cudart.cudaStreamNonBlocking
-        self.handle: Any = check(cudart.cudaStreamCreateWithFlags(flags), "cudaStreamCreateWithFlags")
+        self.handle = check(cudart.cudaStreamCreateWithFlags(flags), "cudaStreamCreateWithFlags")
 
     @property
     def address(self) -> int:
@@ -179,18 +194,14 @@ class Stream:
             runtime().cudaGraphDestroy(graph)
         runtime().cudaGetLastError()  # Reading the error clears it.
 
-    def close(self) -> None:
-        """Destroy the stream. Idempotent; errors of a lost context are ignored."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            runtime().cudaStreamDestroy(handle)
 
-
-class Event:
+class Event(_Handle):
     """A CUDA event with timing (resolution about half a microsecond)."""
 
+    destroy = "cudaEventDestroy"
+
     def __init__(self) -> None:
-        self.handle: Any = check(runtime().cudaEventCreate(), "cudaEventCreate")
+        self.handle = check(runtime().cudaEventCreate(), "cudaEventCreate")
 
     def record(self, stream: Stream) -> None:
         """Enqueue the event on the stream."""
@@ -204,23 +215,18 @@ class Event:
         """Milliseconds from this event to a later one; both must have completed."""
         return float(check(runtime().cudaEventElapsedTime(self.handle, end.handle), "cudaEventElapsedTime"))
 
-    def close(self) -> None:
-        """Destroy the event. Idempotent."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            runtime().cudaEventDestroy(handle)
 
-
-class Graph:
+class Graph(_Handle):
     """A captured CUDA graph, ready to be launched.
 
     The caller enqueues once and synchronises before the capture, and captures again when shapes or addresses change.
     """
 
+    destroy = "cudaGraphExecDestroy"
+
     def __init__(self, stream: Stream, enqueue: Callable[[], None]) -> None:
         """Capture what ``enqueue`` puts on the stream."""
         cudart = runtime()
-        self.handle: Any = None
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         check(cudart.cudaStreamBeginCapture(stream.handle, mode), "cudaStreamBeginCapture")
         try:
@@ -239,12 +245,6 @@ class Graph:
         if self.handle is None:
             raise EngineError(FailureKind.ERROR, "the CUDA graph is closed")
         check(runtime().cudaGraphLaunch(self.handle, stream.handle), "cudaGraphLaunch")
-
-    def close(self) -> None:
-        """Destroy the graph. Idempotent."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            runtime().cudaGraphExecDestroy(handle)
 
 
 class DeviceBuffer:

@@ -149,25 +149,14 @@ class BuiltEngine:
     warnings: tuple[str, ...] = ()
 
 
-class BuildObjects:
-    """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result.
-
-    Freed in the reverse order of ``hold``: an object before what it was made with.
-    """
-
-    def __init__(self) -> None:
-        """None yet."""
-        self.held: list[Any] = []
-
-    def hold(self, *objects: Any) -> None:
-        """Keep objects alive."""
-        self.held += objects
+class BuildObjects(list[Any]):
+    """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result."""
 
     def close(self) -> None:
-        """Free them all. Idempotent."""
+        """Free them in reverse order, an object before what it was made with."""
         with collector_paused():
-            while self.held:
-                self.held.pop()
+            while self:
+                self.pop()
 
 
 @collector_paused()
@@ -194,24 +183,24 @@ def build_engine(
     """
     trt = library.trt
     log = open_log(trt)
-    objects = objects or BuildObjects()
+    objects = BuildObjects() if objects is None else objects
     builder, network, _ = parse_network(library, model, log, objects)
     _check_inputs(network, samples)
     config = builder.create_builder_config()
-    objects.hold(config)
+    objects.append(config)
     _configure(library, config, options)
     profile = builder.create_optimization_profile()
-    objects.hold(profile)
+    objects.append(profile)
     if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
         raise build_failure(log.errors, log.warnings, "TensorRT refuses the optimization profile")
     shared = None if options.timing_cache is None or library.is_rtx else TimingCache(options.timing_cache)
     warnings = [] if shared is None else shared.attach(config, log)
-    objects.hold(shared)
+    objects.append(shared)
     monitor = _monitor_class(trt)(clock() + timeout_s, report, clock)
     config.progress_monitor = monitor
-    objects.hold(monitor)
+    objects.append(monitor)
     memory = builder.build_serialized_network(network, config)
-    objects.hold(memory)
+    objects.append(memory)
     if monitor.cancelled:
         raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
     if memory is None or not memory.nbytes:
@@ -228,13 +217,13 @@ def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects
     ``objects`` keeps what TensorRT made, also where this raises.
     """
     trt = library.trt
-    objects = objects or BuildObjects()
+    objects = BuildObjects() if objects is None else objects
     builder = made(lambda: trt.Builder(log), log)
-    objects.hold(log, builder)
+    objects += [log, builder]
     # TensorRT 11 has no other networks: it accepts the flag and ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    objects.hold(network, parser)
+    objects += [network, parser]
     if not parser.parse_from_file(str(model)):
         raise parser_failure([_complaint(parser.get_error(k)) for k in range(parser.num_errors)], log.errors)
     return builder, network, parser
@@ -271,7 +260,7 @@ def engine_faults(library: Library, data: Any, objects: BuildObjects | None = No
     trt = library.trt
     log = open_log(trt)
     runtime = made(lambda: trt.Runtime(log), log)
-    (objects or BuildObjects()).hold(log, runtime)
+    (BuildObjects() if objects is None else objects).extend((log, runtime))
     _, diagnostics = runtime.get_engine_validity(data)
     faults = trt.EngineInvalidityDiagnostics
     return tuple(fault.name for fault in (faults.MALFORMED_ENGINE, faults.VERSION_MISMATCH) if diagnostics & int(fault))

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -356,7 +357,7 @@ class EngineOutputsJob(OutputsJob):
     names: ModelNames = ModelNames((), (), ())
 
     def _open(self, state: WorkerState) -> Run:
-        return state.transient(lambda: _Sessions(self.model, self.kind, self.names, 1)).runs[0]
+        return _opened(state, self.model, self.kind, self.names, 1)[0]
 
 
 @dataclass(frozen=True)
@@ -367,46 +368,31 @@ class EngineRepeatJob(RepeatJob):
     names: ModelNames = ModelNames((), (), ())
 
     def _open(self, state: WorkerState) -> list[Run]:
-        return state.transient(lambda: _Sessions(self.model, self.kind, self.names, self.threads)).runs
+        return _opened(state, self.model, self.kind, self.names, self.threads)
 
 
-class _Sessions:
-    """Sessions of one engine file, under the names of the model."""
-
-    def __init__(self, path: Path, kind: Kind, names: ModelNames, count: int) -> None:
-        self._opened: list[TensorRtSession] = []
-        self.runs: list[Run] = []
-        try:
-            for _ in range(count):
-                session = TensorRtSession(path, EngineOptions(kind))
-                self._opened.append(session)
-                self.runs.append(_Renamed(session, names))
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close them all. Idempotent."""
-        while self._opened:
-            self._opened.pop().close()
+def _opened(state: WorkerState, path: Path, kind: Kind, names: ModelNames, count: int) -> list[Run]:
+    """What runs an engine file under the names of the model, each in a session of its own until the job ends."""
+    sessions: ExitStack[bool | None] = state.transient(lambda: ExitStack())
+    return [
+        _renamed(sessions.enter_context(closing(TensorRtSession(path, EngineOptions(kind)))), names)
+        for _ in range(count)
+    ]
 
 
-class _Renamed:
+def _renamed(session: TensorRtSession, names: ModelNames) -> Run:
     """Runs a session on a model's feeds: inputs and outputs correspond by name, else by position."""
+    mode = session.library.trt.TensorIOMode
+    theirs = session.tensor_names(mode.INPUT)
+    inputs = _pairs("inputs", theirs, theirs, names.inputs)
+    types = {name: session.tensor_type(name) for name in theirs}
+    outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
 
-    def __init__(self, session: TensorRtSession, names: ModelNames) -> None:
-        mode = session.library.trt.TensorIOMode
-        self._session = session
-        theirs = session.tensor_names(mode.INPUT)
-        self._inputs = _pairs("inputs", theirs, theirs, names.inputs)
-        self._types = {name: session.tensor_type(name) for name in theirs}
-        self._outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
+    def run(feed: Feed) -> Outputs:
+        values = session.run({name: _cast(feed[ours], name, types[name]) for name, ours in inputs.items()})
+        return {ours: values[name] for ours, name in outputs.items()}
 
-    def __call__(self, feed: Feed) -> Outputs:
-        outputs = self._session.run(
-            {name: _cast(feed[ours], name, self._types[name]) for name, ours in self._inputs.items()}
-        )
-        return {ours: outputs[name] for ours, name in self._outputs.items()}
+    return run
 
 
 def _pairs(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
