@@ -85,26 +85,23 @@ class MissingKernel(JsonForm):
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of evaluating one plan.
-
-    Attributes:
-        latency: of the plan's engine. Where measured, scaled by the drift of the FP32 baseline since it was first
-            measured (``drift``), so that figures taken hours apart can be compared.
-        baseline: the FP32 baseline measured in the same minutes, not scaled; None where latency is predicted.
-        drift: first baseline median / this baseline median; ``latency`` is already multiplied by it.
-        group_times_ms: group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was
-            taken. Their sum is not the latency: profiling has a cost. Groups that no layer computes are left out.
-    """
+    """The result of evaluating one plan."""
 
     latency: Latency
+    """Of the plan's engine. Where measured, scaled by the drift of the FP32 baseline since it was first measured
+    (``drift``), so that figures taken hours apart can be compared."""
     baseline: Latency | None
+    """The FP32 baseline measured in the same minutes, not scaled; None where latency is predicted."""
     drift: float
+    """First baseline median / this baseline median; ``latency`` is already multiplied by it."""
     error: OutputError
     error_source: ErrorSource
     build_s: float
     engine_path: Path | None = None
     warnings: tuple[str, ...] = ()
     group_times_ms: Mapping[str, float] | None = None
+    """Group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was taken. Their sum
+    is not the latency: profiling has a cost. Groups that no layer computes are left out."""
     memory: EngineMemory | None = None
 
     def with_drift(self, drift: float) -> Measurement:

@@ -17,16 +17,13 @@ _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
 
 @dataclass(frozen=True)
 class EmulatedSamples:
-    """The samples of an emulated error.
-
-    Attributes:
-        parts: their numbers in the search samples, from 0 on, in consecutive parts, none empty.
-        per_plan: samples that the evaluation of one plan runs: what is emulated between plans is measured by it. None
-            where everything is best taken at once: opening sessions is what takes the time, or all is quick.
-    """
+    """The samples of an emulated error."""
 
     parts: tuple[range, ...]
+    """Their numbers in the search samples, from 0 on, in consecutive parts, none empty."""
     per_plan: int | None
+    """Samples that the evaluation of one plan runs: what is emulated between plans is measured by it. None where
+    everything is best taken at once: opening sessions is what takes the time, or all is quick."""
 
     @property
     def count(self) -> int:

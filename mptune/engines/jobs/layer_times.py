@@ -17,14 +17,11 @@ UNTIMED_RUNS = 5
 
 @dataclass(frozen=True)
 class LayerTime:
-    """The time of one layer of an engine.
-
-    Attributes:
-        nodes: names of the nodes of the typed model that the layer computes; empty where the engine added it (a
-            reformat) and it belongs to no node that is known.
-    """
+    """The time of one layer of an engine."""
 
     nodes: tuple[str, ...]
+    """Names of the nodes of the typed model that the layer computes; empty where the engine added it (a reformat) and
+    it belongs to no node that is known."""
     ms: float
 
 

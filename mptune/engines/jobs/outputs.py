@@ -45,11 +45,7 @@ class OutputsJob:
 
 @dataclass(frozen=True)
 class RepeatJob:
-    """Run a model again and again, alone or at the same time in several threads, and keep the runs that differ.
-
-    Attributes:
-        worst: file to write: the outputs of the repetition that differs most from the isolated runs.
-    """
+    """Run a model again and again, alone or at the same time in several threads, and keep the runs that differ."""
 
     model: Path
     samples: Path
@@ -57,6 +53,7 @@ class RepeatJob:
     times: int
     threads: int
     worst: Path
+    """File to write: the outputs of the repetition that differs most from the isolated runs."""
 
     def run(self, state: WorkerState) -> float:
         """Returns the largest relative L2 over repetitions, samples and outputs; 0 where all runs are equal."""
@@ -91,11 +88,7 @@ def _shared_out(runs: Sequence[Run], samples: Sequence[Feed], pool: ThreadPoolEx
 
 @dataclass(frozen=True)
 class TraceJob:
-    """Compare values inside two models, sample by sample; only figures are kept.
-
-    Attributes:
-        right_samples: file of the same samples under the right model's names of the inputs; None where they are alike.
-    """
+    """Compare values inside two models, sample by sample; only figures are kept."""
 
     left: Path
     right: Path
@@ -103,6 +96,7 @@ class TraceJob:
     samples: Path
     which: tuple[int, ...] | None = None
     right_samples: Path | None = None
+    """File of the same samples under the right model's names of the inputs; None where they are alike."""
 
     def run(self, state: WorkerState) -> tuple[float, ...]:
         """Returns, for each pair, the largest error over the samples: ``value_error``."""

@@ -128,35 +128,32 @@ _LOG_WARNING = 2
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a session is opened.
-
-    Attributes:
-        tf32_by_environment: where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are
-            faster with the provider's own option left on, but matrix products may use TF32 at times (``cuda_session``).
-        timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
-        extended: with the optimisations that ONNX Runtime calls extended: what is written out becomes one operator.
-        optimised_dir: an empty folder for the graph as it was optimised.
-        reuses_buffers: plan which values share a buffer, in quadratic time (ONNX Runtime 1.31); on a CPU only where a
-            session is timed.
-        fuses_norms: make norms of nodes that write them out; not where an epsilon is computed: a fused norm takes 1e-5
-            for what is no constant (``layer_norm_fusion.cc``, ONNX Runtime 1.31).
-        node_by_node: no optimisation and no arena: each node is computed as it stands, and memory is given back.
-        threads: that one run computes with on a CPU; None takes all cores.
-    """
+    """How a session is opened."""
 
     provider: Provider = "cpu"
     tf32: bool = False
     tf32_by_environment: bool = False
+    """Where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are faster with the
+    provider's own option left on, but matrix products may use TF32 at times (``cuda_session``)."""
     latency: LatencySettings = field(default_factory=LatencySettings)
     timing: bool = True
+    """The session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device."""
     optimise: bool = True
     extended: bool = True
+    """With the optimisations that ONNX Runtime calls extended: what is written out becomes one operator."""
     optimised_dir: Path | None = None
+    """An empty folder for the graph as it was optimised."""
     record_placement: bool = False
     reuses_buffers: bool = True
+    """Plan which values share a buffer, in quadratic time (ONNX Runtime 1.31); on a CPU only where a session is timed.
+    """
     node_by_node: bool = False
+    """No optimisation and no arena: each node is computed as it stands, and memory is given back."""
     fuses_norms: bool = True
+    """Make norms of nodes that write them out; not where an epsilon is computed: a fused norm takes 1e-5 for what is no
+    constant (``layer_norm_fusion.cc``, ONNX Runtime 1.31)."""
     threads: int | None = None
+    """That one run computes with on a CPU; None takes all cores."""
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class SideBySide:
-    """How many runs of a session go at a time.
-
-    Attributes:
-        threads: that each computes with, as ``SessionOptions.threads``; None takes all cores.
-    """
+    """How many runs of a session go at a time."""
 
     count: int = 1
     threads: int | None = None
+    """That each computes with, as ``SessionOptions.threads``; None takes all cores."""
 
     @classmethod
     def of(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:

@@ -202,20 +202,17 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Build the engine of a typed model and write it to a file, whole or not at all.
-
-    Attributes:
-        samples: files of samples whose shapes the engine must take; it is tuned for the first sample of the first.
-        alone: close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory,
-            TensorRT would skip tactics in some builds and not in others, by what is open.
-    """
+    """Build the engine of a typed model and write it to a file, whole or not at all."""
 
     model: Path
     engine_path: Path
     options: BuildOptions
     samples: tuple[Path, ...]
+    """Files of samples whose shapes the engine must take; it is tuned for the first sample of the first."""
     timeout_s: float
     alone: bool = False
+    """Close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory, TensorRT
+    would skip tactics in some builds and not in others, by what is open."""
 
     def run(self, state: WorkerState) -> BuildResult:
         for slot in _OPEN_SESSIONS if self.alone else ():
@@ -347,14 +344,11 @@ class ModelNames:
 
 @dataclass(frozen=True)
 class EngineOutputsJob(OutputsJob):
-    """``OutputsJob`` with an engine file as ``model``.
-
-    Attributes:
-        names: of the ONNX model's inputs and outputs; the samples have those inputs, the file gets those outputs.
-    """
+    """``OutputsJob`` with an engine file as ``model``."""
 
     kind: Kind = "tensorrt"
     names: ModelNames = ModelNames((), (), ())
+    """Of the ONNX model's inputs and outputs; the samples have those inputs, the file gets those outputs."""
 
     def _open(self, state: WorkerState) -> Run:
         return _opened(state, self.model, self.kind, self.names, 1)[0]

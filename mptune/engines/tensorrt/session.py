@@ -75,17 +75,14 @@ Place = cuda.DeviceBuffer | np.ndarray
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is opened.
-
-    Attributes:
-        runtime_cache: file in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none.
-        fp64_inputs: inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast.
-    """
+    """How an engine is opened."""
 
     kind: Kind
     latency: LatencySettings = field(default_factory=LatencySettings)
     runtime_cache: Path | None = None
+    """File in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none."""
     fp64_inputs: frozenset[str] = frozenset()
+    """Inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast."""
 
 
 @dataclass

@@ -71,26 +71,23 @@ class Stopwatch(Protocol):
 
 @dataclass(frozen=True)
 class Latency(JsonForm):
-    """The latency of one engine, in milliseconds per execution.
-
-    Attributes:
-        ci95_ms: 95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows
-            of this session alone; a search widens it by what differs between sessions.
-        session: against the baseline that it was timed in turn with, which the intervals of a search rest on
-            (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
-        degrees: degrees of freedom of the variance that the interval was made of; infinite where they are not known.
-    """
+    """The latency of one engine, in milliseconds per execution."""
 
     median_ms: float
     p90_ms: float
     p99_ms: float
     ci95_ms: tuple[float, float]
+    """95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows of this
+    session alone; a search widens it by what differs between sessions."""
     cv: float
     source: LatencySource
     raw_ms: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
     session: SessionTiming | None = None
+    """Against the baseline that it was timed in turn with, which the intervals of a search rest on
+    (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted."""
     degrees: float = math.inf
+    """Degrees of freedom of the variance that the interval was made of; infinite where they are not known."""
 
     @classmethod
     def predicted(cls, ms: float) -> Latency:

@@ -34,17 +34,14 @@ _LEAST_MS = 1e-9
 
 @dataclass(frozen=True)
 class SessionTiming(JsonForm):
-    """The latency of one session of a plan, relative to the session of the baseline that it was timed in turn with.
-
-    Attributes:
-        baseline: which session of the baseline; all candidates of one worker process share it.
-        log_ratio: ``log(median / median of the baseline)``.
-        sd: standard error of ``log_ratio`` within these two sessions.
-    """
+    """The latency of one session of a plan, relative to the session of the baseline that it was timed in turn with."""
 
     baseline: str
+    """Which session of the baseline; all candidates of one worker process share it."""
     log_ratio: float
+    """``log(median / median of the baseline)``."""
     sd: float
+    """Standard error of ``log_ratio`` within these two sessions."""
 
     @classmethod
     def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
@@ -197,17 +194,14 @@ _LOOK_GROWTH = 1.4
 
 @dataclass(frozen=True)
 class Enough:
-    """What one timing has to show.
-
-    Attributes:
-        spread: between sessions of one plan, relative standard deviation.
-        others: log ratio to the baseline and error of plans that were timed before, which it may be on the front with.
-        error: of the plan that is timed; NaN where it is not known or not to be judged by it.
-    """
+    """What one timing has to show."""
 
     spread: float = _ASSUMED_SPREAD
+    """Between sessions of one plan, relative standard deviation."""
     others: tuple[tuple[float, float], ...] = ()
+    """Log ratio to the baseline and error of plans that were timed before, which it may be on the front with."""
     error: float = math.nan
+    """Of the plan that is timed; NaN where it is not known or not to be judged by it."""
 
     def is_reached(self, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> bool:
         """Whether values that were taken in turn are enough."""

@@ -24,14 +24,11 @@ DEFAULT_TARGET = "jetson-orin-nano-8gb"
 
 @dataclass(frozen=True)
 class TargetChoice:
-    """A target and why it was chosen.
-
-    Attributes:
-        why: one line for the user; empty where the user named the target.
-    """
+    """A target and why it was chosen."""
 
     target: Target
     why: str = ""
+    """One line for the user; empty where the user named the target."""
 
 
 def choose_target(name: str) -> TargetChoice:
