@@ -1,8 +1,4 @@
-"""The job that opens a candidate, takes its error and times it in turn with the FP32 baseline.
-
-It runs inside the worker, names files and carries settings; the baseline's session stays open from job to job
-(``WorkerState.cached``).
-"""
+"""The job that opens a candidate, takes its error and times it in turn with the FP32 baseline, which stays open."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Jobs on the untouched model: the reference outputs, the observed ranges.
-
-They are frozen dataclasses that run inside the worker; they name files, and only small results come back.
-"""
+"""Jobs on the untouched model: the reference outputs, the observed ranges."""
 
 from __future__ import annotations
 

@@ -64,11 +64,7 @@ class MetricQuestion:
     files: tuple[Path, ...]
 
     def answer(self, metric: str, function: Any) -> float:
-        """Compute it; in the parent.
-
-        Raises:
-            DataError: the function raised, or returned no number.
-        """
+        """Compute it; in the parent."""
         if len(self.files) == 1:
             outputs, reference = read_outputs(self.files[0])
             return call_metric(metric, function, outputs, reference)
@@ -88,11 +84,7 @@ def set_errors(
 ) -> OutputError | None:
     """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one.
 
-    Args:
-        reference: file of its reference outputs; samples and labels lie beside it.
-
-    Raises:
-        DataError: a metric failed.
+    Samples and labels lie beside the file of the reference outputs.
     """
     samples = reference.with_name(reference.name.replace("_reference", ""))
     labels = labels_beside(samples)
@@ -160,11 +152,7 @@ def output_error(
     Outputs whose shape depends on values are compared as sets of rows, as are others that have another number of rows
     than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
 
-    Args:
-        scoring: what is taken beside the objective. Metrics over the whole set are taken of whole sets only.
-
-    Raises:
-        DataError: a metric failed.
+    Metrics over the whole set are taken of whole sets only.
     """
     references = cached_reference(state, reference)
     wanted = references[start : start + len(outputs)]
@@ -247,9 +235,7 @@ def _check_shapes(
 ) -> None:
     """Check that outputs can be compared with the reference.
 
-    Raises:
-        EngineError: they cannot. It is caused by the plan (a detector keeps another number of boxes), so it is the
-            plan that fails.
+    An ``EngineError`` says that they cannot: the plan has failed, as a detector keeps another number of boxes.
     """
     rows = {output.name: output for each in row_sets for output in each.outputs}
     for number, (got, expected) in enumerate(zip(outputs, wanted, strict=True)):

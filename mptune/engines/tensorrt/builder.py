@@ -173,13 +173,8 @@ def build_engine(
 ) -> BuiltEngine:
     """Parse a typed model as a strongly typed network and build it.
 
-    Args:
-        samples: feeds whose shapes the engine must take; the engine is tuned for those of the first.
-        timeout_s: TensorRT is asked to stop after this long. It checks between steps only, so that the caller
-            needs a deadline of its own.
-
-    Raises:
-        SettingsError: ``options.shapes`` do not fit the model or the samples.
+    The engine takes the shapes of all samples and is tuned for those of the first. After ``timeout_s`` TensorRT is
+    asked to stop; it checks between steps only, so that the caller needs a deadline of its own.
     """
     trt = library.trt
     log = open_log(trt)

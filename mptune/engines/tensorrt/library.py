@@ -182,9 +182,8 @@ def _register_plugins(trt: Any) -> bool:
 def collector_paused() -> Iterator[None]:
     """Pause Python's garbage collector while TensorRT runs.
 
-    TensorRT logs and reports progress while it holds locks. A collection that starts in such a callback may free other
-    objects of TensorRT (those of a failed build are in the traceback's cycle), whose destructors need the same locks: a
-    deadlock.
+    A collection in a callback of TensorRT may free other objects of TensorRT, whose destructors need the locks that it
+    holds: a deadlock.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -232,9 +232,7 @@ def time_in_turn(
 ) -> tuple[Latency, ...]:
     """Warm up the engines, then time one value of each in turn.
 
-    Args:
-        is_enough: asked after each value, with the values in milliseconds of each engine so far: whether to stop
-            before ``repetitions.iterations`` values are there. Not before ``min_iterations`` executions.
+    ``is_enough`` is asked after each value from ``min_iterations`` executions on, with those of each engine so far.
     """
     warm_up([watch.run_once for watch in watches], clock, repetitions)
     executions = repetitions.executions_per_value

@@ -85,19 +85,13 @@ class RatioEstimate:
 
 
 class SessionSpread:
-    """The spread between sessions of one model on one device, estimated from all of its timings. See the module.
+    """The spread between sessions of one model on one device, estimated from all of its timings.
 
-    Attributes:
-        sd: between sessions, relative; None where no plan was timed more than once, so that nothing is known of it.
-        residual_variance: mean square that it was estimated from, the variance within sessions counted in.
+    ``sd`` is between sessions, relative; None where no plan was timed more than once.
     """
 
     def __init__(self, timings: Mapping[str, Sequence[SessionTiming]], anchor: str | None = None) -> None:
-        """Estimate.
-
-        Args:
-            anchor: session of the baseline that latencies are stated relative to; None takes the first timing's.
-        """
+        """``anchor`` is the session of the baseline that latencies are stated relative to; else the first timing's."""
         every = [timing for sessions in timings.values() for timing in sessions]
         first = anchor if anchor is not None or not every else every[0].baseline
         named = dict.fromkeys([*([] if first is None else [first]), *(timing.baseline for timing in every)])

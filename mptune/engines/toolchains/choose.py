@@ -57,11 +57,7 @@ def choose_target(name: str) -> TargetChoice:
 
 
 def refuse_hidden_gpu(otherwise: str) -> None:
-    """Stop where an NVIDIA GPU is here that neither nvidia-smi nor a Jetson's files name.
-
-    Raises:
-        TargetError: it is.
-    """
+    """Raise ``TargetError`` where an NVIDIA GPU is here that neither nvidia-smi nor a Jetson's files name."""
     file = hidden_gpu()
     if file is not None:
         raise TargetError(
@@ -101,11 +97,7 @@ def open_toolchain(
 
 
 def _choose(choice: EngineChoice, place: Place) -> tuple[Backend | None, Availability, tuple[str, ...]]:
-    """The first backend that measures, else the first that builds, else none; what it can do, and warnings.
-
-    Raises:
-        TargetError: the one that was asked for can do neither; or the only one that could does not take the model.
-    """
+    """The first backend that measures, else the first that builds, else none; what it can do, and warnings."""
     passed_over: list[str] = []
     builds: tuple[Backend, Availability] | None = None
     refusal: tuple[str, str] | None = None

@@ -33,10 +33,9 @@ _VALUES_EACH = 3
 
 
 def run_bytes(model: Model, samples: Path) -> int | None:
-    """Memory for the values of one run in FP32, emulated or observed, on the largest sample.
+    """Bytes (rather too many) for the values of one run in FP32, emulated or observed, on the largest sample.
 
-    Returns:
-        Bytes, more rather than less. None where a value's size is not known, or a subgraph has values of its own.
+    None where a value's size is not known, or a subgraph has values of its own.
     """
     every = [shapes for shapes in read_sample_shapes(samples) if shapes]
     if not every:
@@ -83,11 +82,7 @@ class Emulation:
     def errors(
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
     ) -> tuple[OutputError, ...] | Failure:
-        """The errors of plans on a set of samples.
-
-        Args:
-            part: numbers of the samples to take, within ``samples``; None takes the whole set.
-        """
+        """The errors of plans on a set of samples, or on a part of ``samples``."""
         by_plan: dict[int, OutputError] = {}
         for stretch, members in self._by_stretch(plans, few=part is not None).items():
             errors = self._errors_of(stretch, [plans[index] for index in members], which, part)

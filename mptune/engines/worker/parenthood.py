@@ -11,11 +11,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with(parent: int) -> None:
-    """On Linux have the kernel kill this process when the parent dies, even while native code is stuck.
-
-    Args:
-        parent: its process number. Where it died before this call, this process ends.
-    """
+    """On Linux have the kernel kill this process when the parent (its process number) dies, as it may have already."""
     signal_at_death_of_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
