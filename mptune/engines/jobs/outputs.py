@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class RepeatJob:
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in range(self.times):
                 outputs = _shared_out(runs, samples, pool)
-                error = max(_distance(a, b) for a, b in zip(outputs, isolated, strict=True))
+                error = max(value_error(a[n], b[n]) for a, b in zip(outputs, isolated, strict=True) for n in b)
                 if error > largest:
                     largest = error
                     save_outputs(self.worst, outputs)
@@ -81,7 +81,10 @@ class RepeatJob:
 
 def _shared_out(runs: Sequence[Run], samples: Sequence[Feed], pool: ThreadPoolExecutor) -> list[Outputs]:
     """Each thread runs every n-th sample, one after another: what is not thread-safe has a thread of its own."""
-    shares = [pool.submit(_one_by_one, run, samples[k :: len(runs)]) for k, run in enumerate(runs)]
+    shares = [
+        pool.submit(lambda run, k: [run(feed) for feed in samples[k :: len(runs)]], run, k)
+        for k, run in enumerate(runs)
+    ]
     results = [share.result() for share in shares]
     return [results[k % len(runs)][k // len(runs)] for k in range(len(samples))]
 
@@ -114,10 +117,6 @@ class TraceJob:
                 for index, (name, other) in enumerate(self.pairs):
                     errors[index] = max(errors[index], value_error(values[other], expected[name]))
         return tuple(errors)
-
-
-def _one_by_one(run: Run, samples: Sequence[Feed]) -> list[Outputs]:
-    return [run(feed) for feed in samples]
 
 
 def value_error(values: np.ndarray, expected: np.ndarray) -> float:
@@ -160,7 +159,3 @@ def _widening(session: OrtSession) -> Run:
         return session.run(fed)
 
     return run
-
-
-def _distance(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    return max((value_error(outputs[name], expected[name]) for name in expected), default=0.0)

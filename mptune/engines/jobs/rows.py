@@ -239,6 +239,11 @@ class Sight:
         return not (self.nan or self.infinite)
 
     @property
+    def kind(self) -> str:
+        """What stands there where it is not finite."""
+        return "nan" if self.nan else "inf"
+
+    @property
     def keeps_rows(self) -> bool:
         """Whether the first dimension grows with the batch."""
         first, second = (shape[:1] for shape in self.shapes)

@@ -155,10 +155,6 @@ class CudaSession(OrtSession):
         options.add_run_config_entry("gpu_graph_id", "-1")
         return options
 
-    def _synchronize(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
-
     def _settled(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
         """Put the feeds on the device and run once, which captures the graph; without one where that fails.
 
@@ -199,7 +195,8 @@ class CudaSession(OrtSession):
         if self._stream is not None:
             cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
         self._execute(bound)
-        self._synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
         return bound
 
     def _new_binding(self, feeds: Mapping[str, np.ndarray]) -> Bound:

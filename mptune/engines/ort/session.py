@@ -318,7 +318,11 @@ class OrtSession(ABC):
         if self.options.record_placement:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if self.options.optimised_dir is not None:
-            _save_optimised(self.options.optimised_dir, options)
+            options.optimized_model_filepath = str(self.options.optimised_dir / OPTIMISED_MODEL)
+            # Folded and transposed constants are new: inside the file they might pass protobuf's 2 GiB.
+            external = "session.optimized_model_external_initializers"
+            options.add_session_config_entry(f"{external}_file_name", _OPTIMISED_WEIGHTS)
+            options.add_session_config_entry(f"{external}_min_size_in_bytes", "1024")
         model: bytes | str = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
@@ -408,13 +412,6 @@ def with_names_apart(path: Path) -> tuple[bytes, str]:
     proto = onnx.load(path, load_external_data=False)
     name_apart(proto.graph)
     return proto.SerializeToString(), str(path.resolve().parent)
-
-
-def _save_optimised(folder: Path, options: Any) -> None:
-    options.optimized_model_filepath = str(folder / OPTIMISED_MODEL)
-    # Folded and transposed constants are new: inside the file they might pass protobuf's 2 GiB.
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _OPTIMISED_WEIGHTS)
-    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
 
 
 def translated(call: Callable[[], Any]) -> Any:

@@ -101,7 +101,8 @@ def load_library(kind: Kind) -> Library:
     except ModuleNotFoundError as error:
         raise EngineError(FailureKind.UNSUPPORTED, _missing(kind, error)) from error
     except (ImportError, OSError, RuntimeError) as error:
-        message = f"{kind} is installed, but a library that it needs does not load: {_first_line(error)}"
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = f"{kind} is installed, but a library that it needs does not load: {words}"
         raise EngineError(FailureKind.UNSUPPORTED, message) from error
     version = str(getattr(trt, "__version__", ""))
     warnings = check_version(kind, version)
@@ -199,11 +200,6 @@ def _missing(kind: Kind, error: ModuleNotFoundError) -> str:
     if name == MODULES[kind]:
         return f"{kind} is not installed"
     return f"{kind} is installed, but its part {error.name!r} is not"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 # "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (words In function at /src/file.cpp:12)" and

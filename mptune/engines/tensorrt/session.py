@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -364,16 +364,13 @@ class TensorRtSession:
             bound.graph = self._capture(bound, stream)
         graph = bound.graph
         # Neither holds the engine: a stopwatch may live longer than the session.
-        return self._enqueue if graph is None else partial(self._replay, graph)
+        return self._enqueue if graph is None else lambda: graph.launch(self._opened())
 
     def _keep_kernels(self) -> None:
         """Write what the first execution compiled: the baseline's session stays open while candidates come and go."""
         if self._kernels is not None and not self._kernels_are_kept:
             self._kernels.save()
             self._kernels_are_kept = True
-
-    def _replay(self, graph: cuda.Graph) -> None:
-        graph.launch(self._opened())
 
     def _capture(self, bound: _Bound, stream: cuda.Stream) -> cuda.Graph | None:
         on_host = [name for name, place in bound.outputs.items() if isinstance(place, np.ndarray)]

@@ -129,11 +129,8 @@ def is_here(target: Target, gpu: Gpu) -> bool:
     # In a container a Jetson may be known by its family alone.
     family = gpu.name.lower().removeprefix("nvidia ")
     has_memory = gpu.is_jetson and gpu.memory_gb is not None and target.memory_gb is not None
-    return has_memory and _same_family(family, target) and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
-
-
-def _same_family(family: str, target: Target) -> bool:
-    return any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
+    is_family = any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
+    return has_memory and is_family and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
 
 
 def list_toolchains() -> tuple[BackendStatus, ...]:

@@ -155,7 +155,8 @@ class Emulation:
         start = Waist() if stretch is None else stretch.start
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
         model = self._write(name, lambda path: emulator.write_switched(path, groups, start, precisions))
-        head = self._write("head", self._write_head) if start.tensors else None
+        starts = [each.start for each in self._stretches] if start.tensors else []
+        head = self._write("head", lambda path: emulator.write_head(path, starts)) if starts else None
         job = SwitchedErrorsJob(
             model,
             head,
@@ -222,9 +223,6 @@ class Emulation:
     @cached_property
     def _emulator(self) -> Emulator:
         return Emulator(self.computed, self.workload.bank, self.fused, branches=self.provider == "cpu")
-
-    def _write_head(self, path: Path) -> Path:
-        return self._emulator.write_head(path, [stretch.start for stretch in self._stretches])
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
         """A model that stays until ``close``: a restarted worker opens it again."""

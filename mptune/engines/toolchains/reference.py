@@ -100,6 +100,8 @@ class Locator:
 
     def _sights(self, question: Question, which: SampleSet, outputs: Sequence[str], index: int = 0) -> Sights:
         """What the outputs and everything that they are computed from hold; empty where that cannot be run."""
+        from mptune.graph.writing.observe import write_with_outputs
+
         model, workspace = self.workload.model, self.workload.workspace
         nodes = needed_nodes(model, outputs)
         names = [info.name for info in model.inputs]
@@ -110,17 +112,12 @@ class Locator:
             for start in range(0, len(watched), _AT_ONCE):
                 path = workspace.scratch(f"watch{start}")
                 paths.append(path)
-                self._write(path, watched[start : start + _AT_ONCE])
+                write_with_outputs(model, self.workload.bank, path, watched[start : start + _AT_ONCE])
             sights = self.call(SightJob(tuple(paths), workspace.samples(which), self.provider, question, index))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
         return {} if isinstance(sights, Failure) else sights
-
-    def _write(self, path: Path, names: Sequence[str]) -> None:
-        from mptune.graph.writing.observe import write_with_outputs
-
-        write_with_outputs(self.workload.model, self.workload.bank, path, names)
 
 
 def _along_sequence(model: Model, output: str) -> Place | None:
@@ -196,7 +193,7 @@ def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place
     for info in model.inputs:
         seen = sights.get(info.name)
         if seen is not None and not seen.is_finite:
-            return Place("", "", info.name, _worded(seen), sample)
+            return Place("", "", info.name, seen.kind, sample)
     for node in needed_nodes(model, [output]):
         for name in node.outputs:
             seen = sights.get(name)
@@ -208,12 +205,12 @@ def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place
             elif masked.intersection(reads) and not seen.nan:
                 masked.add(name)
                 if first is None and name == output:
-                    return _place(node, name, _worded(seen), sample)
+                    return _place(node, name, seen.kind, sample)
             else:
                 bad.add(name)
-                first = first or _place(node, name, _worded(seen), sample)
+                first = first or _place(node, name, seen.kind, sample)
     if first is None and output in masked and output in model.producer:
-        return _place(model.nodes[model.producer[output]], output, _worded(sights[output]), sample)
+        return _place(model.nodes[model.producer[output]], output, sights[output].kind, sample)
     return first
 
 
@@ -222,12 +219,6 @@ def _holds_infinity(model: Model, name: str) -> bool:
     if constant.dtype not in ("float", "float16", "double") or constant.nbytes == 0:
         return False
     return not bool(np.isfinite(constant.numpy()).all())
-
-
-def _worded(seen: Sight) -> str:
-    if seen.nan:
-        return "nan"
-    return "inf"
 
 
 def _source(model: Model, sights: Sights, outputs: Iterable[str], is_bad: Callable[[Sight], bool]) -> Place | None:
