@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -28,7 +29,6 @@ from mptune.json_form import JsonForm
 from mptune.targets.engine_memory import EngineMemory
 
 if TYPE_CHECKING:
-    from mptune.engines.emulated_samples import EmulatedSamples
     from mptune.engines.jobs.reference_report import TensorRange
     from mptune.graph.fused import FusedNodes
     from mptune.targets.roofline import LatencyTerms
@@ -190,6 +190,30 @@ class ReferenceRuns(Protocol):
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """Run the model once over the search samples and reduce each float tensor to its range."""
         ...
+
+
+@dataclass(frozen=True)
+class EmulatedSamples:
+    """The samples of an emulated error."""
+
+    parts: tuple[range, ...]
+    """Their numbers in the search samples, from 0 on, in consecutive parts, none empty."""
+    per_plan: int | None
+    """Samples that the evaluation of one plan runs: what is emulated between plans is measured by it. None where
+    everything is best taken at once: opening sessions is what takes the time, or all is quick."""
+
+    @property
+    def count(self) -> int:
+        """Of all parts together."""
+        return self.parts[-1].stop
+
+
+def in_parts(count: int) -> tuple[range, ...]:
+    """The first ``count`` samples in parts that double what is known: 1, 1, 2, 4, ..."""
+    ends = [0, 1]
+    while ends[-1] < count:
+        ends.append(min(2 * ends[-1], count))
+    return tuple(range(start, end) for start, end in pairwise(ends))
 
 
 class Predictor(Protocol):

@@ -81,11 +81,7 @@ class RepeatJob:
 
 def _shared_out(runs: Sequence[Run], samples: Sequence[Feed], pool: ThreadPoolExecutor) -> list[Outputs]:
     """Each thread runs every n-th sample, one after another: what is not thread-safe has a thread of its own."""
-    shares = [
-        pool.submit(lambda run, k: [run(feed) for feed in samples[k :: len(runs)]], run, k)
-        for k, run in enumerate(runs)
-    ]
-    results = [share.result() for share in shares]
+    results = list(pool.map(lambda k: [runs[k](feed) for feed in samples[k :: len(runs)]], range(len(runs))))
     return [results[k % len(runs)][k // len(runs)] for k in range(len(samples))]
 
 

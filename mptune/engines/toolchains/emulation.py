@@ -10,8 +10,7 @@ from pathlib import Path
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, SampleSet
-from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, one_group_errors_s
+from mptune.engines.base import EmulatedSamples, Failure, SampleSet, in_parts
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
@@ -25,7 +24,7 @@ from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
 from mptune.settings import SearchSettings
-from mptune.targets.costs import Shape
+from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
 
 _VALUES_EACH = 3
@@ -58,6 +57,23 @@ _WAIST_BYTES = 1 << 29
 """Most memory of the worker for the values at all waists, bytes, of all samples together."""
 _KEPT_BYTES = 1 << 30
 """Sessions stay open while their weights together are no more than this, bytes."""
+
+
+QUICK_S = 10.0
+"""Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
+_FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
+"""Of one core."""
+
+
+def one_group_errors_s(grouped: GroupedModel, shapes: Mapping[str, Shape], samples: int) -> float:
+    """How long the one-group errors of all groups take about on one core of a CPU, in seconds.
+
+    An estimate from the model alone, so that a search does the same on every machine, under any load, and when it is
+    resumed. Emulating one group computes about half of the model, as it begins at a waist before the group.
+    """
+    flops = sum(cost.flops for cost in group_costs(grouped, shapes).values())
+    seconds = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
+    return len(grouped.groups) * samples * seconds
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.backend import Backend, Bench, Builder, Built, ProfilesLayers, Rounds
 from mptune.engines.base import (
+    EmulatedSamples,
     ErrorSource,
     Failure,
     FailureKind,
@@ -25,7 +26,6 @@ from mptune.engines.base import (
     SampleSet,
     Stage,
 )
-from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob

@@ -16,7 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.archive import save_outputs
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
-from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, one_group_errors_s
 from mptune.engines.jobs import emulation as jobs
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
@@ -24,7 +23,7 @@ from mptune.engines.jobs.samples import Feed, Outputs
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.session import CpuSession, Provider
 from mptune.engines.toolchains import emulation
-from mptune.engines.toolchains.emulation import Emulation, rows_per_sample
+from mptune.engines.toolchains.emulation import QUICK_S, EmulatedSamples, Emulation, one_group_errors_s, rows_per_sample
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
