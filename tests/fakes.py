@@ -17,6 +17,7 @@ import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import (
+    EmulatedSamples,
     ErrorSource,
     Failure,
     FailureKind,
@@ -28,7 +29,6 @@ from mptune.engines.base import (
     SampleSet,
     Stage,
 )
-from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.timing.latency import Latency, LatencySource, summarise

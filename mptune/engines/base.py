@@ -1,13 +1,13 @@
 """What the engine layer gives the layers above: failures, measurements, and the toolchain's protocol.
 
-A job that fails gives a value, ``Failure``: its stage, kind, message and the path of its log. No sentinel number stands
-for one.
+A job that fails gives a ``Failure``, never a sentinel number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -29,7 +29,6 @@ from mptune.json_form import JsonForm
 from mptune.targets.engine_memory import EngineMemory
 
 if TYPE_CHECKING:
-    from mptune.engines.emulated_samples import EmulatedSamples
     from mptune.engines.jobs.reference_report import TensorRange
     from mptune.graph.fused import FusedNodes
     from mptune.targets.roofline import LatencyTerms
@@ -39,27 +38,22 @@ ErrorSource = Literal["measured", "emulated"]
 SampleSet = Literal["search", "held_out"]
 SKETCHES = "outputs"
 """Folder in the run's data directory: a file for each plan that was run on the held-out samples."""
-Profiling = Literal["none", "apart", "along"]
+Profiling = Literal["none", "along"]
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The paths that every job of one run shares. Only paths and figures cross the worker's pipe, never tensors.
-
-    Attributes:
-        weights_dir: the weight bank; typed and emulated models are written here, beside it.
-        data_dir: ``search.npz`` and ``held_out.npz`` (samples), ``search_reference.npz`` and so on (reference outputs).
-        logs_dir: one file per failed job.
-    """
+    """The paths that every job of one run shares. Only paths and figures cross the worker's pipe, never tensors."""
 
     model_path: Path
     weights_dir: Path
+    """The weight bank; typed and emulated models are written beside it."""
     data_dir: Path
     engines_dir: Path
     logs_dir: Path
 
     def samples(self, which: SampleSet) -> Path:
-        """Path of a set of samples."""
+        """The file of a set of samples."""
         return self.data_dir / f"{which}.npz"
 
     def reference(self, which: SampleSet) -> Path:
@@ -77,43 +71,37 @@ class Workspace:
 
 @dataclass(frozen=True)
 class MissingKernel(JsonForm):
-    """A node that leaves its execution provider once it is FP16, or BF16.
-
-    Attributes:
-        op_type: its operator, with the domain where that is not ONNX's own.
-        actual: the provider that runs it in FP16 or BF16; "" where none does.
-        reason: what was seen, where it was not asked of the providers; "" else.
-    """
+    """A node that leaves its execution provider once it is FP16, or BF16."""
 
     node: str
     op_type: str
+    """With the domain where that is not ONNX's own."""
     wanted: str
     actual: str
+    """The provider that runs it in FP16 or BF16; "" where none does."""
     reason: str = ""
+    """What was seen, where the providers were not asked."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of evaluating one plan.
-
-    Attributes:
-        latency: of the plan's engine. Where measured, scaled by the drift of the FP32 baseline since it was first
-            measured (``drift``), so that figures taken hours apart can be compared.
-        baseline: the FP32 baseline measured in the same minutes, not scaled; None where latency is predicted.
-        drift: first baseline median / this baseline median; ``latency`` is already multiplied by it.
-        group_times_ms: group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was
-            taken. Their sum is not the latency: profiling has a cost. Groups that no layer computes are left out.
-    """
+    """The result of evaluating one plan."""
 
     latency: Latency
+    """Of the plan's engine. Where measured, scaled by the drift of the FP32 baseline since it was first measured
+    (``drift``), so that figures taken hours apart can be compared."""
     baseline: Latency | None
+    """The FP32 baseline measured in the same minutes, not scaled; None where latency is predicted."""
     drift: float
+    """First baseline median / this baseline median; ``latency`` is already multiplied by it."""
     error: OutputError
     error_source: ErrorSource
     build_s: float
     engine_path: Path | None = None
     warnings: tuple[str, ...] = ()
     group_times_ms: Mapping[str, float] | None = None
+    """Group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was taken. Their sum
+    is not the latency: profiling has a cost. Groups that no layer computes are left out."""
     memory: EngineMemory | None = None
 
     def with_drift(self, drift: float) -> Measurement:
@@ -204,6 +192,30 @@ class ReferenceRuns(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class EmulatedSamples:
+    """The samples of an emulated error."""
+
+    parts: tuple[range, ...]
+    """Their numbers in the search samples, from 0 on, in consecutive parts, none empty."""
+    per_plan: int | None
+    """Samples that the evaluation of one plan runs: what is emulated between plans is measured by it. None where
+    everything is best taken at once: opening sessions is what takes the time, or all is quick."""
+
+    @property
+    def count(self) -> int:
+        """Of all parts together."""
+        return self.parts[-1].stop
+
+
+def in_parts(count: int) -> tuple[range, ...]:
+    """The first ``count`` samples in parts that double what is known: 1, 1, 2, 4, ..."""
+    ends = [0, 1]
+    while ends[-1] < count:
+        ends.append(min(2 * ends[-1], count))
+    return tuple(range(start, end) for start, end in pairwise(ends))
+
+
 class Predictor(Protocol):
     """What can be told about plans without building them: emulated errors, and the roofline's latencies."""
 
@@ -283,11 +295,7 @@ class TimesLayers(Protocol):
 
     @property
     def profiling(self) -> Profiling:
-        """Which session is profiled.
-
-        ``none``: there is no usable profiler, or it has failed. ``apart``: another session, built to be profiled; worth
-        it for the first plans. ``along``: the engine that was timed, so that every plan can be profiled.
-        """
+        """``along``: the engine of any plan that is timed; ``none``: no profiler is usable, or it has failed."""
         ...
 
 

@@ -137,11 +137,7 @@ def parse_gpus(text: str, reasons: str = "") -> tuple[GpuState, ...]:
 
 
 def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, ...]:
-    """Warnings about a GPU's state for timing.
-
-    Args:
-        before: read at the same point of an earlier timing; a lower clock now is a warning.
-    """
+    """Warnings about a GPU's state for timing; ``before`` is that of an earlier timing."""
     warnings = []
     if now.throttle:
         reasons = ", ".join(now.throttle)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.base import Failure, FailureKind
+from mptune.engines.base import EngineError, Failure, FailureKind
 from mptune.errors import ModelError
 from mptune.graph.loading.inference import RuntimeTypes
 from mptune.graph.loading.model import Model, load_model
@@ -15,7 +17,7 @@ from mptune.graph.loading.model import Model, load_model
 if TYPE_CHECKING:
     import onnx
 
-    from mptune.engines.ort.opening import OpenJob
+    from mptune.engines.worker.child import WorkerState
 
 _TIMEOUT_S = 300.0
 _OF_THE_MODEL = frozenset({FailureKind.INVALID_MODEL, FailureKind.ERROR, FailureKind.CRASH})
@@ -39,6 +41,42 @@ def _ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
     return RuntimeTypes(failure=answer) if isinstance(answer, str) else answer
 
 
+@dataclass(frozen=True)
+class OpenJob:
+    """Open a model as a user would: its own bytes, from its own folder, in a default session on the CPU."""
+
+    model: Path
+    optimise: bool = True
+
+    def run(self, state: WorkerState) -> None:
+        """Raises EngineError: it does not load. Where only a kernel is missing on a CPU, the model itself is valid."""
+        import onnxruntime
+
+        from mptune.engines.ort.session import PROVIDERS, translated
+
+        options = onnxruntime.SessionOptions()
+        if not self.optimise:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            opened = partial(onnxruntime.InferenceSession, str(self.model), options, providers=[PROVIDERS["cpu"]])
+            translated(opened)
+        except EngineError as error:
+            if error.kind is not FailureKind.UNSUPPORTED and not self._is_written_out_in_bf16(error):
+                raise
+
+    def _is_written_out_in_bf16(self, error: EngineError) -> bool:
+        """Whether ONNX Runtime writes out an operator without a BF16 kernel with others that admit no BF16."""
+        import onnx.checker
+
+        if "bfloat16" not in error.message:
+            return False
+        try:
+            onnx.checker.check_model(str(self.model), full_check=True)
+        except Exception:  # onnx raises several kinds
+            return False
+        return True
+
+
 def check_loads(path: Path, name: str, call: Callable[[OpenJob], Failure | None] | None = None) -> tuple[str, ...]:
     """Open a model once as a user would.
 
@@ -48,8 +86,6 @@ def check_loads(path: Path, name: str, call: Callable[[OpenJob], Failure | None]
     Raises:
         ModelError: it does not load.
     """
-    from mptune.engines.ort.opening import OpenJob
-
     call = call or _in_own_worker
     failure = call(OpenJob(path))
     if failure is None or failure.kind not in _OF_THE_MODEL:

@@ -74,18 +74,10 @@ class Bench:
         built = builder.build_engine(load_library("tensorrt"), typed, BuildOptions("tensorrt"), samples)
         return bytes(built.memory)
 
-    def run(
-        self, plan: PrecisionPlan, samples: Sequence[Feeds], engine: bytes | None = None
-    ) -> list[dict[str, np.ndarray]]:
-        """Run a plan's engine on all samples and time it, and hold each step to what must be so.
-
-        Args:
-            plan: the plan.
-            samples: the engine is built for their shapes.
-            engine: of the plan, as it was built before; None builds it.
-        """
+    def run(self, plan: PrecisionPlan, samples: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
+        """Build a plan's engine for the shapes of samples, run and time it, and hold each step to what must be so."""
         path = self._folder / "plan.engine"
-        path.write_bytes(self.build(plan, samples) if engine is None else engine)
+        path.write_bytes(self.build(plan, samples))
         wanted = Program(program.load_model(str(self._rewriter.write(plan, self._folder / "typed.onnx"))))
         fp64 = frozenset(info.name for info in self.model.inputs if info.dtype == "double")
         session = TensorRtSession(path, EngineOptions("tensorrt", QUICK, fp64_inputs=fp64))

@@ -16,15 +16,13 @@ DynamicShapesKernelSpecializationStrategy = enumeration(
 
 
 class IRuntimeCache(Native):
-    """Kernels by name; loading adds to them or replaces them, NVIDIA does not say which."""
+    """Kernels by name."""
 
-    def __init__(self, *, adds: bool = True) -> None:
-        self._adds = adds
+    def __init__(self) -> None:
         self._kernels: set[str] = set()
 
     def deserialize(self, data: bytes) -> bool:
-        loaded = set(data.decode().split())
-        self._kernels = self._kernels | loaded if self._adds else loaded
+        self._kernels = set(data.decode().split())
         return True
 
     def serialize(self) -> bytes:
@@ -34,12 +32,11 @@ class IRuntimeCache(Native):
 class IRuntimeConfig(Native):
     dynamic_shapes_kernel_specialization_strategy: Any = DynamicShapesKernelSpecializationStrategy._LAZY
 
-    def __init__(self, *, adds: bool = True) -> None:
-        self._adds = adds
+    def __init__(self) -> None:
         self._cache: IRuntimeCache | None = None
 
     def create_runtime_cache(self) -> IRuntimeCache:
-        return IRuntimeCache(adds=self._adds)
+        return IRuntimeCache()
 
     def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
         self._cache = cache

@@ -31,96 +31,80 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where engines are wanted.
-
-    Attributes:
-        gpu: the target's GPU, where it is here; None for a CPU, and for a device that is elsewhere.
-        model: None where it is not known yet.
-        is_named: the user asked for this backend by its name.
-    """
+    """Where engines are wanted."""
 
     target: Target
     gpu: Gpu | None = None
+    """The target's GPU, where it is here; None for a CPU, and for a device that is elsewhere."""
     model: Model | None = None
+    """None where it is not known yet."""
     is_named: bool = False
+    """The user asked for this backend by its name."""
 
 
 @dataclass(frozen=True)
 class Availability:
-    """What a backend can do for a place.
-
-    Attributes:
-        ability: ``measures``: builds, runs and times there. ``builds``: builds for a device that is elsewhere. ``""``:
-            neither; then the latency is predicted, unless there is a refusal.
-        title: its name on this device, as ``doctor`` and the self-test show it; "" where it is not installed.
-        obstacle: why it does not measure on the GPU that is here, in a few words.
-        refusal: message and hint for who asks for this backend by its name; None where there is nothing to refuse.
-        warning: for who left the choice to mptune and gets another one; "" where there is nothing to say.
-        is_models_fault: it would do but for this model.
-        notes: what to know about figures that are measured there.
-        environment: environment variables of a process in which FP32 engines use no TF32.
-    """
+    """What a backend can do for a place."""
 
     ability: Literal["measures", "builds", ""] = ""
+    """``measures``: builds, runs and times there. ``builds``: builds for a device that is elsewhere. ``""``: neither;
+    then the latency is predicted, unless there is a refusal."""
     title: str = ""
+    """Its name on this device, as ``doctor`` and the self-test show it; "" where it is not installed."""
     obstacle: str = ""
+    """Why it does not measure on the GPU that is here, in a few words."""
     refusal: tuple[str, str] | None = None
+    """Message and hint for who asks for this backend by its name; None where there is nothing to refuse."""
     warning: str = ""
+    """For who left the choice to mptune and gets another one; "" where there is nothing to say."""
     is_models_fault: bool = False
+    """It would do but for this model."""
     notes: tuple[str, ...] = ()
+    """What to know about figures that are measured there."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of a process in which FP32 engines use no TF32."""
 
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """One line of ``mptune doctor``.
-
-    Attributes:
-        install: the command that installs it; empty where nothing is missing.
-    """
+    """One line of ``mptune doctor``."""
 
     name: str
     available: bool
     reason: str
     install: str = ""
+    """The command that installs it; empty where nothing is missing."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a builder works with.
-
-    Attributes:
-        provider: ONNX Runtime's, which computes the reference.
-        worker: runs jobs under a deadline of the caller's.
-        call: runs a job in the worker, within the time that a build and a measurement may take.
-        shapes: returns concrete shapes of FP32 values; asks the worker the first time.
-        folded_values: returns constants that no session needs to fold anew; asks the worker the first time.
-    """
+    """What a builder works with."""
 
     target: Target
     gpu: Gpu | None
     workload: Workload
     settings: SearchSettings
     provider: Provider
+    """ONNX Runtime's, which computes the reference."""
     worker: Worker
     call: Call
+    """Runs a job in the worker, within the time that a build and a measurement may take."""
     shapes: Callable[[], Mapping[str, Shape]]
+    """Concrete shapes of FP32 values; asks the worker the first time."""
     folded_values: Callable[[], FoldedValues]
+    """Constants that no session needs to fold anew; asks the worker the first time."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """An engine that was built.
-
-    Attributes:
-        build_s: seconds to build it, 0 where its file was there; None where opening it builds it.
-        is_kept: its file stays, for later evaluations and for the user.
-    """
+    """An engine that was built."""
 
     engine: Engine
     build_s: float | None = None
+    """Seconds to build it, 0 where its file was there; None where opening it builds it."""
     warnings: tuple[str, ...] = ()
     is_kept: bool = False
+    """Its file stays, for later evaluations and for the user."""
 
 
 class Builder(Protocol):

@@ -7,13 +7,13 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Built, ModelBuilder, Place
-from mptune.engines.base import Failure, MissingKernel, Profiling
-from mptune.engines.jobs.layer_times import LayerTime, OrtProfileJob
+from mptune.engines.backends.backend import Availability, BackendStatus, Bench, ModelBuilder, Place
+from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
@@ -90,18 +90,6 @@ class OrtBuilder(ModelBuilder):
         self.emulation_holds = bench.provider != "cpu"
         self._grouped = bench.workload.grouped
         self._call = bench.call
-        self._convolves: bool | None = None
-        self._fused: tuple[FusedNodes, ...] | None = None
-
-    @property
-    def profiling(self) -> Profiling:
-        """See ``TimesLayers``; of the CUDA provider's kernels ONNX Runtime times the launch alone."""
-        return "none" if self.provider == "cuda" else "apart"
-
-    def layer_times(self, built: Built) -> tuple[LayerTime, ...] | Failure:
-        path = built.engine.path
-        with _folder(path) as folder:
-            return self._call(OrtProfileJob(path, self.bench.workload.workspace.samples("search"), folder))
 
     def _engine(self, path: Path, plan: PrecisionPlan) -> OrtEngine:
         settings = self.bench.settings
@@ -113,19 +101,17 @@ class OrtBuilder(ModelBuilder):
         )
         return OrtEngine(path, options)
 
-    @property
+    @cached_property
     def tf32_by_environment(self) -> bool:
         """How the sessions that are timed are opened (``SessionOptions``); asks the worker for shapes the first time.
 
         Where convolutions are a good part of the work, both should be as fast as possible without TF32. Elsewhere it
         matters more that no matrix product ever uses TF32.
         """
-        if self._convolves is None:
-            model = self.bench.workload.model
-            has_convolution = self.provider == "cuda" and any(is_convolution(node) for node in model.nodes)
-            shapes = self.bench.shapes() if has_convolution else {}
-            self._convolves = is_convolutional(model, shapes) if shapes else has_convolution
-        return self._convolves
+        model = self.bench.workload.model
+        has_convolution = self.provider == "cuda" and any(is_convolution(node) for node in model.nodes)
+        shapes = self.bench.shapes() if has_convolution else {}
+        return is_convolutional(model, shapes) if shapes else has_convolution
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
         """See ``NamesKernels``; no node can leave the CPU provider, the last one, but some do not run there in FP16.
@@ -145,17 +131,16 @@ class OrtBuilder(ModelBuilder):
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``NamesKernels``; asks a session of the all-FP16 plan once, if the model has such nodes."""
-        grouped = self._grouped
-        if self._fused is None and not may_fuse(grouped):
-            self._fused = ()
-        if self._fused is None:
-            with self.written(grouped.uniform(Precision.FP16), "fusions") as path, _folder(path) as folder:
-                answer = self._call(FusionsJob(path, folder, self.provider))
-            if isinstance(answer, Failure):
-                self._fused = ()  # It is not asked again: each step is emulated.
-                return answer
-            self._fused = fused_nodes(grouped, answer)
         return self._fused
+
+    @cached_property
+    def _fused(self) -> tuple[FusedNodes, ...] | Failure:
+        grouped = self._grouped
+        if not may_fuse(grouped):
+            return ()
+        with self.written(grouped.uniform(Precision.FP16), "fusions") as path, _folder(path) as folder:
+            answer = self._call(FusionsJob(path, folder, self.provider))
+        return answer if isinstance(answer, Failure) else fused_nodes(grouped, answer)
 
     def unopened_in_bf16(self) -> tuple[MissingKernel, ...] | Failure:
         """The nodes without a BF16 kernel: where no provider has one the session does not open, and names one node.

@@ -159,7 +159,6 @@ class TensorRtBuilder:
     profiling: Profiling = "along"
 
     def __init__(self, kind: Kind, bench: Bench) -> None:
-        """Nothing is built yet."""
         self._kind = kind
         self._bench = bench
         self._version = _report(kind).version
@@ -168,7 +167,7 @@ class TensorRtBuilder:
         self._timeout_s = bench.settings.worker.build_timeout_s
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
-        """See ``Builder``: the file of a plan where there is one, else built."""
+        """The file of a plan where there is one, else built."""
         path = self._path(plan)
         engine = self._engine(plan, path)
         if path.exists():
@@ -192,12 +191,12 @@ class TensorRtBuilder:
         return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
-        """See ``Builder``: a faulty file is deleted, any other stays."""
+        """A faulty file is deleted, any other stays."""
         if faulty:
             self._path(plan).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """See ``Builder``: engines stay."""
+        """Engines stay."""
 
     def layer_times(self, built: Built) -> tuple[LayerTime, ...] | Failure:
         assert isinstance(built.engine, TensorRtEngine)

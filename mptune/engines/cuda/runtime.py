@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -152,13 +153,28 @@ def synchronize_device() -> None:
     check(runtime().cudaDeviceSynchronize(), "cudaDeviceSynchronize")
 
 
-class Stream:
+class _Handle:
+    """What CUDA made and takes back."""
+
+    handle: Any = None
+    destroy: str
+
+    def close(self) -> None:
+        """Give it back. Idempotent; errors of a lost context are ignored."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            getattr(runtime(), self.destroy)(handle)
+
+
+class Stream(_Handle):
     """A CUDA stream of its own that does not wait for the default stream."""
+
+    destroy = "cudaStreamDestroy"
 
     def __init__(self) -> None:
         cudart = runtime()
         flags = cudart.cudaStreamNonBlocking
-        self.handle: Any = check(cudart.cudaStreamCreateWithFlags(flags), "cudaStreamCreateWithFlags")
+        self.handle = check(cudart.cudaStreamCreateWithFlags(flags), "cudaStreamCreateWithFlags")
 
     @property
     def address(self) -> int:
@@ -178,18 +194,14 @@ class Stream:
             runtime().cudaGraphDestroy(graph)
         runtime().cudaGetLastError()  # Reading the error clears it.
 
-    def close(self) -> None:
-        """Destroy the stream. Idempotent; errors of a lost context are ignored."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            runtime().cudaStreamDestroy(handle)
 
-
-class Event:
+class Event(_Handle):
     """A CUDA event with timing (resolution about half a microsecond)."""
 
+    destroy = "cudaEventDestroy"
+
     def __init__(self) -> None:
-        self.handle: Any = check(runtime().cudaEventCreate(), "cudaEventCreate")
+        self.handle = check(runtime().cudaEventCreate(), "cudaEventCreate")
 
     def record(self, stream: Stream) -> None:
         """Enqueue the event on the stream."""
@@ -203,23 +215,18 @@ class Event:
         """Milliseconds from this event to a later one; both must have completed."""
         return float(check(runtime().cudaEventElapsedTime(self.handle, end.handle), "cudaEventElapsedTime"))
 
-    def close(self) -> None:
-        """Destroy the event. Idempotent."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            runtime().cudaEventDestroy(handle)
 
-
-class Graph:
+class Graph(_Handle):
     """A captured CUDA graph, ready to be launched.
 
     The caller enqueues once and synchronises before the capture, and captures again when shapes or addresses change.
     """
 
+    destroy = "cudaGraphExecDestroy"
+
     def __init__(self, stream: Stream, enqueue: Callable[[], None]) -> None:
         """Capture what ``enqueue`` puts on the stream."""
         cudart = runtime()
-        self.handle: Any = None
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         check(cudart.cudaStreamBeginCapture(stream.handle, mode), "cudaStreamBeginCapture")
         try:
@@ -238,12 +245,6 @@ class Graph:
         if self.handle is None:
             raise EngineError(FailureKind.ERROR, "the CUDA graph is closed")
         check(runtime().cudaGraphLaunch(self.handle, stream.handle), "cudaGraphLaunch")
-
-    def close(self) -> None:
-        """Destroy the graph. Idempotent."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            runtime().cudaGraphExecDestroy(handle)
 
 
 class DeviceBuffer:
@@ -338,37 +339,24 @@ def _check(driver: Any, code: Any, call: str) -> None:
         raise EngineError(FailureKind.ERROR, f"{call} failed with {getattr(code, 'name', code)}")
 
 
+@dataclass(eq=False)
 class StreamStopwatch:
     """Times executions by events around each of them on their stream, as trtexec does. Implements ``Stopwatch``."""
 
-    def __init__(
-        self,
-        enqueue: Callable[[], None],
-        stream: Stream,
-        clock: Callable[[], float],
-        *,
-        delay: Callable[[], None] | None = None,
-    ) -> None:
-        """Nothing is executed yet.
-
-        Args:
-            delay: keeps the stream busy for a moment. For an ``enqueue`` that returns only when the execution has
-                ended: it would find the stream empty each time, and its duration is no cost of the host. None where
-                ``enqueue`` returns at once.
-        """
-        self._enqueue = enqueue
-        self._stream = stream
-        self._clock = clock
-        self._delay = delay
-        self._enqueue_ms: list[float] = []
+    enqueue: Callable[[], None]
+    stream: Stream
+    clock: Callable[[], float]
+    delay: Callable[[], None] | None = field(default=None, kw_only=True)
+    """Keeps the stream busy for a moment, where ``enqueue`` returns only when the execution has ended."""
+    _enqueue_ms: list[float] = field(default_factory=list, init=False)
 
     @property
     def enqueue_ms(self) -> float | None:
-        return None if self._delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
+        return None if self.delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
 
     def run_once(self) -> None:
-        self._enqueue()
-        self._stream.synchronize()
+        self.enqueue()
+        self.stream.synchronize()
 
     def value_ms(self, executions: int) -> float:
         """See ``Stopwatch``. The device does not wait for the host, unless enqueueing takes longer than executing.
@@ -380,17 +368,17 @@ class StreamStopwatch:
         try:
             for _ in range(executions):
                 pairs.append((Event(), Event()))
-            if executions > 1 or self._delay is None:
-                self._enqueue()
+            if executions > 1 or self.delay is None:
+                self.enqueue()
             for start, end in pairs:
-                if self._delay is not None:
-                    self._delay()
-                before = self._clock()
-                start.record(self._stream)
-                self._enqueue()
-                end.record(self._stream)
-                self._enqueue_ms.append(self._clock() - before)
-            self._stream.synchronize()
+                if self.delay is not None:
+                    self.delay()
+                before = self.clock()
+                start.record(self.stream)
+                self.enqueue()
+                end.record(self.stream)
+                self._enqueue_ms.append(self.clock() - before)
+            self.stream.synchronize()
             return float(np.mean([start.elapsed_ms(end) for start, end in pairs]))
         finally:
             for event in (event for pair in pairs for event in pair):
@@ -400,12 +388,12 @@ class StreamStopwatch:
         """See ``Stopwatch``: one event before all executions, which the device has reached, and one after them."""
         start, end = Event(), Event()
         try:
-            start.record(self._stream)
-            self._stream.synchronize()
+            start.record(self.stream)
+            self.stream.synchronize()
             for _ in range(executions):
-                self._enqueue()
-            end.record(self._stream)
-            self._stream.synchronize()
+                self.enqueue()
+            end.record(self.stream)
+            self.stream.synchronize()
             return start.elapsed_ms(end)
         finally:
             start.close()

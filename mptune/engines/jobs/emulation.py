@@ -33,22 +33,19 @@ _ON, _OFF = np.array(True), np.array(False)
 
 @dataclass(frozen=True)
 class Comparison:
-    """The samples that emulations run on, and what their outputs are compared with.
-
-    Attributes:
-        part: numbers of the samples to take, consecutive (in a rollout each is a sequence's); None takes all.
-        dependent: outputs whose shape depends on values.
-        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
-    """
+    """The samples that emulations run on, and what their outputs are compared with."""
 
     samples: Path
     reference: Path
     provider: Provider
     metric: str = "relative_l2"
     part: range | None = None
+    """Numbers of the samples to take, consecutive (in a rollout each is a sequence's); None takes all."""
     dependent: tuple[DependentOutput, ...] = ()
+    """Outputs whose shape depends on values."""
     scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
     run_bytes: int | None = None
+    """Memory that one run takes about, bytes; None where that is not known, and runs go one by one."""
 
     @property
     def start(self) -> int:
@@ -69,13 +66,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ErrorsJob:
-    """Run models over the same samples, one after another, and compare each with the reference.
-
-    Attributes:
-        models: the models; None stands for the untouched one, whose outputs are the reference: nothing is run.
-    """
+    """Run models over the same samples, one after another, and compare each with the reference."""
 
     models: tuple[Path | None, ...]
+    """The models; None stands for the untouched one, whose outputs are the reference: nothing is run."""
     comparison: Comparison
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
@@ -103,20 +97,17 @@ class ErrorsJob:
 
 @dataclass(frozen=True)
 class SwitchedErrorsJob:
-    """Run a switched emulation (``mptune.graph.writing.switched``) over the samples once for each plan.
-
-    Attributes:
-        head: the FP32 model that computes the values that ``model`` starts from; None where it starts with the inputs.
-        slot: under which the session stays open in the worker for later jobs; another of the same slot closes it. None
-            closes it at once.
-    """
+    """Run a switched emulation (``mptune.graph.writing.switched``) over the samples once for each plan."""
 
     model: Path
     head: Path | None
+    """The FP32 model that computes the values that ``model`` starts from; None where it starts with the inputs."""
     plans: tuple[frozenset[str], ...]
     switches: tuple[str, ...]
     comparison: Comparison
     slot: str | None = "switched"
+    """Under which the session stays open in the worker for later jobs; another of the same slot closes it. None closes
+    it at once."""
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         try:

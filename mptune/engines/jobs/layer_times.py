@@ -1,43 +1,27 @@
-"""The time of each layer group, from TensorRT's or ONNX Runtime's own profiler."""
+"""The time of each layer group, from TensorRT's own profiler."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-import onnx
-
-from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
-from mptune.engines.jobs.samples import cached_samples
-from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.fusions import Nodes, computed_nodes, load_graph, take_optimised
-from mptune.engines.ort.session import SessionOptions
-from mptune.engines.worker.child import WorkerState
+from mptune.engines.base import Failure, Measurement
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 
 PROFILED_RUNS = 20
-"""Executions that a profile averages over, without the longest. ONNX Runtime counts whole microseconds, so the mean
-resolves more than the median."""
+"""Executions that a profile averages over, without the longest."""
 UNTIMED_RUNS = 5
 """Warm-up executions before these."""
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """The time of one layer of an engine.
-
-    Attributes:
-        nodes: names of the nodes of the typed model that the layer computes; empty where the engine added it (a
-            reformat) and it belongs to no node that is known.
-    """
+    """The time of one layer of an engine."""
 
     nodes: tuple[str, ...]
+    """Names of the nodes of the typed model that the layer computes; empty where the engine added it (a reformat) and
+    it belongs to no node that is known."""
     ms: float
 
 
@@ -58,22 +42,12 @@ def minor_nodes(grouped: GroupedModel) -> frozenset[str]:
 def group_times(
     layers: Sequence[LayerTime], owners: Mapping[str, str], *, minor: Collection[str] = ()
 ) -> dict[str, float]:
-    """Sum the layers of each group.
+    """Group id -> milliseconds of its layers; ``owners`` is node name -> group id, without Casts at boundaries.
 
-    A layer is charged to the groups whose main operators it computes, or to all of its groups where it computes none:
-    so a residual add fused into the next norm is charged to the norm. Where it computes the main operators of several
-    groups, as when TensorRT makes one kernel of a whole block, the profile does not separate them: each is charged an
-    equal share, and a group whose shares exceed its own layers gets no entry.
-
-    Casts at boundaries belong to no group and are left out: the latency model learns their cost from whole latencies. A
-    group that no layer computes gets no entry either: it may be folded away, or fused into a layer that does not name
-    it, so 0 would be wrong.
-
-    Args:
-        owners: node name -> id of its group; nodes without a precision and Casts at boundaries are not in it.
-
-    Returns:
-        Group id -> milliseconds.
+    A layer is charged to the groups whose main operators it computes, or to all of its groups where it computes none.
+    Where it computes the main operators of several groups (one kernel of a whole block), each is charged an equal
+    share, and a group whose shares exceed its own layers gets no entry. Neither does one that no layer computes: it may
+    be fused into a layer that does not name it, so 0 would be wrong.
     """
     alone: dict[str, float] = {}
     shared: dict[str, float] = {}
@@ -103,79 +77,3 @@ def with_group_times(
         return replace(measurement, warnings=(*measurement.warnings, text))
     times = group_times(layers, grouped.owners, minor=minor_nodes(grouped))
     return replace(measurement, group_times_ms={group: ms * measurement.drift for group, ms in times.items()})
-
-
-_KERNEL = "_kernel_time"
-_WITH_SUBGRAPH = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-
-
-@dataclass(frozen=True)
-class OrtProfileJob:
-    """Take the layer times of a typed model in a session of its own.
-
-    Attributes:
-        folder: an empty folder for the profiler's files; it is empty again afterwards.
-    """
-
-    model: Path
-    samples: Path
-    folder: Path
-
-    def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        feed = cached_samples(state, self.samples)[0]
-        try:
-            options = SessionOptions("cpu", profile_dir=self.folder)
-            session = state.transient(partial(open_session, self.model, options))
-            optimised = take_optimised(self.folder)
-            state.enter(Stage.TIME)
-            watch = session.stopwatch(feed)
-            for _ in range(UNTIMED_RUNS + PROFILED_RUNS):
-                watch.run_once()
-            events = json.loads(session.end_profile().read_text(encoding="utf-8"))
-        finally:
-            _clear(self.folder)
-        computed = computed_nodes(load_graph(self.model), optimised)
-        return layer_times(events, optimised, computed)
-
-
-def layer_times(
-    events: Sequence[Mapping[str, Any]], optimised: onnx.GraphProto, computed: Sequence[Nodes]
-) -> tuple[LayerTime, ...]:
-    """Read ONNX Runtime's profile: the mean of each node over the last runs, without the longest."""
-    durations: dict[tuple[str, str, str], list[float]] = {}
-    for event in _outermost([event for event in events if _is_kernel(event)]):
-        facts = event["args"]
-        key = (str(facts["node_index"]), event["name"][: -len(_KERNEL)], str(facts["op_name"]))
-        durations.setdefault(key, []).append(float(event["dur"]))
-    if not durations:
-        raise EngineError(FailureKind.ERROR, "ONNX Runtime's profile names no node")
-    waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
-    for index, node in enumerate(optimised.node):
-        waiting[node.name, node.op_type].append(index)
-    layers = []
-    for (number, name, op), values in durations.items():
-        # Nodes without a name are named by operator and number; nodes of the same name come in the graph's order.
-        queue = waiting.get((name, op)) or (waiting.get(("", op)) if name == f"{op}_{number}" else None)
-        nodes = computed[queue.popleft()] if queue else ()
-        layers.append(LayerTime(nodes, steady_mean(values[-PROFILED_RUNS:]) / 1e3))
-    return tuple(layers)
-
-
-def _is_kernel(event: Mapping[str, Any]) -> bool:
-    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_KERNEL)
-
-
-def _outermost(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The events without those of subgraphs, whose time is part of the outer node's, which is reported after them."""
-    kept: list[Mapping[str, Any]] = []
-    for event in events:
-        if event["args"]["op_name"] in _WITH_SUBGRAPH:
-            while kept and kept[-1]["ts"] >= event["ts"]:
-                kept.pop()
-        kept.append(event)
-    return kept
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()

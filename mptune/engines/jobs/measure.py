@@ -1,8 +1,4 @@
-"""The job that opens a candidate, takes its error and times it in turn with the FP32 baseline.
-
-It runs inside the worker, names files and carries settings; the baseline's session stays open from job to job
-(``WorkerState.cached``).
-"""
+"""The job that opens a candidate, takes its error and times it in turn with the FP32 baseline, which stays open."""
 
 from __future__ import annotations
 
@@ -52,14 +48,11 @@ class GpuWatch:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The session of the baseline that stays open in a worker.
-
-    Attributes:
-        name: of this session, unique: what was timed beside it shares what is particular to it.
-    """
+    """The session of the baseline that stays open in a worker."""
 
     session: EngineSession
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    """Of this session, unique: what was timed beside it shares what is particular to it."""
 
     def close(self) -> None:
         """Close the session."""
@@ -68,37 +61,31 @@ class Baseline:
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """The result of ``MeasureJob``.
-
-    Attributes:
-        measurement: not corrected for drift; ``build_s`` is the time to open the engine.
-        objective: the error by the metric of the search, without outputs that are ignored; NaN where there is none.
-    """
+    """The result of ``MeasureJob``."""
 
     measurement: Measurement
+    """Not corrected for drift; ``build_s`` is the time to open the engine."""
     baseline: Latency
     repetitions: Repetitions
     objective: float = math.nan
+    """The error by the metric of the search, without outputs that are ignored; NaN where there is none."""
 
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """Open a candidate, compute its outputs, and time it in turn with the FP32 baseline.
-
-    Attributes:
-        timing_samples: file whose first sample is timed: the same in every job, so that latencies compare whatever
-            samples the error is taken on.
-        repetitions: as frozen earlier; None calibrates them on the baseline.
-    """
+    """Open a candidate, compute its outputs, and time it in turn with the FP32 baseline."""
 
     engine: Engine
     baseline: Engine
     samples: Path
     timing_samples: Path
+    """File whose first sample is timed: the same in every job, so that latencies compare whatever samples the error is
+    taken on."""
     reference: Path
     on_gpu: bool = False
     latency: LatencySettings = field(default_factory=LatencySettings)
     repetitions: Repetitions | None = None
+    """As frozen earlier; None calibrates them on the baseline."""
     metric: str = "relative_l2"
     dependent: tuple[DependentOutput, ...] = ()
     scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -45,11 +45,7 @@ class OutputsJob:
 
 @dataclass(frozen=True)
 class RepeatJob:
-    """Run a model again and again, alone or at the same time in several threads, and keep the runs that differ.
-
-    Attributes:
-        worst: file to write: the outputs of the repetition that differs most from the isolated runs.
-    """
+    """Run a model again and again, alone or at the same time in several threads, and keep the runs that differ."""
 
     model: Path
     samples: Path
@@ -57,6 +53,7 @@ class RepeatJob:
     times: int
     threads: int
     worst: Path
+    """File to write: the outputs of the repetition that differs most from the isolated runs."""
 
     def run(self, state: WorkerState) -> float:
         """Returns the largest relative L2 over repetitions, samples and outputs; 0 where all runs are equal."""
@@ -70,7 +67,7 @@ class RepeatJob:
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in range(self.times):
                 outputs = _shared_out(runs, samples, pool)
-                error = max(_distance(a, b) for a, b in zip(outputs, isolated, strict=True))
+                error = max(value_error(a[n], b[n]) for a, b in zip(outputs, isolated, strict=True) for n in b)
                 if error > largest:
                     largest = error
                     save_outputs(self.worst, outputs)
@@ -84,18 +81,13 @@ class RepeatJob:
 
 def _shared_out(runs: Sequence[Run], samples: Sequence[Feed], pool: ThreadPoolExecutor) -> list[Outputs]:
     """Each thread runs every n-th sample, one after another: what is not thread-safe has a thread of its own."""
-    shares = [pool.submit(_one_by_one, run, samples[k :: len(runs)]) for k, run in enumerate(runs)]
-    results = [share.result() for share in shares]
+    results = list(pool.map(lambda k: [runs[k](feed) for feed in samples[k :: len(runs)]], range(len(runs))))
     return [results[k % len(runs)][k // len(runs)] for k in range(len(samples))]
 
 
 @dataclass(frozen=True)
 class TraceJob:
-    """Compare values inside two models, sample by sample; only figures are kept.
-
-    Attributes:
-        right_samples: file of the same samples under the right model's names of the inputs; None where they are alike.
-    """
+    """Compare values inside two models, sample by sample; only figures are kept."""
 
     left: Path
     right: Path
@@ -103,6 +95,7 @@ class TraceJob:
     samples: Path
     which: tuple[int, ...] | None = None
     right_samples: Path | None = None
+    """File of the same samples under the right model's names of the inputs; None where they are alike."""
 
     def run(self, state: WorkerState) -> tuple[float, ...]:
         """Returns, for each pair, the largest error over the samples: ``value_error``."""
@@ -120,10 +113,6 @@ class TraceJob:
                 for index, (name, other) in enumerate(self.pairs):
                     errors[index] = max(errors[index], value_error(values[other], expected[name]))
         return tuple(errors)
-
-
-def _one_by_one(run: Run, samples: Sequence[Feed]) -> list[Outputs]:
-    return [run(feed) for feed in samples]
 
 
 def value_error(values: np.ndarray, expected: np.ndarray) -> float:
@@ -166,7 +155,3 @@ def _widening(session: OrtSession) -> Run:
         return session.run(fed)
 
     return run
-
-
-def _distance(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    return max((value_error(outputs[name], expected[name]) for name in expected), default=0.0)

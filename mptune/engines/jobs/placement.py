@@ -60,7 +60,8 @@ class OperatorTypesJob:
         """See the class. A model that ONNX Runtime does not load gives the schemas, and why it does not."""
         proto = onnx.load_model_from_string(self.model)
         schemas = _schemas(proto, self.values)
-        named = {name for value in (*proto.graph.input, *proto.graph.output) for name in _symbols(value)}
+        shown = (*proto.graph.input, *proto.graph.output)
+        named = {dim.dim_param for value in shown for dim in value.type.tensor_type.shape.dim if dim.dim_param}
         declared = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=v) for v in self.values if v not in declared)
         options = SessionOptions(self.provider, timing=False, optimise=False)
@@ -82,10 +83,6 @@ def _info(name: str, kind: str, shape: Iterable[int | str | None], named: set[st
     return TensorInfo(name, element_type(kind), dims or None)
 
 
-def _symbols(value: onnx.ValueInfoProto) -> list[str]:
-    return [dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param]
-
-
 def _schemas(proto: onnx.ModelProto, values: Sequence[str]) -> Mapping[tuple[str, str], OperatorSchema]:
     """The newest schemas that the model's operator sets allow; none where ONNX Runtime was built without them."""
     from onnxruntime.capi import _pybind_state
@@ -94,7 +91,7 @@ def _schemas(proto: onnx.ModelProto, values: Sequence[str]) -> Mapping[tuple[str
         return {}
     wanted = frozenset(values)
     operators = {(n.domain, n.op_type) for n in proto.graph.node if not wanted.isdisjoint(n.output)}
-    versions = {_domain(o.domain): o.version for o in proto.opset_import}
+    versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     newest: dict[tuple[str, str], tuple[int, OperatorSchema]] = {}
     for schema in _pybind_state.get_all_operator_schema():
         for domain in {schema.domain, "ai.onnx"} if not schema.domain else {schema.domain}:
@@ -103,7 +100,3 @@ def _schemas(proto: onnx.ModelProto, values: Sequence[str]) -> Mapping[tuple[str
             if allowed and since > newest.get(key, (0, None))[0]:
                 newest[key] = since, OperatorSchema.of(schema, "typeStr")
     return {key: schema for key, (_, schema) in newest.items()}
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name

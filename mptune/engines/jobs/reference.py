@@ -1,7 +1,4 @@
-"""Jobs on the untouched model: the reference outputs, the observed ranges.
-
-They are frozen dataclasses that run inside the worker; they name files, and only small results come back.
-"""
+"""Jobs on the untouched model: the reference outputs, the observed ranges."""
 
 from __future__ import annotations
 
@@ -34,12 +31,7 @@ from mptune.graph.writing.observe import Tap
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """Run the untouched model over a set of samples in FP32 without TF32 and write the outputs to a file.
-
-    Attributes:
-        parts: file to write the parts of the outputs to; None writes none.
-        searched_parts: the parts found on the search samples, for held-out samples; None finds them here.
-    """
+    """Run the untouched model over a set of samples in FP32 without TF32 and write the outputs to a file."""
 
     model: Path
     samples: Path
@@ -49,7 +41,9 @@ class ReferenceJob:
     unoptimised: bool = False
     rollout: Rollout | None = None
     parts: Path | None = None
+    """File to write the parts of the outputs to; None writes none."""
     searched_parts: Path | None = None
+    """The parts found on the search samples, for held-out samples; None finds them here."""
     units: Mapping[str, Units] = field(default_factory=dict)
     run_bytes: int | None = None
 

@@ -11,19 +11,13 @@ from mptune.graph.hazards.seen import MaskedRows, ProbeRecord, Seen, SeenValue
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the model something goes wrong.
-
-    Attributes:
-        node: its name; "" where a value that is fed is wrong already.
-        op_type: its operator; "" where there is no node.
-        value: what stands there, such as ``nan`` or the relative L2 of two runs.
-        sample: index among the samples of the set; None where it is about no sample.
-    """
+    """Where in the model something goes wrong; ``node`` is "" where a value that is fed is wrong already."""
 
     node: str
     op_type: str
     tensor: str
     value: float | str
+    """What stands there, such as ``nan`` or the relative L2 of two runs."""
     sample: int | None = None
 
     @property
@@ -34,28 +28,25 @@ class Place:
 
 @dataclass(frozen=True)
 class RowReport:
-    """What a batch of rows showed.
-
-    Attributes:
-        repeated: output -> largest relative L2 between the rows of a batch of identical rows.
-        alone: output -> relative L2 between a row alone and the same row among identical rows.
-        mixed: output -> largest relative L2 between a row alone and the same row among different rows; where the batch
-            is fixed, between a row among different rows and the same row among identical ones.
-        lost: output -> its shape for ``rows`` rows, where it does not have as many rows although it is declared to.
-        declared: output -> its declared shape, of those in ``lost``.
-        failure: the error where a dynamic batch fails with ``rows`` rows.
-        ran: how many rows the samples have, with which it does not fail; 0 where nothing failed.
-    """
+    """What a batch of rows showed."""
 
     rows: int = 0
     repeated: Mapping[str, float] = field(default_factory=dict)
+    """Output -> largest relative L2 between the rows of a batch of identical rows."""
     alone: Mapping[str, float] = field(default_factory=dict)
+    """Output -> relative L2 between a row alone and the same row among identical rows."""
     mixed: Mapping[str, float] = field(default_factory=dict)
+    """Output -> largest relative L2 between a row alone and the same row among different rows; where the batch is
+    fixed, between a row among different rows and the same row among identical ones."""
     mixed_row: int = 0
     lost: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Output -> its shape for ``rows`` rows, where it does not have as many rows although it is declared to."""
     declared: Mapping[str, str] = field(default_factory=dict)
+    """Output -> its declared shape, of those in ``lost``."""
     failure: str = ""
+    """The error where a dynamic batch fails with ``rows`` rows."""
     ran: int = 0
+    """How many rows the samples have, with which it does not fail; 0 where nothing failed."""
 
     @property
     def failed_node(self) -> str:
@@ -72,61 +63,51 @@ class RowReport:
 
 @dataclass(frozen=True)
 class ReferenceReport:
-    """What the reference runs showed, for the checks before the search.
-
-    Attributes:
-        provider: ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off.
-        outputs: output name -> {"size", "non_finite", "zero_fraction", "absmax"} over all samples; and where it
-            applies {"bad_sample"}, the first that is not finite, {"bad_samples"}, how many of {"samples"} are not,
-            {"constant"}, 1 where samples differ and the output
-            does not.
-        repeat_error: largest relative L2 between two runs on the same sample, over outputs.
-        places: (finding's code, output) -> the node to blame.
-        optimisation_error: floating-point output name -> relative L2 between ONNX Runtime with and without graph
-            optimisations on the first sample; empty where that was not taken.
-    """
+    """What the reference runs showed, for the checks before the search."""
 
     provider: str
+    """ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off."""
     outputs: Mapping[str, Mapping[str, float]]
+    """Output name -> {"size", "non_finite", "zero_fraction", "absmax"} over all samples; and where it applies
+    {"bad_sample"}, the first that is not finite, {"bad_samples"}, how many of {"samples"} are not, {"constant"}, 1
+    where samples differ and the output does not."""
     repeat_error: float
+    """Largest relative L2 between two runs on the same sample, over outputs."""
     rows: RowReport = RowReport()
     places: Mapping[tuple[str, str], Place] = field(default_factory=dict)
+    """(finding's code, output) -> the node to blame."""
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
+    """Floating-point output name -> relative L2 between ONNX Runtime with and without graph optimisations on the first
+    sample; empty where that was not taken."""
 
 
 @dataclass(frozen=True)
 class TensorRange:
-    """The values of one tensor over the search samples.
-
-    Attributes:
-        shape: concrete shape on the first sample.
-        non_finite: number of values that were NaN or infinite.
-        masked: of a value that a softmax is taken of, its rows that were masked whole; None where there were none.
-        beyond: how many samples hold a magnitude beyond FP16's largest value, of ``samples`` that were run.
-    """
+    """The values of one tensor over the search samples."""
 
     absmax: float
     shape: tuple[int, ...]
+    """Concrete shape on the first sample."""
     non_finite: int = 0
+    """Number of values that were NaN or infinite."""
     masked: MaskedRows | None = None
+    """Of a value that a softmax is taken of, its rows that were masked whole; None where there were none."""
     lowest: float = 0.0
     highest: float = 0.0
     sample: int = 0
     beyond: int = 0
+    """How many samples hold a magnitude beyond FP16's largest value, of ``samples`` that were run."""
     samples: int = 1
     records: tuple[ProbeRecord, ...] = ()
 
 
 @dataclass(frozen=True)
 class ObservedRanges:
-    """What one observing model showed.
-
-    Attributes:
-        doubtful: values whose sum was not finite, so that their range says nothing: to be looked at by element.
-    """
+    """What one observing model showed."""
 
     ranges: Mapping[str, TensorRange]
     doubtful: tuple[str, ...] = ()
+    """Values whose sum was not finite, so that their range says nothing: to be looked at by element."""
 
     def looked_at_again(self, by_element: ObservedRanges) -> Mapping[str, TensorRange]:
         """The ranges, with those of ``by_element`` in place of the doubtful ones; rows and answers of probes stay."""
@@ -138,11 +119,7 @@ class ObservedRanges:
 
 
 def seen_of(ranges: Mapping[str, TensorRange], indices: Sequence[int] = ()) -> Seen:
-    """What was observed, as hazards are found in it.
-
-    Args:
-        indices: index in the data of each sample; empty where they are all of the data.
-    """
+    """What was observed, as hazards are found in it; ``indices`` are the samples' in the data, where not all are."""
     return Seen(
         {
             tensor: SeenValue(seen.lowest, seen.highest, seen.sample, seen.beyond, seen.samples)

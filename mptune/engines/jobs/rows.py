@@ -32,22 +32,19 @@ _NO_BATCH = re.compile(
 
 @dataclass(frozen=True)
 class RowFeeds:
-    """One batch in three forms.
-
-    Attributes:
-        axes: input -> its batch axis.
-        rows: each row of ``mixed`` alone; the first alone where the batch is fixed, in which nothing else fits.
-        mixed: different rows; None where there are none.
-        is_whole: no other input has a dynamic axis of the same size, which may be the batch under another name or none.
-    """
+    """One batch in three forms."""
 
     axes: Mapping[str, int]
+    """Input -> its batch axis."""
     size: int
     is_dynamic: bool
     rows: tuple[Feed, ...]
+    """Each row of ``mixed`` alone; the first alone where the batch is fixed, in which nothing else fits."""
     repeated: Feed
     mixed: Feed | None
+    """Different rows; None where there are none."""
     is_whole: bool = True
+    """No other input has a dynamic axis of the same size, which may be the batch under another name or none."""
 
 
 def first_other(feeds: Sequence[Feed]) -> int | None:
@@ -226,23 +223,25 @@ among different ones. batch: a row alone, and a batch."""
 
 @dataclass(frozen=True)
 class Sight:
-    """What one value holds.
-
-    Attributes:
-        difference: relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one
-            feed, or where the two cannot be compared; infinite where a value belongs to pairs of rows.
-    """
+    """What one value holds."""
 
     shapes: tuple[tuple[int, ...], ...]
     nan: int = 0
     infinite: int = 0
     difference: float = 0.0
+    """Relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one feed, or where
+    the two cannot be compared; infinite where a value belongs to pairs of rows."""
     is_equal: bool = True
 
     @property
     def is_finite(self) -> bool:
         """Neither NaN nor infinite."""
         return not (self.nan or self.infinite)
+
+    @property
+    def kind(self) -> str:
+        """What stands there where it is not finite."""
+        return "nan" if self.nan else "inf"
 
     @property
     def keeps_rows(self) -> bool:

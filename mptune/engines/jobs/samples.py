@@ -32,17 +32,14 @@ _NAMES = "outputs, references, inputs, labels"
 
 @dataclass(frozen=True)
 class Scoring:
-    """See the module.
-
-    Attributes:
-        sketches: file to write what the outputs look like to (``mptune.data.run_outputs``); None writes none.
-    """
+    """What is taken of outputs beside the objective."""
 
     reported: tuple[str, ...] = ()
     rollout: Rollout | None = None
     callable_takes_set: bool = False
     timeout_s: float = METRIC_TIMEOUT_S
     sketches: Path | None = None
+    """File to write what the outputs look like to (``mptune.data.run_outputs``)."""
 
     @classmethod
     def of(cls, settings: SearchSettings, sketches: Path | None = None) -> Scoring:
@@ -67,11 +64,7 @@ class MetricQuestion:
     files: tuple[Path, ...]
 
     def answer(self, metric: str, function: Any) -> float:
-        """Compute it; in the parent.
-
-        Raises:
-            DataError: the function raised, or returned no number.
-        """
+        """Compute it; in the parent."""
         if len(self.files) == 1:
             outputs, reference = read_outputs(self.files[0])
             return call_metric(metric, function, outputs, reference)
@@ -91,11 +84,7 @@ def set_errors(
 ) -> OutputError | None:
     """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one.
 
-    Args:
-        reference: file of its reference outputs; samples and labels lie beside it.
-
-    Raises:
-        DataError: a metric failed.
+    Samples and labels lie beside the file of the reference outputs.
     """
     samples = reference.with_name(reference.name.replace("_reference", ""))
     labels = labels_beside(samples)
@@ -163,11 +152,7 @@ def output_error(
     Outputs whose shape depends on values are compared as sets of rows, as are others that have another number of rows
     than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
 
-    Args:
-        scoring: what is taken beside the objective. Metrics over the whole set are taken of whole sets only.
-
-    Raises:
-        DataError: a metric failed.
+    Metrics over the whole set are taken of whole sets only.
     """
     references = cached_reference(state, reference)
     wanted = references[start : start + len(outputs)]
@@ -225,11 +210,7 @@ def _cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]
 
 
 def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> tuple[frozenset[int], ...]:
-    """What may be the batch of each output: the first dimensions of the inputs of its sample.
-
-    Args:
-        outputs: how many there are: fewer where each is that of a sequence of samples, which have one batch.
-    """
+    """What may be the batch of each output: the first dimensions of the inputs of its sample, or of its sequence."""
     firsts = shapes[:: max(1, len(shapes) // outputs)][:outputs]
     return tuple(frozenset(shape[0] for shape in sample.values() if shape) for sample in firsts)
 
@@ -254,9 +235,7 @@ def _check_shapes(
 ) -> None:
     """Check that outputs can be compared with the reference.
 
-    Raises:
-        EngineError: they cannot. It is caused by the plan (a detector keeps another number of boxes), so it is the
-            plan that fails.
+    An ``EngineError`` says that they cannot: the plan has failed, as a detector keeps another number of boxes.
     """
     rows = {output.name: output for each in row_sets for output in each.outputs}
     for number, (got, expected) in enumerate(zip(outputs, wanted, strict=True)):

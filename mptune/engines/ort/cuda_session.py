@@ -1,16 +1,10 @@
 """Sessions on ONNX Runtime's CUDA provider.
 
 They run on one explicit stream, with inputs and outputs bound on the device, and replay a CUDA graph where capture
-works. TF32 is off unless asked for: the provider option ``use_tf32`` is on by default and costs about as much accuracy
-as FP16.
-
-With that option off, FP16 convolutions do not use tensor cores either, and FP32 ones miss some kernels: on an H200
-(ONNX Runtime 1.31.1, cuBLAS 13) a ResNet-50 takes 4.12 ms in FP32 and 1.64 in FP16, and 3.80 and 1.42 where NVIDIA's
-environment variable (``NO_TF32``) alone switches TF32 off. cuDNN always obeyed the variable, cuBLAS did not: in about 1
-session of 100, several in a row in one process, FP32 matrix products used TF32 (the error of a text encoder was 9e-4
-instead of 4e-4); the cause was not found. With the option off they never did, at the same speed: ViT-S 3.458 and 1.508
-ms off, 3.462 and 1.508 on. So the option is left on only for convolutions (``SessionOptions.tf32_by_environment``).
-CUDA's libraries read the variable once, so it must be set when the process starts.
+works. TF32 is off unless asked for. With the provider option ``use_tf32`` off, FP16 convolutions do not use tensor
+cores (ResNet-50 on an H200: 1.64 ms, and 1.42 where ``NO_TF32`` alone switches TF32 off); with it on, cuBLAS ignored
+the variable in 1 session of 100. So the option is left on for convolutions alone (``tf32_by_environment``). CUDA's
+libraries read the variable once, so it must be set when the process starts.
 """
 
 from __future__ import annotations
@@ -115,7 +109,7 @@ class CudaSession(OrtSession):
     def _open(self, *, graph: bool, stream: bool) -> None:
         self.close()
         if stream:
-            cuda.set_device(self.options.device)
+            cuda.set_device(0)
             self._stream = cuda.Stream()
         refusal: str | None = None
         try:
@@ -143,7 +137,7 @@ class CudaSession(OrtSession):
     def _providers(self, graph: bool) -> list[Any]:
         by_environment = self.options.tf32_by_environment and NO_TF32.items() <= os.environ.items()
         options = {
-            "device_id": str(self.options.device),
+            "device_id": "0",
             "use_tf32": "1" if self.options.tf32 or by_environment else "0",
             "enable_cuda_graph": "1" if graph else "0",
         }
@@ -160,10 +154,6 @@ class CudaSession(OrtSession):
         # Host arrays have new addresses every time: such a run must be neither captured nor a replay.
         options.add_run_config_entry("gpu_graph_id", "-1")
         return options
-
-    def _synchronize(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
 
     def _settled(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
         """Put the feeds on the device and run once, which captures the graph; without one where that fails.
@@ -205,13 +195,13 @@ class CudaSession(OrtSession):
         if self._stream is not None:
             cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
         self._execute(bound)
-        self._synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
         return bound
 
     def _new_binding(self, feeds: Mapping[str, np.ndarray]) -> Bound:
         import onnxruntime
 
-        device = self.options.device
         outputs = {} if self._dynamic_outputs else self.run(feeds)  # Only for their shapes and types.
         options = onnxruntime.RunOptions()
         if self._stream is not None:
@@ -224,14 +214,14 @@ class CudaSession(OrtSession):
             binding = self._open_session().io_binding()
             inputs = {}
             for name, array in feeds.items():
-                inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "cuda", device)
+                inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "cuda", 0)
                 binding.bind_ortvalue_input(name, inputs[name])
             for name in self.output_names:
                 value = outputs.get(name)
                 if value is None:
-                    binding.bind_output(name, "cuda", device)
+                    binding.bind_output(name, "cuda", 0)
                 else:
-                    place = onnxruntime.OrtValue.ortvalue_from_shape_and_type(value.shape, value.dtype, "cuda", device)
+                    place = onnxruntime.OrtValue.ortvalue_from_shape_and_type(value.shape, value.dtype, "cuda", 0)
                     binding.bind_ortvalue_output(name, place)
             return Bound(binding, inputs, options)
 

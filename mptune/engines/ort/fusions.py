@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +22,6 @@ from mptune.graph.loading.model import Node
 
 # How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
 _RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
-_BLOCKED = "_nchwc"
-"""Suffix of the name of a node whose output has blocked channels; before it stands the name of the tensor, which is no
-longer in the graph (nchwc_transformer.cc)."""
 Nodes = tuple[str, ...]
 
 
@@ -48,31 +44,17 @@ def load_graph(path: Path) -> onnx.GraphProto:
 def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[Nodes]:
     """The nodes of the typed model that each node of the optimised graph computes.
 
-    A node with an output of the typed model computes the producer of that output there, and the nodes between that and
-    the tensors that are still in the optimised graph, which were fused into it. A node without such an output (a layout
-    change before a product) counts for its first reader, or else for the producer of its first input.
+    These are the producers of its outputs in the typed model, and the nodes between them and the tensors that are still
+    in the optimised graph, which were fused into it; empty where it has no such output.
     """
     producer = {name: node for node in typed.node for name in node.output if name}
     varying = _varying(typed)
-
     in_typed = partial(given_name, producer=producer)
-    given = [
-        [name for name in map(in_typed, (*node.output, _blocked(node))) if name is not None] for node in optimised.node
-    ]
     left = {in_typed(name) or name for node in optimised.node for name in (*node.input, *node.output)}
-    left.update(name for names in given for name in names)
-    computed = [_between(names, producer, left, varying) for names in given]
-    readers: dict[str, list[int]] = defaultdict(list)
-    for index, node in enumerate(optimised.node):
-        for name in node.input:
-            readers[name].append(index)
-    for index in reversed(range(len(computed))):
-        behind = (computed[reader] for name in optimised.node[index].output for reader in readers[name])
-        computed[index] = computed[index] or next(filter(None, behind), ())
-    for index, node in enumerate(optimised.node):
-        before = (producer[name].name for name in map(in_typed, node.input) if name is not None)
-        computed[index] = computed[index] or tuple(before)[:1]
-    return computed
+    return [
+        _between([name for name in map(in_typed, node.output) if name is not None], producer, left, varying)
+        for node in optimised.node
+    ]
 
 
 def given_name(name: str, producer: Container[str]) -> str | None:
@@ -81,11 +63,6 @@ def given_name(name: str, producer: Container[str]) -> str | None:
         return name
     match = _RETYPED.match(name)
     return match["name"] if match and match["name"] in producer else None
-
-
-def _blocked(node: onnx.NodeProto) -> str:
-    """Name of a node's output with blocked channels; empty where it has none."""
-    return str(node.name)[: -len(_BLOCKED)] if node.name.endswith(_BLOCKED) else ""
 
 
 def _varying(graph: onnx.GraphProto) -> frozenset[str]:
@@ -127,12 +104,9 @@ _RENAMING = [
 
 @dataclass(frozen=True)
 class FoldJob:
-    """Have ONNX Runtime write a model with its constants folded; no session ever runs it.
+    """Have ONNX Runtime write a model of ``write_without_weights`` with its constants folded; no session runs it.
 
     Folding is the same for every provider: it uses the CPU's kernels, before nodes are given to providers.
-
-    Attributes:
-        model: as ``write_without_weights`` has written it.
     """
 
     model: Path
@@ -175,8 +149,7 @@ class OptimisedNode:
 class FusionsJob:
     """Open a typed model as a search opens it, and name the nodes that several of its own became.
 
-    Attributes:
-        folder: an empty folder for the optimised graph; it is empty again afterwards.
+    ``folder`` is empty before and afterwards.
     """
 
     model: Path

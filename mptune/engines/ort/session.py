@@ -114,7 +114,7 @@ def first_words(text: str) -> str:
 Provider = Literal["cpu", "cuda"]
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 OPTIMISED_MODEL = "optimised.onnx"
-"""In ``profile_dir`` and ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
+"""In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
 _OPTIMISED_WEIGHTS = "optimised.weights"
 _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
 _FP8_KERNEL = ("Failed to find kernel for QLinear", "Type 'tensor(float8")
@@ -128,41 +128,32 @@ _LOG_WARNING = 2
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a session is opened.
-
-    Attributes:
-        tf32: let FP32 matrix products and convolutions use TF32 (CUDA only).
-        tf32_by_environment: where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are
-            faster with the provider's own option left on, but matrix products may use TF32 at times (``cuda_session``).
-        timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
-        extended: with the optimisations that ONNX Runtime calls extended: what is written out becomes one operator.
-            Without them a graph of thousands of nodes opens in 0.6 of the time.
-        profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
-            was optimised; None for no profile.
-        reuses_buffers: plan which values share a buffer. Its time is quadratic in ONNX Runtime 1.31: 4 of the 4.3 s
-            in which a model of 3,300 nodes is opened. Without it each value has memory of its own while it is needed.
-            On a CPU only where a session is timed.
-        fuses_norms: make norms of nodes that write them out; not where an epsilon is computed: a fused norm takes 1e-5
-            for what is no constant (``layer_norm_fusion.cc``, ONNX Runtime 1.31).
-        node_by_node: no optimisation and no arena: each node is computed as it stands, and memory is given back.
-        threads: that one run computes with on a CPU; None takes all cores.
-    """
+    """How a session is opened."""
 
     provider: Provider = "cpu"
     tf32: bool = False
     tf32_by_environment: bool = False
+    """Where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are faster with the
+    provider's own option left on, but matrix products may use TF32 at times (``cuda_session``)."""
     latency: LatencySettings = field(default_factory=LatencySettings)
     timing: bool = True
-    device: int = 0
+    """The session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device."""
     optimise: bool = True
     extended: bool = True
-    profile_dir: Path | None = None
+    """With the optimisations that ONNX Runtime calls extended: what is written out becomes one operator."""
     optimised_dir: Path | None = None
+    """An empty folder for the graph as it was optimised."""
     record_placement: bool = False
     reuses_buffers: bool = True
+    """Plan which values share a buffer, in quadratic time (ONNX Runtime 1.31); on a CPU only where a session is timed.
+    """
     node_by_node: bool = False
+    """No optimisation and no arena: each node is computed as it stands, and memory is given back."""
     fuses_norms: bool = True
+    """Make norms of nodes that write them out; not where an epsilon is computed: a fused norm takes 1e-5 for what is no
+    constant (``layer_norm_fusion.cc``, ONNX Runtime 1.31)."""
     threads: int | None = None
+    """That one run computes with on a CPU; None takes all cores."""
 
 
 @dataclass(frozen=True)
@@ -265,10 +256,6 @@ class OrtSession(ABC):
         placed: tuple[Placed, ...] = translated(read)
         return placed
 
-    def end_profile(self) -> Path:
-        """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""
-        return Path(translated(lambda: self._open_session().end_profiling()))
-
     def close(self) -> None:
         self._end_session()
 
@@ -330,11 +317,12 @@ class OrtSession(ABC):
             options.enable_cpu_mem_arena = False
         if self.options.record_placement:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        if self.options.profile_dir is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = str(self.options.profile_dir / "profile")
-        if (saved := self.options.profile_dir or self.options.optimised_dir) is not None:
-            _save_optimised(saved, options)
+        if self.options.optimised_dir is not None:
+            options.optimized_model_filepath = str(self.options.optimised_dir / OPTIMISED_MODEL)
+            # Folded and transposed constants are new: inside the file they might pass protobuf's 2 GiB.
+            external = "session.optimized_model_external_initializers"
+            options.add_session_config_entry(f"{external}_file_name", _OPTIMISED_WEIGHTS)
+            options.add_session_config_entry(f"{external}_min_size_in_bytes", "1024")
         model: bytes | str = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
@@ -424,13 +412,6 @@ def with_names_apart(path: Path) -> tuple[bytes, str]:
     proto = onnx.load(path, load_external_data=False)
     name_apart(proto.graph)
     return proto.SerializeToString(), str(path.resolve().parent)
-
-
-def _save_optimised(folder: Path, options: Any) -> None:
-    options.optimized_model_filepath = str(folder / OPTIMISED_MODEL)
-    # Folded and transposed constants are new: inside the file they might pass protobuf's 2 GiB.
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _OPTIMISED_WEIGHTS)
-    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
 
 
 def translated(call: Callable[[], Any]) -> Any:

@@ -90,7 +90,8 @@ class TimingCache:
 class RuntimeCache:
     """The kernels that TensorRT-RTX has compiled for this GPU, for all engines of a run.
 
-    Several sessions are open at a time, each with a cache of its own that began with what the file held then.
+    Several sessions are open at a time, each with a cache of its own that began with what the file held then; the
+    largest is kept. Where writing fails, kernels are compiled again.
     """
 
     def __init__(self, path: Path, runtime_config: Any) -> None:
@@ -98,31 +99,20 @@ class RuntimeCache:
         self._path = path
         self._lock = filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
         self._runtime_cache: Any = runtime_config.create_runtime_cache()
-        self._seen = b""
+        self._rejected = b""
         with contextlib.suppress(OSError, filelock.Timeout), self._lock:
-            self._seen = self._read()
-            if self._seen:
-                # A file of another GPU or version is rejected; its kernels are compiled again.
-                self._runtime_cache.deserialize(self._seen)
+            written = self._read()
+            if written and not self._runtime_cache.deserialize(written):  # of another GPU or version
+                self._rejected = written
         runtime_config.set_runtime_cache(self._runtime_cache)
 
     def save(self) -> None:
-        """Write the kernels, beside those that other sessions have written meanwhile.
-
-        NVIDIA does not say whether ``deserialize`` adds to a cache or replaces it: of what was here, what was written
-        and both together, the largest is kept. Where writing fails, kernels are compiled again.
-        """
-        runtime_cache = self._runtime_cache
+        """Write the kernels."""
         with contextlib.suppress(OSError, filelock.Timeout), self._lock:
-            versions = [bytes(memoryview(runtime_cache.serialize()))]
-            written = self._read()
-            if written not in (b"", self._seen) and runtime_cache.deserialize(written):
-                versions += [written, bytes(memoryview(runtime_cache.serialize()))]
-            largest = max(versions, key=len)
-            if largest != written:
+            kernels, written = bytes(memoryview(self._runtime_cache.serialize())), self._read()
+            if written == self._rejected or len(kernels) > len(written):
                 with whole_file(self._path) as partial:
-                    partial.write_bytes(largest)
-            self._seen = largest
+                    partial.write_bytes(kernels)
 
     def close(self) -> None:
         """Write the kernels and let go of the cache."""
@@ -139,16 +129,12 @@ _REPORT_EVERY_S = 0.25
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How an engine is built.
-
-    Attributes:
-        tf32: whether FP32 layers may use TF32; TensorRT's default is yes.
-        capabilities: compute capabilities that TensorRT-RTX builds for; TensorRT always builds for the GPU here.
-    """
+    """How an engine is built."""
 
     kind: Kind
     tf32: bool = False
     capabilities: tuple[tuple[int, int], ...] = ()
+    """Compute capabilities that TensorRT-RTX builds for; TensorRT always builds for the GPU here."""
     shapes: tuple[ShapeRange, ...] = ()
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: Path | None = None
@@ -156,35 +142,21 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """A serialised engine.
-
-    Attributes:
-        memory: TensorRT's ``IHostMemory`` with what goes into the engine file; it has the buffer protocol.
-    """
+    """A serialised engine."""
 
     memory: Any
+    """TensorRT's ``IHostMemory``; it has the buffer protocol."""
     warnings: tuple[str, ...] = ()
 
 
-class BuildObjects:
-    """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result.
-
-    Freed in the reverse order of ``hold``: an object before what it was made with.
-    """
-
-    def __init__(self) -> None:
-        """None yet."""
-        self.held: list[Any] = []
-
-    def hold(self, *objects: Any) -> None:
-        """Keep objects alive."""
-        self.held += objects
+class BuildObjects(list[Any]):
+    """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result."""
 
     def close(self) -> None:
-        """Free them all. Idempotent."""
+        """Free them in reverse order, an object before what it was made with."""
         with collector_paused():
-            while self.held:
-                self.held.pop()
+            while self:
+                self.pop()
 
 
 @collector_paused()
@@ -201,34 +173,29 @@ def build_engine(
 ) -> BuiltEngine:
     """Parse a typed model as a strongly typed network and build it.
 
-    Args:
-        samples: feeds whose shapes the engine must take; the engine is tuned for those of the first.
-        timeout_s: TensorRT is asked to stop after this long. It checks between steps only, so that the caller
-            needs a deadline of its own.
-
-    Raises:
-        SettingsError: ``options.shapes`` do not fit the model or the samples.
+    The engine takes the shapes of all samples and is tuned for those of the first. After ``timeout_s`` TensorRT is
+    asked to stop; it checks between steps only, so that the caller needs a deadline of its own.
     """
     trt = library.trt
     log = open_log(trt)
-    objects = objects or BuildObjects()
+    objects = BuildObjects() if objects is None else objects
     builder, network, _ = parse_network(library, model, log, objects)
     _check_inputs(network, samples)
     config = builder.create_builder_config()
-    objects.hold(config)
+    objects.append(config)
     _configure(library, config, options)
     profile = builder.create_optimization_profile()
-    objects.hold(profile)
+    objects.append(profile)
     if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
         raise build_failure(log.errors, log.warnings, "TensorRT refuses the optimization profile")
     shared = None if options.timing_cache is None or library.is_rtx else TimingCache(options.timing_cache)
     warnings = [] if shared is None else shared.attach(config, log)
-    objects.hold(shared)
+    objects.append(shared)
     monitor = _monitor_class(trt)(clock() + timeout_s, report, clock)
     config.progress_monitor = monitor
-    objects.hold(monitor)
+    objects.append(monitor)
     memory = builder.build_serialized_network(network, config)
-    objects.hold(memory)
+    objects.append(memory)
     if monitor.cancelled:
         raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
     if memory is None or not memory.nbytes:
@@ -240,22 +207,18 @@ def build_engine(
 
 @collector_paused()
 def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
-    """Parse a typed model as a strongly typed network.
+    """Parse a typed model as a strongly typed network: builder, network, and the parser, which holds its weights.
 
-    Args:
-        objects: keeps what TensorRT made, also where this raises.
-
-    Returns:
-        The builder, the network and the parser, in which the network's weights lie: it must outlive the build.
+    ``objects`` keeps what TensorRT made, also where this raises.
     """
     trt = library.trt
-    objects = objects or BuildObjects()
+    objects = BuildObjects() if objects is None else objects
     builder = made(lambda: trt.Builder(log), log)
-    objects.hold(log, builder)
+    objects += [log, builder]
     # TensorRT 11 has no other networks: it accepts the flag and ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    objects.hold(network, parser)
+    objects += [network, parser]
     if not parser.parse_from_file(str(model)):
         raise parser_failure([_complaint(parser.get_error(k)) for k in range(parser.num_errors)], log.errors)
     return builder, network, parser
@@ -288,15 +251,11 @@ def _check_inputs(network: Any, samples: Sequence[Feed]) -> None:
 
 @collector_paused()
 def engine_faults(library: Library, data: Any, objects: BuildObjects | None = None) -> tuple[str, ...]:
-    """Faults of an engine file by TensorRT-RTX's check of its header, whatever GPU is here.
-
-    Returns:
-        Names of ``EngineInvalidityDiagnostics``; empty where the file is sound.
-    """
+    """Faults of an engine file by TensorRT-RTX's check of its header, as names of ``EngineInvalidityDiagnostics``."""
     trt = library.trt
     log = open_log(trt)
     runtime = made(lambda: trt.Runtime(log), log)
-    (objects or BuildObjects()).hold(log, runtime)
+    (BuildObjects() if objects is None else objects).extend((log, runtime))
     _, diagnostics = runtime.get_engine_validity(data)
     faults = trt.EngineInvalidityDiagnostics
     return tuple(fault.name for fault in (faults.MALFORMED_ENGINE, faults.VERSION_MISMATCH) if diagnostics & int(fault))

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -38,24 +39,17 @@ _SEPARATORS = re.compile(r"[\x1e\x1f]")
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a built engine.
-
-    Attributes:
-        nodes: names of the ONNX nodes that it came from; empty for a reformat of TensorRT's own.
-    """
+    """One layer of a built engine."""
 
     name: str
     nodes: tuple[str, ...]
+    """The ONNX nodes that it came from; empty for a reformat of TensorRT's own."""
     inputs: frozenset[Precision]
     outputs: frozenset[Precision]
 
 
 def read_layers(information: str) -> tuple[Layer, ...]:
-    """Read the inspector's JSON.
-
-    Returns:
-        The layers with more than a name; empty where the engine was built without detailed verbosity.
-    """
+    """The layers in the inspector's JSON; none where the engine was built without detailed verbosity."""
     return tuple(_layer(entry) for entry in _listed(information))
 
 
@@ -161,17 +155,14 @@ _SHAPE_VALUES = 64
 
 @dataclass(frozen=True)
 class LibraryReport:
-    """The result of ``LibraryJob``.
-
-    Attributes:
-        cuda_obstacle: why no GPU can be used through cuda-python or the system's CUDA; None where one can.
-        cuda_install: the command that removes the obstacle; empty where nothing that can be installed is missing.
-    """
+    """The result of ``LibraryJob``."""
 
     version: str
     warnings: tuple[str, ...] = ()
     cuda_obstacle: str | None = None
+    """Why no GPU can be used through cuda-python or the system's CUDA."""
     cuda_install: str = ""
+    """The command that removes the obstacle, where one does."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +172,6 @@ class LibraryJob:
     kind: Kind
 
     def run(self, state: WorkerState) -> LibraryReport:
-        """See the class."""
         library = load_library(self.kind)
         obstacle = cuda.unavailable_reason()
         install = "" if obstacle is None else cuda.missing_package()
@@ -199,20 +189,17 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Build the engine of a typed model and write it to a file, whole or not at all.
-
-    Attributes:
-        samples: files of samples whose shapes the engine must take; it is tuned for the first sample of the first.
-        alone: close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory,
-            TensorRT would skip tactics in some builds and not in others, by what is open.
-    """
+    """Build the engine of a typed model and write it to a file, whole or not at all."""
 
     model: Path
     engine_path: Path
     options: BuildOptions
     samples: tuple[Path, ...]
+    """Files of samples whose shapes the engine must take; it is tuned for the first sample of the first."""
     timeout_s: float
     alone: bool = False
+    """Close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory, TensorRT
+    would skip tactics in some builds and not in others, by what is open."""
 
     def run(self, state: WorkerState) -> BuildResult:
         for slot in _OPEN_SESSIONS if self.alone else ():
@@ -344,17 +331,14 @@ class ModelNames:
 
 @dataclass(frozen=True)
 class EngineOutputsJob(OutputsJob):
-    """``OutputsJob`` with an engine file as ``model``.
-
-    Attributes:
-        names: of the ONNX model's inputs and outputs; the samples have those inputs, the file gets those outputs.
-    """
+    """``OutputsJob`` with an engine file as ``model``."""
 
     kind: Kind = "tensorrt"
     names: ModelNames = ModelNames((), (), ())
+    """Of the ONNX model's inputs and outputs; the samples have those inputs, the file gets those outputs."""
 
     def _open(self, state: WorkerState) -> Run:
-        return state.transient(lambda: _Sessions(self.model, self.kind, self.names, 1)).runs[0]
+        return _opened(state, self.model, self.kind, self.names, 1)[0]
 
 
 @dataclass(frozen=True)
@@ -365,46 +349,31 @@ class EngineRepeatJob(RepeatJob):
     names: ModelNames = ModelNames((), (), ())
 
     def _open(self, state: WorkerState) -> list[Run]:
-        return state.transient(lambda: _Sessions(self.model, self.kind, self.names, self.threads)).runs
+        return _opened(state, self.model, self.kind, self.names, self.threads)
 
 
-class _Sessions:
-    """Sessions of one engine file, under the names of the model."""
-
-    def __init__(self, path: Path, kind: Kind, names: ModelNames, count: int) -> None:
-        self._opened: list[TensorRtSession] = []
-        self.runs: list[Run] = []
-        try:
-            for _ in range(count):
-                session = TensorRtSession(path, EngineOptions(kind))
-                self._opened.append(session)
-                self.runs.append(_Renamed(session, names))
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close them all. Idempotent."""
-        while self._opened:
-            self._opened.pop().close()
+def _opened(state: WorkerState, path: Path, kind: Kind, names: ModelNames, count: int) -> list[Run]:
+    """What runs an engine file under the names of the model, each in a session of its own until the job ends."""
+    sessions: ExitStack[bool | None] = state.transient(lambda: ExitStack())
+    return [
+        _renamed(sessions.enter_context(closing(TensorRtSession(path, EngineOptions(kind)))), names)
+        for _ in range(count)
+    ]
 
 
-class _Renamed:
+def _renamed(session: TensorRtSession, names: ModelNames) -> Run:
     """Runs a session on a model's feeds: inputs and outputs correspond by name, else by position."""
+    mode = session.library.trt.TensorIOMode
+    theirs = session.tensor_names(mode.INPUT)
+    inputs = _pairs("inputs", theirs, theirs, names.inputs)
+    types = {name: session.tensor_type(name) for name in theirs}
+    outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
 
-    def __init__(self, session: TensorRtSession, names: ModelNames) -> None:
-        mode = session.library.trt.TensorIOMode
-        self._session = session
-        theirs = session.tensor_names(mode.INPUT)
-        self._inputs = _pairs("inputs", theirs, theirs, names.inputs)
-        self._types = {name: session.tensor_type(name) for name in theirs}
-        self._outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
+    def run(feed: Feed) -> Outputs:
+        values = session.run({name: _cast(feed[ours], name, types[name]) for name, ours in inputs.items()})
+        return {ours: values[name] for ours, name in outputs.items()}
 
-    def __call__(self, feed: Feed) -> Outputs:
-        outputs = self._session.run(
-            {name: _cast(feed[ours], name, self._types[name]) for name, ours in self._inputs.items()}
-        )
-        return {ours: outputs[name] for ours, name in self._outputs.items()}
+    return run
 
 
 def _pairs(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:

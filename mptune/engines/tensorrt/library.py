@@ -101,7 +101,8 @@ def load_library(kind: Kind) -> Library:
     except ModuleNotFoundError as error:
         raise EngineError(FailureKind.UNSUPPORTED, _missing(kind, error)) from error
     except (ImportError, OSError, RuntimeError) as error:
-        message = f"{kind} is installed, but a library that it needs does not load: {_first_line(error)}"
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = f"{kind} is installed, but a library that it needs does not load: {words}"
         raise EngineError(FailureKind.UNSUPPORTED, message) from error
     version = str(getattr(trt, "__version__", ""))
     warnings = check_version(kind, version)
@@ -182,9 +183,8 @@ def _register_plugins(trt: Any) -> bool:
 def collector_paused() -> Iterator[None]:
     """Pause Python's garbage collector while TensorRT runs.
 
-    TensorRT logs and reports progress while it holds locks. A collection that starts in such a callback may free other
-    objects of TensorRT (those of a failed build are in the traceback's cycle), whose destructors need the same locks: a
-    deadlock.
+    A collection in a callback of TensorRT may free other objects of TensorRT, whose destructors need the locks that it
+    holds: a deadlock.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -200,11 +200,6 @@ def _missing(kind: Kind, error: ModuleNotFoundError) -> str:
     if name == MODULES[kind]:
         return f"{kind} is not installed"
     return f"{kind} is installed, but its part {error.name!r} is not"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 # "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (words In function at /src/file.cpp:12)" and
@@ -265,11 +260,7 @@ _BY_PRIORITY = (
 
 @dataclass(frozen=True)
 class ParserComplaint:
-    """One error of the ONNX parser.
-
-    Attributes:
-        node: name of the node; empty where the error is about none, or the parser does not say.
-    """
+    """One error of the ONNX parser."""
 
     code: str
     words: str
@@ -307,11 +298,7 @@ def made(make: Callable[[], T], log: Any) -> T:
 
 
 def build_failure(errors: Sequence[str], warnings: Sequence[str] = (), otherwise: str = "") -> EngineError:
-    """The error for a build, a load or an execution that TensorRT failed.
-
-    Args:
-        warnings: what it logged as warnings; too little memory is one, although a layer then has no kernel.
-    """
+    """The error for a build, a load or an execution that TensorRT failed; too little memory is a warning only."""
     kinds = [classify(text) for text in errors]
     for kind in _BY_PRIORITY:
         if kind not in kinds:
@@ -328,11 +315,7 @@ def build_failure(errors: Sequence[str], warnings: Sequence[str] = (), otherwise
 def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
     """The warning for an engine that was built although tactics were skipped for want of memory.
 
-    Such an engine depends on what was free: another build may choose other, faster kernels.
-
-    Args:
-        warnings: what TensorRT logged as warnings during the build. It logs two lines for a tactic, of which the second
-            says that it is skipped.
+    TensorRT logs two warnings for a tactic, of which the second says that it is skipped.
     """
     short = [text.lower() for text in warnings if _SHORT_OF_MEMORY.search(text.lower())]
     count = sum("skipping tactic" in text for text in short) or len(short)
@@ -346,11 +329,7 @@ def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
 
 
 def parser_failure(complaints: Sequence[ParserComplaint], errors: Sequence[str] = ()) -> EngineError:
-    """The error for a model that TensorRT's parser rejects.
-
-    Args:
-        complaints: the parser's errors; the first about an unsupported operator counts.
-    """
+    """The error for a model that TensorRT's parser rejects; the first about an unsupported operator counts."""
     if not complaints:
         return build_failure(errors, otherwise="TensorRT's parser rejects the model without a message")
     first = next(

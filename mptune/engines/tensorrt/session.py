@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +75,14 @@ Place = cuda.DeviceBuffer | np.ndarray
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is opened.
-
-    Attributes:
-        runtime_cache: file in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none.
-        fp64_inputs: inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast.
-    """
+    """How an engine is opened."""
 
     kind: Kind
     latency: LatencySettings = field(default_factory=LatencySettings)
     runtime_cache: Path | None = None
-    device: int = 0
+    """File in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none."""
     fp64_inputs: frozenset[str] = frozenset()
+    """Inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast."""
 
 
 @dataclass
@@ -130,7 +126,7 @@ class TensorRtSession:
         self._kernels_are_kept = False
         self.library: Library = load_library(options.kind)
         self._log = open_log(self.library.trt)
-        cuda.set_device(options.device)
+        cuda.set_device(0)
         trt = self.library.trt
         self._runtime: Any = made(lambda: trt.Runtime(self._log), self._log)
         try:
@@ -368,16 +364,13 @@ class TensorRtSession:
             bound.graph = self._capture(bound, stream)
         graph = bound.graph
         # Neither holds the engine: a stopwatch may live longer than the session.
-        return self._enqueue if graph is None else partial(self._replay, graph)
+        return self._enqueue if graph is None else lambda: graph.launch(self._opened())
 
     def _keep_kernels(self) -> None:
         """Write what the first execution compiled: the baseline's session stays open while candidates come and go."""
         if self._kernels is not None and not self._kernels_are_kept:
             self._kernels.save()
             self._kernels_are_kept = True
-
-    def _replay(self, graph: cuda.Graph) -> None:
-        graph.launch(self._opened())
 
     def _capture(self, bound: _Bound, stream: cuda.Stream) -> cuda.Graph | None:
         on_host = [name for name, place in bound.outputs.items() if isinstance(place, np.ndarray)]

@@ -22,9 +22,7 @@ from mptune.settings import LatencySettings
 MIN_SPAN_MS = 1.0
 """A timed value that spans less than this is dominated by the cost of the clock and of the launch."""
 TARGET_SPAN_MS = 10.0
-"""Span of one value on the baseline: candidates are up to about four times as fast and share its repetitions. Some
-engines have two execution times (a flow network on an H200: 3.85 and 3.90 ms). A value that spans several executions
-averages them; the median of single executions would jump from one to the other."""
+"""Span of one value on the baseline. Some engines have two execution times, which a value of several averages."""
 HOST_BOUND_RATIO = 0.8
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
 LatencySource = Literal["measured", "predicted"]
@@ -34,17 +32,12 @@ _MAX_PROBES = 1_000_000
 
 @dataclass(frozen=True)
 class Repetitions(JsonForm):
-    """Numbers of executions for one latency: calibrated once on the baseline, then frozen for every candidate.
-
-    Attributes:
-        warmup_iterations: untimed executions of all engines that are timed in turn, at least this many.
-        iterations: timed values, at most.
-        executions_per_value: back-to-back executions per value, which is their mean.
-        warmup_ms: least duration of the warm-up, since candidates are faster than the baseline.
-    """
+    """Numbers of executions for one latency: calibrated once on the baseline, then frozen for every candidate."""
 
     warmup_iterations: int
+    """Of all engines that are timed in turn, at least."""
     iterations: int
+    """Timed values, at most."""
     executions_per_value: int = 1
     warmup_ms: float = 0.0
 
@@ -78,26 +71,23 @@ class Stopwatch(Protocol):
 
 @dataclass(frozen=True)
 class Latency(JsonForm):
-    """The latency of one engine, in milliseconds per execution.
-
-    Attributes:
-        ci95_ms: 95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows
-            of this session alone; a search widens it by what differs between sessions.
-        session: against the baseline that it was timed in turn with, which the intervals of a search rest on
-            (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
-        degrees: degrees of freedom of the variance that the interval was made of; infinite where they are not known.
-    """
+    """The latency of one engine, in milliseconds per execution."""
 
     median_ms: float
     p90_ms: float
     p99_ms: float
     ci95_ms: tuple[float, float]
+    """95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows of this
+    session alone; a search widens it by what differs between sessions."""
     cv: float
     source: LatencySource
     raw_ms: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
     session: SessionTiming | None = None
+    """Against the baseline that it was timed in turn with, which the intervals of a search rest on
+    (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted."""
     degrees: float = math.inf
+    """Degrees of freedom of the variance that the interval was made of; infinite where they are not known."""
 
     @classmethod
     def predicted(cls, ms: float) -> Latency:
@@ -129,12 +119,7 @@ def summarise(
     executions_per_value: int = 1,
     enqueue_ms: float | None = None,
 ) -> Latency:
-    """Statistics of timed values.
-
-    Args:
-        raw_ms: milliseconds per execution, in order; not empty.
-        enqueue_ms: median host time of one enqueue where the device runs asynchronously.
-    """
+    """Statistics of timed values, milliseconds per execution in their order; ``enqueue_ms`` is the host's median."""
     settings = settings or LatencySettings()
     values = np.asarray(raw_ms, dtype=np.float64)
     if not len(values):
@@ -247,9 +232,7 @@ def time_in_turn(
 ) -> tuple[Latency, ...]:
     """Warm up the engines, then time one value of each in turn.
 
-    Args:
-        is_enough: asked after each value, with the values in milliseconds of each engine so far: whether to stop
-            before ``repetitions.iterations`` values are there. Not before ``min_iterations`` executions.
+    ``is_enough`` is asked after each value from ``min_iterations`` executions on, with those of each engine so far.
     """
     warm_up([watch.run_once for watch in watches], clock, repetitions)
     executions = repetitions.executions_per_value
@@ -307,9 +290,8 @@ def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> L
 
 Bools = NDArray[np.bool_]
 LEVEL = 0.005
-"""Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since
-values are not independent and sessions stop early. In simulated searches 0.2 to 0.7 % are, by the kind of noise
-(``tests/engines/timing/test_enough.py``), by intervals alone 0.7 to 1.8 %."""
+"""Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
+not independent and sessions stop early (simulated: ``tests/engines/timing/test_enough.py``)."""
 
 
 def is_lower(latency: Latency, other: Latency) -> bool:

@@ -34,17 +34,14 @@ _LEAST_MS = 1e-9
 
 @dataclass(frozen=True)
 class SessionTiming(JsonForm):
-    """The latency of one session of a plan, relative to the session of the baseline that it was timed in turn with.
-
-    Attributes:
-        baseline: which session of the baseline; all candidates of one worker process share it.
-        log_ratio: ``log(median / median of the baseline)``.
-        sd: standard error of ``log_ratio`` within these two sessions.
-    """
+    """The latency of one session of a plan, relative to the session of the baseline that it was timed in turn with."""
 
     baseline: str
+    """Which session of the baseline; all candidates of one worker process share it."""
     log_ratio: float
+    """``log(median / median of the baseline)``."""
     sd: float
+    """Standard error of ``log_ratio`` within these two sessions."""
 
     @classmethod
     def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
@@ -69,8 +66,8 @@ def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[floa
 
 
 _WITHIN_DEGREES = 4.0
-"""Degrees of freedom of one session's variance. The bootstrap of a median is slow to learn it (Hall and Martin,
-Probability Theory and Related Fields 80, 1988): simulated, 3.2 of 5 values, 5 of 7, 11 of 38."""
+"""Degrees of freedom of one session's variance, simulated: 3.2 of 5 values, 5 of 7 (Hall and Martin, Probability Theory
+and Related Fields 80, 1988)."""
 
 
 @dataclass(frozen=True)
@@ -88,19 +85,13 @@ class RatioEstimate:
 
 
 class SessionSpread:
-    """The spread between sessions of one model on one device, estimated from all of its timings. See the module.
+    """The spread between sessions of one model on one device, estimated from all of its timings.
 
-    Attributes:
-        sd: between sessions, relative; None where no plan was timed more than once, so that nothing is known of it.
-        residual_variance: mean square that it was estimated from, the variance within sessions counted in.
+    ``sd`` is between sessions, relative; None where no plan was timed more than once.
     """
 
     def __init__(self, timings: Mapping[str, Sequence[SessionTiming]], anchor: str | None = None) -> None:
-        """Estimate.
-
-        Args:
-            anchor: session of the baseline that latencies are stated relative to; None takes the first timing's.
-        """
+        """``anchor`` is the session of the baseline that latencies are stated relative to; else the first timing's."""
         every = [timing for sessions in timings.values() for timing in sessions]
         first = anchor if anchor is not None or not every else every[0].baseline
         named = dict.fromkeys([*([] if first is None else [first]), *(timing.baseline for timing in every)])
@@ -197,17 +188,14 @@ _LOOK_GROWTH = 1.4
 
 @dataclass(frozen=True)
 class Enough:
-    """What one timing has to show.
-
-    Attributes:
-        spread: between sessions of one plan, relative standard deviation.
-        others: log ratio to the baseline and error of plans that were timed before, which it may be on the front with.
-        error: of the plan that is timed; NaN where it is not known or not to be judged by it.
-    """
+    """What one timing has to show."""
 
     spread: float = _ASSUMED_SPREAD
+    """Between sessions of one plan, relative standard deviation."""
     others: tuple[tuple[float, float], ...] = ()
+    """Log ratio to the baseline and error of plans that were timed before, which it may be on the front with."""
     error: float = math.nan
+    """Of the plan that is timed; NaN where it is not known or not to be judged by it."""
 
     def is_reached(self, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> bool:
         """Whether values that were taken in turn are enough."""

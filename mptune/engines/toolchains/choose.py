@@ -24,14 +24,11 @@ DEFAULT_TARGET = "jetson-orin-nano-8gb"
 
 @dataclass(frozen=True)
 class TargetChoice:
-    """A target and why it was chosen.
-
-    Attributes:
-        why: one line for the user; empty where the user named the target.
-    """
+    """A target and why it was chosen."""
 
     target: Target
     why: str = ""
+    """One line for the user; empty where the user named the target."""
 
 
 def choose_target(name: str) -> TargetChoice:
@@ -60,11 +57,7 @@ def choose_target(name: str) -> TargetChoice:
 
 
 def refuse_hidden_gpu(otherwise: str) -> None:
-    """Stop where an NVIDIA GPU is here that neither nvidia-smi nor a Jetson's files name.
-
-    Raises:
-        TargetError: it is.
-    """
+    """Raise ``TargetError`` where an NVIDIA GPU is here that neither nvidia-smi nor a Jetson's files name."""
     file = hidden_gpu()
     if file is not None:
         raise TargetError(
@@ -104,11 +97,7 @@ def open_toolchain(
 
 
 def _choose(choice: EngineChoice, place: Place) -> tuple[Backend | None, Availability, tuple[str, ...]]:
-    """The first backend that measures, else the first that builds, else none; what it can do, and warnings.
-
-    Raises:
-        TargetError: the one that was asked for can do neither; or the only one that could does not take the model.
-    """
+    """The first backend that measures, else the first that builds, else none; what it can do, and warnings."""
     passed_over: list[str] = []
     builds: tuple[Backend, Availability] | None = None
     refusal: tuple[str, str] | None = None
@@ -140,11 +129,8 @@ def is_here(target: Target, gpu: Gpu) -> bool:
     # In a container a Jetson may be known by its family alone.
     family = gpu.name.lower().removeprefix("nvidia ")
     has_memory = gpu.is_jetson and gpu.memory_gb is not None and target.memory_gb is not None
-    return has_memory and _same_family(family, target) and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
-
-
-def _same_family(family: str, target: Target) -> bool:
-    return any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
+    is_family = any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
+    return has_memory and is_family and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
 
 
 def list_toolchains() -> tuple[BackendStatus, ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, SampleSet
-from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, one_group_errors_s
+from mptune.engines.base import EmulatedSamples, Failure, SampleSet, in_parts
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
@@ -25,7 +24,7 @@ from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
 from mptune.settings import SearchSettings
-from mptune.targets.costs import Shape
+from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
 
 _VALUES_EACH = 3
@@ -33,10 +32,9 @@ _VALUES_EACH = 3
 
 
 def run_bytes(model: Model, samples: Path) -> int | None:
-    """Memory for the values of one run in FP32, emulated or observed, on the largest sample.
+    """Bytes (rather too many) for the values of one run in FP32, emulated or observed, on the largest sample.
 
-    Returns:
-        Bytes, more rather than less. None where a value's size is not known, or a subgraph has values of its own.
+    None where a value's size is not known, or a subgraph has values of its own.
     """
     every = [shapes for shapes in read_sample_shapes(samples) if shapes]
     if not every:
@@ -61,46 +59,46 @@ _KEPT_BYTES = 1 << 30
 """Sessions stay open while their weights together are no more than this, bytes."""
 
 
+QUICK_S = 10.0
+"""Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
+_FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
+"""Of one core."""
+
+
+def one_group_errors_s(grouped: GroupedModel, shapes: Mapping[str, Shape], samples: int) -> float:
+    """How long the one-group errors of all groups take about on one core of a CPU, in seconds.
+
+    An estimate from the model alone, so that a search does the same on every machine, under any load, and when it is
+    resumed. Emulating one group computes about half of the model, as it begins at a waist before the group.
+    """
+    flops = sum(cost.flops for cost in group_costs(grouped, shapes).values())
+    seconds = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
+    return len(grouped.groups) * samples * seconds
+
+
+@dataclass(eq=False)
 class Emulation:
     """Emulates plans of one model. Lives in the parent process; models are written when they are first needed."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        computed: GroupedModel,
-        provider: Provider,
-        settings: SearchSettings,
-        call: Call,
-        shapes: Callable[[], Mapping[str, Shape]],
-        fused: Sequence[FusedNodes] = (),
-    ) -> None:
-        """Wire the parts.
+    workload: Workload
+    computed: GroupedModel
+    """The same model and groups with a node for each step after which the target's engine rounds."""
+    provider: Provider
+    settings: SearchSettings
+    call: Call
+    shapes: Callable[[], Mapping[str, Shape]]
+    fused: Sequence[FusedNodes] = ()
+    unshared: Failure | None = field(default=None, init=False)
+    _written: dict[str, Path] = field(default_factory=dict, init=False)
 
-        Args:
-            computed: the same model and groups with a node for each step after which the target's engine rounds.
-        """
-        self._workload = workload
-        self._workspace = workload.workspace
-        self._computed = computed
-        self._provider = provider
-        self._metric = settings.metric
-        self._scoring = Scoring.of(settings)
-        self._batch = settings.data_settings.batch
-        self._call = call
-        self._shapes = shapes
-        self._fused = tuple(fused)
-        self._written: dict[str, Path] = {}
-        self._held: dict[Stretch | None, frozenset[Precision]] = {}
-        self.unshared: Failure | None = None
+    @cached_property
+    def _scoring(self) -> Scoring:
+        return Scoring.of(self.settings)
 
     def errors(
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
     ) -> tuple[OutputError, ...] | Failure:
-        """The errors of plans on a set of samples.
-
-        Args:
-            part: numbers of the samples to take, within ``samples``; None takes the whole set.
-        """
+        """The errors of plans on a set of samples, or on a part of ``samples``."""
         by_plan: dict[int, OutputError] = {}
         for stretch, members in self._by_stretch(plans, few=part is not None).items():
             errors = self._errors_of(stretch, [plans[index] for index in members], which, part)
@@ -117,7 +115,7 @@ class Emulation:
 
     def _by_stretch(self, plans: Sequence[PrecisionPlan], *, few: bool) -> dict[Stretch | None, list[int]]:
         """The stretch that holds all reduced groups of each plan, None where there is none -> the plans' indices."""
-        if self._provider != "cpu":
+        if self.provider != "cpu":
             return {None: list(range(len(plans)))}
         members: dict[Stretch | None, list[int]] = {}
         for index, plan in enumerate(plans):
@@ -135,7 +133,7 @@ class Emulation:
         # What is fed back changes the values at waists, and every step runs the whole model.
         if self._scoring.rollout is not None:
             return self._one_by_one(plans, which, part)
-        apart = stretch is None and (self._provider == "cpu" or not any(plan.reduced_groups for plan in plans))
+        apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in plans))
         if apart or self.unshared is not None:
             return self._one_by_one(plans, which, part)
         shared = self._switched(stretch, plans, which, part)
@@ -151,13 +149,13 @@ class Emulation:
     ) -> tuple[OutputError, ...] | Failure:
         # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
         paths = [
-            self._emulator.write(plan, self._workspace.scratch(f"emulated-{plan.fingerprint}"))
+            self._emulator.write(plan, self.workload.workspace.scratch(f"emulated-{plan.fingerprint}"))
             if plan.reduced_groups
             else None
             for plan in plans
         ]
         try:
-            return self._call(ErrorsJob(tuple(paths), self._comparison(which, part, plans)))
+            return self.call(ErrorsJob(tuple(paths), self._comparison(which, part, plans)))
         finally:
             for path in filter(None, paths):
                 path.unlink(missing_ok=True)
@@ -166,12 +164,15 @@ class Emulation:
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         emulator = self._emulator
-        precisions = self._precisions_of(stretch, plans)
-        groups = tuple(g.id for g in self._computed.groups) if stretch is None else stretch.groups
+        # All of the run's, whatever these plans have: a session for each kind of plan would be opened at every change.
+        wanted = {*self.workload.precisions, *(p for plan in plans for p in plan.precision.values())}
+        precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
+        groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch.groups
         start = Waist() if stretch is None else stretch.start
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
         model = self._write(name, lambda path: emulator.write_switched(path, groups, start, precisions))
-        head = self._write("head", self._write_head) if start.tensors else None
+        starts = [each.start for each in self._stretches] if start.tensors else []
+        head = self._write("head", lambda path: emulator.write_head(path, starts)) if starts else None
         job = SwitchedErrorsJob(
             model,
             head,
@@ -180,79 +181,69 @@ class Emulation:
             self._comparison(which, part, plans),
             slot=self._slot(stretch),
         )
-        return self._call(job)
-
-    def _precisions_of(self, stretch: Stretch | None, plans: Sequence[PrecisionPlan]) -> tuple[Precision, ...]:
-        """Those that the session of a stretch has switches for: what any plan has asked for so far.
-
-        Plans with BF16 and plans without come in turn; a session for each kind would be opened again at every change.
-        """
-        wanted = {p for p in REDUCED if any(p in plan.precision.values() for plan in plans)} or REDUCED[:1]
-        self._held[stretch] = self._held.get(stretch, frozenset()).union(wanted)
-        return tuple(p for p in REDUCED if p in self._held[stretch])
+        return self.call(job)
 
     def _slot(self, stretch: Stretch | None) -> str | None:
         """Where the session of a stretch stays open: as many sessions do as their weights leave room for."""
-        weights = sum(place.length for place in self._workload.bank.places[Precision.FP32].values())
+        weights = sum(place.length for place in self.workload.bank.places[Precision.FP32].values())
         room = _KEPT_BYTES // max(weights, 1)
-        if self._provider != "cpu":  # Engines that are measured need the memory.
+        if self.provider != "cpu":  # Engines that are measured need the memory.
             room = min(room, 1)
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         return f"switched {number % room}" if room else None
 
     def _comparison(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Comparison:
-        space = self._workspace
+        space = self.workload.workspace
         sketches = space.sketches(plans[0], which) if len(plans) == 1 and part is None else None
         return Comparison(
             space.samples(which),
             space.reference(which),
-            self._provider,
-            self._metric,
+            self.provider,
+            self.settings.metric,
             part,
-            self._workload.dependent_outputs,
+            self.workload.dependent_outputs,
             replace(self._scoring, sketches=sketches),
             self._run_bytes,
         )
 
     @cached_property
     def _run_bytes(self) -> int | None:
-        if self._provider != "cpu":
+        if self.provider != "cpu":
             return None
-        return run_bytes(self._workload.model, self._workspace.samples("search"))
+        return run_bytes(self.workload.model, self.workload.workspace.samples("search"))
 
     @cached_property
     def samples(self) -> EmulatedSamples:
         """The search samples that errors are emulated on before a plan is built, ``EMULATED_ROWS`` rows."""
-        count = len(read_sample_shapes(self._workspace.samples("search")))
+        count = len(read_sample_shapes(self.workload.workspace.samples("search")))
         steps = 1 if self._scoring.rollout is None else self._scoring.rollout.steps
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
         few = min(self._few if self._scoring.rollout is None else 2, count)
-        seconds = one_group_errors_s(self._workload.grouped, self._shapes(), few * steps)
-        if self._provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
+        seconds = one_group_errors_s(self.workload.grouped, self.shapes(), few * steps)
+        if self.provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
 
     @cached_property
     def _few(self) -> int:
-        return math.ceil(EMULATED_ROWS / rows_per_sample(self._computed.model, self._batch, self._shapes()))
+        return math.ceil(
+            EMULATED_ROWS / rows_per_sample(self.computed.model, self.settings.data_settings.batch, self.shapes())
+        )
 
     @cached_property
     def _stretches(self) -> tuple[Stretch, ...]:
-        count = min(STRETCHES, math.ceil(len(self._computed.groups) / 2))
-        return find_stretches(self._computed, self._shapes(), count, _WAIST_BYTES // self._few)
+        count = min(STRETCHES, math.ceil(len(self.computed.groups) / 2))
+        return find_stretches(self.computed, self.shapes(), count, _WAIST_BYTES // self._few)
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self._computed, self._workload.bank, self._fused, branches=self._provider == "cpu")
-
-    def _write_head(self, path: Path) -> Path:
-        return self._emulator.write_head(path, [stretch.start for stretch in self._stretches])
+        return Emulator(self.computed, self.workload.bank, self.fused, branches=self.provider == "cpu")
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
         """A model that stays until ``close``: a restarted worker opens it again."""
         if name not in self._written:
-            self._written[name] = write(self._workspace.scratch(f"emulated-{name}"))
+            self._written[name] = write(self.workload.workspace.scratch(f"emulated-{name}"))
         return self._written[name]
 
 

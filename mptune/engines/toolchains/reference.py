@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -100,6 +100,8 @@ class Locator:
 
     def _sights(self, question: Question, which: SampleSet, outputs: Sequence[str], index: int = 0) -> Sights:
         """What the outputs and everything that they are computed from hold; empty where that cannot be run."""
+        from mptune.graph.writing.observe import write_with_outputs
+
         model, workspace = self.workload.model, self.workload.workspace
         nodes = needed_nodes(model, outputs)
         names = [info.name for info in model.inputs]
@@ -110,17 +112,12 @@ class Locator:
             for start in range(0, len(watched), _AT_ONCE):
                 path = workspace.scratch(f"watch{start}")
                 paths.append(path)
-                self._write(path, watched[start : start + _AT_ONCE])
+                write_with_outputs(model, self.workload.bank, path, watched[start : start + _AT_ONCE])
             sights = self.call(SightJob(tuple(paths), workspace.samples(which), self.provider, question, index))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
         return {} if isinstance(sights, Failure) else sights
-
-    def _write(self, path: Path, names: Sequence[str]) -> None:
-        from mptune.graph.writing.observe import write_with_outputs
-
-        write_with_outputs(self.workload.model, self.workload.bank, path, names)
 
 
 def _along_sequence(model: Model, output: str) -> Place | None:
@@ -196,7 +193,7 @@ def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place
     for info in model.inputs:
         seen = sights.get(info.name)
         if seen is not None and not seen.is_finite:
-            return Place("", "", info.name, _worded(seen), sample)
+            return Place("", "", info.name, seen.kind, sample)
     for node in needed_nodes(model, [output]):
         for name in node.outputs:
             seen = sights.get(name)
@@ -208,12 +205,12 @@ def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place
             elif masked.intersection(reads) and not seen.nan:
                 masked.add(name)
                 if first is None and name == output:
-                    return _place(node, name, _worded(seen), sample)
+                    return _place(node, name, seen.kind, sample)
             else:
                 bad.add(name)
-                first = first or _place(node, name, _worded(seen), sample)
+                first = first or _place(node, name, seen.kind, sample)
     if first is None and output in masked and output in model.producer:
-        return _place(model.nodes[model.producer[output]], output, _worded(sights[output]), sample)
+        return _place(model.nodes[model.producer[output]], output, sights[output].kind, sample)
     return first
 
 
@@ -222,12 +219,6 @@ def _holds_infinity(model: Model, name: str) -> bool:
     if constant.dtype not in ("float", "float16", "double") or constant.nbytes == 0:
         return False
     return not bool(np.isfinite(constant.numpy()).all())
-
-
-def _worded(seen: Sight) -> str:
-    if seen.nan:
-        return "nan"
-    return "inf"
 
 
 def _source(model: Model, sights: Sights, outputs: Iterable[str], is_bad: Callable[[Sight], bool]) -> Place | None:
@@ -305,58 +296,51 @@ def worker_environment(*, tf32: bool) -> Mapping[str, str]:
     return {} if tf32 else NO_TF32
 
 
+@dataclass(eq=False)
 class ReferenceModel:
     """Reference outputs and observed ranges of one model. Nothing runs before it is asked for."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        provider: Provider,
-        call: Call,
-        rollout: Rollout | None = None,
-        timeout_s: float = math.inf,
-        other_worker: Callable[[], Worker] | None = None,
-    ) -> None:
-        """``call`` runs a job in the worker; ``other_worker`` makes another one, whose jobs have ``timeout_s``."""
-        self._other_worker = other_worker
-        self._timeout_s = timeout_s
-        self._observing: Beside[Mapping[str, TensorRange] | Failure] | None = None
-        self._workload = workload
-        self._rollout = rollout
-        self._provider = provider
-        self._call = call
-        self._ranges: Mapping[str, TensorRange] | None = None
+    workload: Workload
+    provider: Provider
+    call: Call
+    """Runs a job in the worker."""
+    rollout: Rollout | None = None
+    timeout_s: float = math.inf
+    """For a job in another worker, which ``other_worker`` makes."""
+    other_worker: Callable[[], Worker] | None = None
+    _observing: Beside[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
+    _ranges: Mapping[str, TensorRange] | None = field(default=None, init=False)
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
-        make_worker, timeout_s = self._other_worker, self._timeout_s
+        make_worker, timeout_s = self.other_worker, self.timeout_s
         is_first = which == "search" and self._ranges is None and self._observing is None
-        if is_first and make_worker is not None and observes_beside(self._provider):
+        if is_first and make_worker is not None and observes_beside(self.provider):
             folded = self.folded_values
             self._observing = Beside(
                 make_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
             )
-        paths = self._workload.workspace
-        dependent = frozenset(output.name for output in self._workload.dependent_outputs)
+        paths = self.workload.workspace
+        dependent = frozenset(output.name for output in self.workload.dependent_outputs)
         files = paths.model_path, paths.samples(which), paths.reference(which)
         is_search = which == "search"
         # What is a part is decided by what the search saw, for held-out samples, too.
         searched = paths.reference("search").with_name(PARTS_JSON)
         job = ReferenceJob(
             *files,
-            self._provider,
+            self.provider,
             dependent,
             unoptimised=is_search,
-            rollout=self._rollout,
+            rollout=self.rollout,
             parts=parts_path(paths.reference(which)),
             searched_parts=None if is_search else searched,
-            units=shared_units(self._workload.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
+            units=shared_units(self.workload.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
         )
-        report = self._call(job)
+        report = self.call(job)
         if isinstance(report, Failure):
             return report
-        return Locator(self._workload, self._provider, self._call).locate(report, which)
+        return Locator(self.workload, self.provider, self.call).locate(report, which)
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
@@ -364,7 +348,7 @@ class ReferenceModel:
             ranges = None if self._observing is None else self._observing.result()
             self._observing = None
             if ranges is None or isinstance(ranges, Failure):
-                ranges = self._observe(self._call, self.folded_values)
+                ranges = self._observe(self.call, self.folded_values)
             if isinstance(ranges, Failure):
                 return ranges
             self._ranges = ranges
@@ -390,7 +374,7 @@ class ReferenceModel:
     ) -> ObservedRanges | Failure:
         from mptune.graph.writing.observe import write_observing_model
 
-        workload, workspace = self._workload, self._workload.workspace
+        workload, workspace = self.workload, self.workload.workspace
         path = workspace.scratch("observe")
         try:
             taps = write_observing_model(
@@ -402,25 +386,25 @@ class ReferenceModel:
                 precisions=workload.precisions,
             )
             run_bytes = self._run_bytes("search")
-            return call(ObserveJob(path, taps, workspace.samples("search"), self._provider, run_bytes))
+            return call(ObserveJob(path, taps, workspace.samples("search"), self.provider, run_bytes))
         finally:
             path.unlink(missing_ok=True)
 
     @cached_property
     def folded_values(self) -> FoldedValues:
         """What no session needs to fold anew; nothing where that would save little, or where it does not work."""
-        model, workspace = self._workload.model, self._workload.workspace
+        model, workspace = self.workload.model, self.workload.workspace
         if not is_worthwhile(model):
             return FoldedValues()
         paths = workspace.scratch("unfolded"), workspace.scratch("folded")
         try:
-            answer = self._call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
+            answer = self.call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
             return FoldedValues() if isinstance(answer, Failure) else FoldedValues.read(paths[1], model)
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
 
     def _run_bytes(self, which: SampleSet) -> int | None:
-        if self._provider != "cpu":
+        if self.provider != "cpu":
             return None
-        return run_bytes(self._workload.model, self._workload.workspace.samples(which))
+        return run_bytes(self.workload.model, self.workload.workspace.samples(which))

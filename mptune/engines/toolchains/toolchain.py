@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.backend import Backend, Bench, Builder, Built, ProfilesLayers, Rounds
 from mptune.engines.base import (
+    EmulatedSamples,
     ErrorSource,
     Failure,
     FailureKind,
@@ -25,7 +26,6 @@ from mptune.engines.base import (
     SampleSet,
     Stage,
 )
-from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
@@ -69,28 +69,23 @@ class TargetPredictor:
         rounds: object = builder
         if isinstance(rounds, Rounds):
             self.fuses, self.emulation_holds = rounds.fuses, rounds.emulation_holds
-        self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
 
     @property
     def unshared(self) -> Failure | None:
-        return None if self._emulation is None else self._emulation.unshared
+        return self.emulation.unshared
 
-    @property
+    @cached_property
     def emulation(self) -> Emulation:
         """Emulates plans; made when it is first needed."""
-        if self._emulation is None:
-            bench, fused = self._bench, self.fused_nodes()
-            nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
-            grouped = bench.workload.grouped
-            if not self.fuses:
-                from mptune.graph.writing.rounding_steps import with_rounding_steps
+        bench, fused = self._bench, self.fused_nodes()
+        nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
+        grouped = bench.workload.grouped
+        if not self.fuses:
+            from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-                grouped = with_rounding_steps(grouped, nodes)
-            self._emulation = Emulation(
-                bench.workload, grouped, bench.provider, bench.settings, bench.call, bench.shapes, nodes
-            )
-        return self._emulation
+            grouped = with_rounding_steps(grouped, nodes)
+        return Emulation(bench.workload, grouped, bench.provider, bench.settings, bench.call, bench.shapes, nodes)
 
     @property
     def emulated_samples(self) -> EmulatedSamples:
@@ -133,8 +128,8 @@ class TargetPredictor:
 
     def close(self) -> None:
         """Delete the models that were written."""
-        if self._emulation is not None:
-            self._emulation.close()
+        if "emulation" in vars(self):
+            self.emulation.close()
 
 
 class TargetToolchain(ABC):
@@ -187,11 +182,35 @@ class TargetToolchain(ABC):
         self._fp32 = workload.grouped.uniform(Precision.FP32)
         self._timer = Timer(workload.workspace.data_dir, self.name, self.device, settings.latency)
 
-    @abstractmethod
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
-        """See ``Toolchain``."""
+        """See ``Toolchain``. An engine whose plan failed is faulty, unless the machine was at fault."""
+        built = None if self.builder is None else self.builder.build(plan)
+        if isinstance(built, Failure):
+            return built
+        result: Measurement | Failure | None = None
+        try:
+            result = self._measured(plan, which, profile, built)
+        finally:
+            if self.builder is not None:
+                self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
+        if isinstance(result, Failure):
+            return result
+        if built is not None:
+            result = replace(
+                result,
+                build_s=result.build_s if built.build_s is None else built.build_s,
+                engine_path=built.engine.path if built.is_kept else None,
+                warnings=tuple(dict.fromkeys((*built.warnings, *result.warnings))),
+            )
+        return self._with_memory(plan, result)
+
+    @abstractmethod
+    def _measured(
+        self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built | None
+    ) -> Measurement | Failure:
+        """Evaluate a plan with its engine, where there is a builder."""
 
     @property
     def profiling(self) -> Profiling:
@@ -252,30 +271,6 @@ class TargetToolchain(ABC):
     def _new_worker(self) -> Worker:
         settings = self.settings
         return Worker(self.workload.workspace.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
-
-    def _evaluated(
-        self, plan: PrecisionPlan, evaluate: Callable[[Built], Measurement | Failure]
-    ) -> Measurement | Failure:
-        """Build a plan's engine, evaluate the plan with it, and name it in the measurement.
-
-        An engine whose plan failed is faulty, unless the machine was at fault.
-        """
-        if self.builder is None:
-            raise TypeError("a toolchain without a backend builds no engines")
-        built = self.builder.build(plan)
-        if isinstance(built, Failure):
-            return built
-        result: Measurement | Failure | None = None
-        try:
-            result = evaluate(built)
-        finally:
-            self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
-        if isinstance(result, Failure):
-            return result
-        warnings = tuple(dict.fromkeys((*built.warnings, *result.warnings)))
-        build_s = result.build_s if built.build_s is None else built.build_s
-        path = built.engine.path if built.is_kept else None
-        return self._with_memory(plan, replace(result, build_s=build_s, engine_path=path, warnings=warnings))
 
     def _with_memory(self, plan: PrecisionPlan, measurement: Measurement) -> Measurement:
         """The measurement with what the plan's engine takes: as its own figures say, else predicted."""
@@ -349,13 +344,10 @@ class PredictedToolchain(TargetToolchain):
     latency_source: LatencySource = "predicted"
     error_source: ErrorSource = "emulated"
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    def _measured(
+        self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built | None
     ) -> Measurement | Failure:
-        if self.builder is not None:
-            return self._evaluated(plan, lambda built: self.predictor.predict(plan, which))
-        result = self.predictor.predict(plan, which)
-        return result if isinstance(result, Failure) else self._with_memory(plan, result)
+        return self.predictor.predict(plan, which)
 
 
 class MeasuredToolchain(TargetToolchain):
@@ -375,12 +367,10 @@ class MeasuredToolchain(TargetToolchain):
         builder = self.builder
         return builder.profiling if isinstance(builder, ProfilesLayers) and self._can_profile else "none"
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    def _measured(
+        self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built | None
     ) -> Measurement | Failure:
-        return self._evaluated(plan, partial(self._measured, plan, which, profile))
-
-    def _measured(self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built) -> Measurement | Failure:
+        assert built is not None
         job = self._measure_job(built, plan, which)
         if isinstance(job, Failure):
             return job

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mptune.engines.worker.failure import EngineError, Failure, FailureKind, Progress, Stage
-from mptune.engines.worker.parenthood import signal_at_death_of_parent
 from mptune.errors import MptuneError
 from mptune.files import is_disk_full
 
@@ -24,6 +23,7 @@ HEADER = struct.Struct("!Q")
 """A message is its length in bytes, then a pickle of ``(kind, value)``."""
 Message = tuple[str, Any]
 _GUARD_WAKES_S = 60.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TRANSIENT = "transient"
 """Slot of what a job alone uses."""
 T = TypeVar("T")
@@ -110,7 +110,10 @@ def encode(message: Message) -> bytes:
 
 
 def main() -> None:
-    """Serve until the parent closes the pipe. Arguments: request fd, answer fd."""
+    """Serve until the parent closes the pipe. Arguments: request fd, answer fd, the parent's process number."""
+    signal_at_death_of_parent(signal.SIGKILL)  # even while native code is stuck
+    if os.getppid() != int(sys.argv[3]):  # it is dead already
+        os._exit(1)
     requests, answers = (int(argument) for argument in sys.argv[1:3])
     for fd in (requests, answers):
         os.set_inheritable(fd, False)  # A grandchild that outlives us must not keep the parent waiting.
@@ -190,6 +193,16 @@ def describe(error: BaseException) -> tuple[FailureKind, str]:
         return FailureKind.DISK_FULL, str(error)
     lines = str(error).strip().splitlines()
     return FailureKind.ERROR, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def signal_at_death_of_parent(number: int) -> None:
+    """On Linux have the kernel send this process a signal when the thread that started it ends."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def _offer_to_oom_killer() -> None:

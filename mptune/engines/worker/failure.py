@@ -47,17 +47,14 @@ _INCONCLUSIVE = frozenset({FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.O
 
 @dataclass(frozen=True)
 class Failure(JsonForm):
-    """A job that gave no result.
-
-    Attributes:
-        message: one line, from the message of the library that failed where there is one.
-        log_path: file of what the worker printed during the job; None where nothing was kept.
-    """
+    """A job that gave no result."""
 
     stage: Stage
     kind: FailureKind
     message: str
+    """One line, from the message of the library that failed where there is one."""
     log_path: Path | None = None
+    """File of what the worker printed during the job; None where nothing was kept."""
 
     @property
     def is_machine_fault(self) -> bool:

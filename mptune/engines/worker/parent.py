@@ -62,14 +62,9 @@ class Worker:
         return None if self._process is None else self._process.pid
 
     def call(self, job: Job[T_co], timeout_s: float) -> T_co | Failure:
-        """Run a job in the worker.
+        """Run a job in the worker; raises an ``MptuneError`` that the job raised.
 
-        Args:
-            timeout_s: from handing it over until its result is read; a worker that has to start first has
-                ``start_timeout_s`` for that on top.
-
-        Raises:
-            MptuneError: the job raised it.
+        ``timeout_s`` is from handing it over until its result is read; a start has ``start_timeout_s`` on top.
         """
         with self._lock:
             try:
@@ -224,11 +219,7 @@ class Beside(Generic[T]):
 
 
 def run_once(job: Job[T], timeout_s: float, words: Callable[[Failure], str] = lambda failure: "") -> T | str:
-    """The result of a job in a worker of its own, or why it failed: by ``words``, else by its message.
-
-    Raises:
-        MptuneError: the job raised it.
-    """
+    """The result of a job in a worker of its own, or why it failed: by ``words``, else by its message."""
     with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
         result = worker.call(job, timeout_s)
         if not isinstance(result, Failure):

@@ -365,7 +365,10 @@ class WorkerProcess:
         kill_tree(self._popen)
         with contextlib.suppress(OSError):
             self.drain()
-        self._close_pipes()
+        for fd in (self._requests, self._answers, self._printed):
+            if fd >= 0:
+                os.close(fd)
+        self._requests = self._answers = self._printed = -1
 
     def close(self) -> None:
         """Let the process end by itself (end-of-file on its requests), within a limit; then kill what is left."""
@@ -385,9 +388,3 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
-
-    def _close_pipes(self) -> None:
-        for fd in (self._requests, self._answers, self._printed):
-            if fd >= 0:
-                os.close(fd)
-        self._requests = self._answers = self._printed = -1

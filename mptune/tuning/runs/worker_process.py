@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from mptune import errors
-from mptune.engines.worker.parenthood import signal_at_death_of_parent
+from mptune.engines.worker.child import signal_at_death_of_parent
 from mptune.engines.worker.process import absolute_sys_path, kill_tree
 from mptune.errors import MptuneError, RunError
 from mptune.files import parse_json, writing

@@ -124,7 +124,7 @@ class Tuner:
                 self._record.release(proposal)  # Another worker asked at the same time.
                 self._wait()
             else:
-                doubt_of, profile = partial(self._doubt, proposal), self._is_profiled(proposal)
+                doubt_of, profile = partial(self._doubt, proposal), self._is_profiled()
                 self._tell(proposal, *self._attempts.evaluate(proposal, doubt_of, profile=profile))
                 announce(self._listener, self._record, self._settings)
                 self._heal()
@@ -205,10 +205,8 @@ class Tuner:
     def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
         return doubt(self._judged(proposal, measurement), tf32=self._settings.tf32)
 
-    def _is_profiled(self, proposal: Proposal) -> bool:
-        """Every plan where that costs little, else the two whose profiles tell what each group gains."""
-        profiling = self._toolchain.profiling if isinstance(self._toolchain, TimesLayers) else "none"
-        return profiling == "along" or (profiling == "apart" and proposal.origin in (ORIGIN_FP32, ORIGIN_FP16))
+    def _is_profiled(self) -> bool:
+        return isinstance(self._toolchain, TimesLayers) and self._toolchain.profiling == "along"
 
     def _measured(self, proposal: Proposal, measurement: Measurement, faults: int) -> None:
         measurement = anchored(self._record, measurement)

@@ -16,7 +16,6 @@ from mptune.engines.worker.child import WorkerState
 from mptune.engines.worker.parent import Worker
 from mptune.settings import LatencySettings
 from tests.device.cuda import FakeCuda
-from tests.engines.stopwatches import calibrated, timed
 
 QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10)
 
@@ -48,70 +47,6 @@ def test_calls_are_unpacked_and_checked() -> None:
 
 
 @pytest.mark.gpu
-def test_buffers_keep_what_they_are_given() -> None:
-    stream = cuda.Stream()
-    for array in (np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros((0, 2), np.int64), np.array(True)):
-        buffer = cuda.DeviceBuffer(array.shape, array.dtype)
-        buffer.upload(array, stream)
-        np.testing.assert_array_equal(buffer.download(stream), array)
-        buffer.close()
-        buffer.close()
-    with pytest.raises(ValueError, match="does not fit"):
-        cuda.DeviceBuffer((2,), np.dtype(np.float32)).upload(np.zeros(3, np.float32), stream)
-    stream.close()
-    stream.close()
-
-
-@pytest.mark.gpu
-def test_events_time_what_lies_between_them() -> None:
-    stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
-    assert stream.address
-    start.record(stream)
-    end.record(stream)
-    end.synchronize()
-    assert start.elapsed_ms(end) >= 0.0
-    for thing in (start, end, stream):
-        thing.close()
-        thing.close()
-
-
-@pytest.mark.gpu
-def test_a_graph_replays_what_was_captured() -> None:
-    bindings = cuda.runtime()
-    stream = cuda.Stream()
-    source, target = (cuda.DeviceBuffer((4,), np.dtype(np.float32)) for _ in range(2))
-
-    def enqueue() -> None:
-        kind = bindings.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        copied = bindings.cudaMemcpyAsync(target.address, source.address, source.nbytes, kind, stream.handle)
-        cuda.check(copied, "cudaMemcpyAsync")
-
-    graph = cuda.Graph(stream, enqueue)
-    for value in (1.0, 2.0):
-        source.upload(np.full(4, value, np.float32), stream)
-        graph.launch(stream)
-        np.testing.assert_array_equal(target.download(stream), np.full(4, value, np.float32))
-    watch = StreamStopwatch(lambda: graph.launch(stream), stream, monotonic_ms)
-    assert watch.enqueue_ms is None
-    assert watch.value_ms(4) > 0.0
-    assert (watch.enqueue_ms or 0.0) > 0.0
-    graph.close()
-    graph.close()
-
-    def fail() -> None:
-        enqueue()
-        raise ValueError("in the middle of a capture")
-
-    with pytest.raises(ValueError, match="in the middle"):
-        cuda.Graph(stream, fail)
-    enqueue()
-    stream.synchronize()
-    for buffer in (source, target):
-        buffer.close()
-    stream.close()
-
-
-@pytest.mark.gpu
 def test_a_delay_keeps_the_stream_busy() -> None:
     stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
     enqueue_delay(stream)  # The first launch also loads the kernel's module: 66 ms on an H200.
@@ -134,16 +69,6 @@ def test_what_waits_inside_is_enqueued_behind_a_delay(monkeypatch: pytest.Monkey
     assert done == ["run", "delay", "run", "delay", "run"]
     assert watch.enqueue_ms is None
     stream.close()
-
-
-@pytest.mark.gpu
-def test_a_cuda_session_uses_graph_stream_and_events(mlp_path: Path) -> None:
-    session = CudaSession(mlp_path, SessionOptions("cuda", latency=QUICK))
-    feeds = {"x": np.ones((4, 32), np.float32)}
-    latency = timed(session, feeds, calibrated(session, feeds))
-    assert session.warnings == (), session.warnings
-    assert latency.median_ms > 0.0
-    session.close()
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_
     grouped = GroupedModel(model, find_groups(model))
     latency = Latency.predicted(1.0)
     measured = Measurement(latency, None, 0.5, OutputError({}), "measured", 0.0, warnings=("a: b",))
-    failure = Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGSEGV", Path("/logs/7-OrtProfileJob.log"))
+    failure = Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGSEGV", Path("/logs/7-EngineProfileJob.log"))
     failed = with_group_times(measured, failure, grouped)
     assert failed.group_times_ms is None
     kept, warning = failed.warnings

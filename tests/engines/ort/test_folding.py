@@ -177,7 +177,7 @@ def test_a_search_folds_once_and_where_it_pays(
     model = load_model(path)
     grouped = GroupedModel(model, find_groups(model))
     with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), Workload(grouped, workspace), settings) as toolchain:
-        toolchain.reference_model._call = calls = Calls(toolchain, fails=fails)
+        toolchain.reference_model.call = calls = Calls(toolchain, fails=fails)
         for precision in (Precision.FP32, Precision.FP16):
             typed = toolchain.builder.write(grouped.uniform(precision), str(precision))
             assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept

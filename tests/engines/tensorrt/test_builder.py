@@ -300,9 +300,9 @@ def test_what_a_build_made_is_freed_once_the_answer_is_sent(
     close = BuildObjects.close
 
     def watched(objects: BuildObjects) -> None:
-        freed.append([type(one).__name__ for one in objects.held])
+        freed.append([type(one).__name__ for one in objects])
         close(objects)
-        assert not objects.held
+        assert not objects
 
     monkeypatch.setattr(BuildObjects, "close", watched)
     save_samples(tmp_path / "samples.npz", rows(1))

@@ -99,12 +99,11 @@ def test_a_folder_that_vanished_costs_the_cache_only(trt: Any, tmp_path: Path) -
     assert warning.startswith("no timing cache")
 
 
-@pytest.mark.parametrize("adds", [True, False])
-def test_the_baselines_old_copy_does_not_overwrite_the_candidates_kernels(adds: bool, tmp_path: Path) -> None:
+def test_the_baselines_old_copy_does_not_overwrite_the_candidates_kernels(tmp_path: Path) -> None:
     """The baseline is opened first and closed last."""
 
     def opened() -> tuple[set[str], RuntimeCache]:
-        config = IRuntimeConfig(adds=adds)
+        config = IRuntimeConfig()
         cache = RuntimeCache(tmp_path / "runtime.cache", config)
         assert config._cache is not None
         return config._cache._kernels, cache

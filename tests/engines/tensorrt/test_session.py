@@ -295,7 +295,7 @@ def test_nothing_is_released_while_the_device_still_works(device: Device, monkey
                     watch.value_ms(3)
         assert device.cuda.streams[-1].queue
         session.run(rows(3))  # other shapes bind other memory
-        session.stopwatch(rows(3))._enqueue()
+        session.stopwatch(rows(3)).enqueue()
         session.close()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.paired import t_quantile
-from mptune.engines.timing.latency import LEVEL, Latency, are_lower, is_lower
+from mptune.engines.timing.latency import LEVEL, Latency, is_lower
 
 PAIRS = 4_000
 
@@ -57,15 +57,3 @@ def test_few_degrees_of_freedom_want_more_than_intervals_that_do_not_overlap() -
 def test_what_is_predicted_has_no_noise() -> None:
     assert is_lower(Latency.predicted(1.0), Latency.predicted(1.0 + 1e-9))
     assert not is_lower(Latency.predicted(1.0), Latency.predicted(1.0))
-
-
-def test_many_are_judged_as_one_by_one() -> None:
-    generator = np.random.default_rng(1)
-    drawn = zip(
-        generator.uniform(1, 2, 40), generator.exponential(0.1, 40), generator.choice([1, 5, math.inf], 40), strict=True
-    )
-    latencies = [known(*one) for one in drawn]
-    latencies += [Latency.predicted(1.5), known(1.5, math.inf), known(1.2, 2.0)]
-    together = are_lower(latencies)
-    assert together.tolist() == [[is_lower(one, other) for other in latencies] for one in latencies]
-    assert 0.1 < together.mean() < 0.4

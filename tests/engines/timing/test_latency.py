@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from mptune.engines.timing.latency import (
     HostStopwatch,
     Latency,
     Repetitions,
+    TimingRecord,
     calibrate,
     summarise,
     time_in_turn,
     warm_up,
 )
 from mptune.engines.timing.spread import bootstrap_median_interval
+from mptune.files import write_json
 from mptune.settings import LatencySettings
 
 SETTINGS = LatencySettings(warmup_ms=200.0, duration_ms=400.0, min_iterations=10)
@@ -231,3 +234,11 @@ def test_repetitions_survive_json() -> None:
 
 def parts(engine: Engine) -> tuple[Callable[[], None], Callable[[], float]]:
     return engine.run, engine.clock
+
+
+def test_a_record_counts_for_the_settings_that_it_was_taken_with(tmp_path: Path) -> None:
+    path, record = tmp_path / "timing.json", TimingRecord(Repetitions(1, 2), 3.0, LatencySettings())
+    write_json(path, record.to_json())
+    assert TimingRecord.read(path, LatencySettings()) == record
+    assert TimingRecord.read(path, LatencySettings(duration_ms=1.0)) is None
+    assert TimingRecord.read(tmp_path / "absent.json", LatencySettings()) is None

@@ -213,7 +213,7 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
     """With ``convolves`` as the CUDA provider does where convolutions are a good part of the work."""
     seen: dict[str, list[bool]] = {}
     with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as tools:
-        monkeypatch.setattr(tools.builder, "_convolves", convolves)
+        monkeypatch.setattr(tools.builder, "tf32_by_environment", convolves)
         call = tools._worker.call
 
         def heard(job: Job[T], timeout_s: float) -> T | Failure:

@@ -45,19 +45,6 @@ def test_many_measurements_on_a_gpu_crash_no_worker(mlp_workload: Workload, sett
 
 
 @pytest.mark.gpu
-def test_the_cuda_provider_has_no_fp16_kernel_for_grid_sample(tmp_path: Path, settings: SearchSettings) -> None:
-    """Of its own accord, by the real record; later versions of ONNX Runtime may have one."""
-    model = load_model(save_sampling(tmp_path))
-    image = np.random.default_rng(1).normal(size=(1, 4, 8, 8)).astype(np.float32)
-    workload = Workload(GroupedModel(model, find_groups(model)), make_workspace(model.path, tmp_path, {"x": image}))
-    with MeasuredToolchain(ONNXRUNTIME, load_target("h200"), workload, settings, "cuda") as toolchain:
-        found = toolchain.missing_kernels(Precision.FP16)
-    assert not isinstance(found, Failure), found
-    assert [node.node for node in found] == ["sample/GridSample"]
-    assert (found[0].wanted, found[0].actual) == ("CUDAExecutionProvider", "CPUExecutionProvider")
-
-
-@pytest.mark.gpu
 def test_a_search_on_a_gpu_keeps_grid_sample_in_fp32(tmp_path: Path) -> None:
     path = save_sampling(tmp_path)
     samples = np.random.default_rng(1).normal(size=(8, 1, 4, 8, 8)).astype(np.float32)

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from mptune.engines.worker.parent import Worker, run_once
+from mptune.engines.worker.process import KEEP_BYTES, Output
 from tests.engines import faults
 from tests.engines.worker.test_parent import is_gone
 
@@ -29,3 +30,17 @@ def test_a_job_in_a_worker_of_its_own_gives_its_result_or_why_it_failed() -> Non
     assert is_gone(pid)
     assert run_once(faults.Exit(3), PLENTY_S) == "exited with status 3"
     assert run_once(faults.Exit(3), PLENTY_S, lambda failure: f"the {failure.stage.value} failed") == "the build failed"
+
+
+def test_output_keeps_the_beginning_and_the_end() -> None:
+    output = Output()
+    for index in range(40):
+        output.add(bytes([index]) * 100_000)
+    text = output.text()
+    assert text.startswith(bytes([0]))
+    assert text.endswith(bytes([39]))
+    left_out = 40 * 100_000 - 2 * KEEP_BYTES
+    assert f"[... {left_out} bytes left out ...]".encode() in text
+    output.clear()
+    output.add(b"short")
+    assert output.text() == b"short"

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure
-from mptune.engines.emulated_samples import EmulatedSamples, in_parts
+from mptune.engines.base import EmulatedSamples, Failure, in_parts
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms

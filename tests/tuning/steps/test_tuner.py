@@ -116,7 +116,7 @@ def test_errors_that_are_what_they_are_are_measured_again_twice_at_most(
     assert sum(e.disagrees for e in record.evaluations()) == 11
 
 
-@pytest.mark.parametrize(("profiling", "count"), [("none", 0), ("apart", 2), ("along", 12)])
+@pytest.mark.parametrize(("profiling", "count"), [("none", 0), ("along", 12)])
 def test_plans_are_profiled_where_it_is_worth_it(
     open_record: OpenRecord, space: SearchSpace, profiling: str, count: int
 ) -> None:
