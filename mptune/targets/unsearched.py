@@ -14,7 +14,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
 from mptune.graph.grouping.patterns import INTEGER_PRODUCTS, QUANTISED
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import all_graphs
+from mptune.graph.loading.tensors import all_graphs, subgraphs
 from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import FLOAT_TYPES, is_quantised, node_rule, schema_of
 from mptune.graph.plan import REDUCED, Precision
@@ -65,8 +65,8 @@ def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Findi
 
 def _has_layer(node: Node) -> bool:
     """Whether a graph inside a node holds an operator that would start a group."""
-    graphs = (g for a in node.proto.attribute for g in (*([a.g] if a.HasField("g") else []), *a.graphs))
-    return any(inner.op_type in ANCHOR_KINDS for graph in graphs for each in all_graphs(graph) for inner in each.node)
+    graphs = (graph for outer in subgraphs(node.proto) for graph in all_graphs(outer))
+    return any(inner.op_type in ANCHOR_KINDS for graph in graphs for inner in graph.node)
 
 
 def already_mixed_findings(

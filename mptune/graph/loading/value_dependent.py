@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import onnx
-
 from mptune.graph.loading.inference import INLINE_LIMIT
 from mptune.graph.loading.model import Model, Node, once, output_types
-from mptune.graph.loading.tensors import all_graphs, type_of
+from mptune.graph.loading.tensors import all_graphs, subgraphs, type_of
 
 REASON = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
 
@@ -270,7 +268,8 @@ class _Walk:
 
     def _deciding(self, node: Node) -> list[str]:
         """The values of a node's inputs that decide on the shapes of its outputs."""
-        if node.has_subgraph and _selects(node.proto):
+        inner = (op.op_type for outer in subgraphs(node.proto) for graph in all_graphs(outer) for op in graph.node)
+        if not _SELECT.isdisjoint(inner):
             return [name for name in (*node.inputs, *node.captures) if name]
         if not node.is_standard:
             return []
@@ -300,12 +299,6 @@ class _Walk:
         }
         inferred = output_types(self._model, node, {}, small)
         return {name: type_of(kind)[1] for name, kind in inferred.items()}
-
-
-def _selects(node: onnx.NodeProto) -> bool:
-    """Whether a subgraph of a node holds an operator that selects."""
-    whole = onnx.GraphProto(node=[node])
-    return any(inner.op_type in _SELECT for graph in all_graphs(whole) for inner in graph.node)
 
 
 def _source(model: Model, output: str) -> str:
