@@ -45,23 +45,8 @@ def output_of(program: Path, *arguments: str, timeout_s: float = TIMEOUT_S) -> s
     return done.stdout
 
 
-_JETPACKS = {
-    "36.5.0": "6.2.2",
-    "36.5": "6.2.2",
-    "36.4.7": "6.2.1",
-    "36.4.4": "6.2.1",
-    "36.4.3": "6.2",
-    "36.4.0": "6.1",
-    "36.3.0": "6.0",
-    "35.6.0": "5.1.4",
-    "35.5.0": "5.1.3",
-    "35.4.1": "5.1.2",
-    "35.3.1": "5.1.1",
-    "35.2.1": "5.1",
-}
-"""JetPack by L4T release, where the package ``nvidia-jetpack`` is not installed (NVIDIA's JetPack archive)."""
-
 _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
+"""Series of JetPack by that of Jetson Linux (NVIDIA's JetPack archive)."""
 
 _RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
 
@@ -176,12 +161,12 @@ def _part(compatible: Sequence[str]) -> str:
 
 
 def _jetpack(root: Path, l4t: str) -> str:
-    """By the installed package; else by the release of Jetson Linux, the series at least."""
+    """By the installed package; else the series, by the release of Jetson Linux."""
     status = read_text(root / "var/lib/dpkg/status")
     package = re.search(r"^Package: nvidia-jetpack\n(?:.+\n)*?Version: ([\d.]+)", status, re.MULTILINE)
     if package:
         return package[1]
-    return _JETPACKS.get(l4t) or _JETPACK_MAJORS.get(l4t.partition(".")[0], "")
+    return _JETPACK_MAJORS.get(l4t.partition(".")[0], "")
 
 
 def _power_modes(root: Path) -> dict[int, str]:

@@ -48,11 +48,8 @@ def test_the_module_is_known_on_any_carrier_board(tmp_path: Path, compatible: st
 @pytest.mark.parametrize(
     ("release", "jetpack"),
     [
-        ("# R36 (release), REVISION: 4.4, GCID: 1", "6.2.1"),
-        ("# R36 (release), REVISION: 4.7, GCID: 1", "6.2.1"),
-        ("# R36 (release), REVISION: 5.0, GCID: 1", "6.2.2"),
         ("# R36 (release), REVISION: 9.9, GCID: 1", "6"),
-        ("# R35 (release), REVISION: 4.1, GCID: 1", "5.1.2"),
+        ("# R35 (release), REVISION: 4.1, GCID: 1", "5"),
         ("# R39 (release), REVISION: 0, GCID: 1", "7"),
         ("# R99 (release), REVISION: 1.0, GCID: 1", ""),
         ("nonsense", ""),
