@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import fixed_shape
 from mptune.graph.loading.value_dependent import computed_beforehand, shape_facts
 from mptune.graph.op_rules import FLOAT_TYPES
 
@@ -86,10 +87,8 @@ class Lookup:
 
     def size(self, tensor: str) -> int | None:
         """Number of elements; None where a dimension is not known."""
-        shape = self.model.info(tensor).shape
-        if shape is None or not all(isinstance(dim, int) for dim in shape):
-            return None
-        return math.prod(dim for dim in shape if isinstance(dim, int))
+        shape = fixed_shape(self.model.info(tensor).shape)
+        return None if shape is None else math.prod(shape)
 
     def is_scalar(self, tensor: str) -> bool:
         """Whether a value is static and a single number."""
@@ -156,8 +155,7 @@ def static_values(model: Model) -> frozenset[str]:
 
 def folded_values(look: Lookup) -> frozenset[str]:
     """Static values and, where every input has a fixed shape, what is computed from shapes alone: constants, too."""
-    shapes = [info.shape for info in look.model.inputs]
-    is_fixed = all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes)
+    is_fixed = all(fixed_shape(info.shape) is not None for info in look.model.inputs)
     return look.static | shape_facts(look.model).folded if is_fixed else look.static
 
 

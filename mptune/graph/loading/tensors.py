@@ -242,6 +242,12 @@ def fill_value(node: onnx.NodeProto) -> np.ndarray:
     return np.zeros(1, np.float32) if stated is None else onnx.numpy_helper.to_array(stated)
 
 
+def fixed_shape(shape: tuple[int | str | None, ...] | None) -> tuple[int, ...] | None:
+    """A shape whose dimensions are all numbers; None for others."""
+    sizes = tuple(dim for dim in shape or () if isinstance(dim, int))
+    return sizes if shape is not None and len(sizes) == len(shape) else None
+
+
 def type_of(proto: onnx.TypeProto) -> tuple[str, tuple[int | str | None, ...] | None]:
     """``TensorInfo``'s dtype and shape of a declared type."""
     kind = proto.WhichOneof("value")
