@@ -20,17 +20,17 @@ from onnx import numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
+from mptune.graph.loading.inference import without_weights
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import SHAPE_OF, computed_beforehand
 from mptune.graph.plan import REDUCED, Precision
-from mptune.graph.writing.model_file import frame_of
-from mptune.graph.writing.weights import chunks, inline_tensor, largest_magnitude
+from mptune.graph.writing.weights import chunks, largest_magnitude
 
 WORTHWHILE = 100
 """So many nodes, Constants not counted, are worth a session of their own that folds them."""
 
-_WEIGHT_FROM_BYTES = 1 << 14
-"""Constants from this size on are weights: an input takes their place where ONNX Runtime folds a model."""
+_LARGEST_CONSTANT = 1 << 14
+"""Constants of more bytes are weights: an input takes their place where ONNX Runtime folds a model."""
 
 _MOST_BYTES = 1 << 22
 """Larger results are not kept: every trial's model would hold them."""
@@ -203,22 +203,6 @@ def _read_outside(model: Model) -> frozenset[str]:
 
 def write_without_weights(model: Model, path: Path) -> Path:
     """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(frame_of(model))
-    graph, moved = proto.graph, set[int]()
-    entered = {value.name for value in graph.input}
-    for name, constant in model.initializers.items():
-        is_weight = constant.nbytes >= _WEIGHT_FROM_BYTES
-        if is_weight and constant.node_index is not None:
-            moved.add(constant.node_index)
-        if is_weight and name not in entered:
-            code = constant.proto.data_type
-            graph.input.append(onnx.helper.make_tensor_value_info(name, code, constant.shape))
-        elif not is_weight and constant.node_index is None:
-            graph.initializer.append(inline_tensor(constant, name, None))
-    for node in model.nodes:
-        if node.index not in moved:
-            added = graph.node.add()
-            added.CopyFrom(node.proto)
-            added.name = node.name
-    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
+    nodes = [node.proto for node in model.nodes]
+    slim = without_weights(model.proto, nodes, model.initializers, _LARGEST_CONSTANT)
+    return write_bytes(path, [slim.SerializeToString(deterministic=True)])
