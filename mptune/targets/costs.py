@@ -352,7 +352,7 @@ def _joined(model: Model, look: Lookup) -> dict[int, int]:
     for node in model.nodes:
         activation = find_activation(look, node)
         if activation is not None and joined.keys().isdisjoint(activation.nodes):
-            joined.update(dict.fromkeys(activation.nodes, min(activation.nodes)))
+            joined.update(dict.fromkeys(activation.nodes, activation.anchor))
     return joined
 
 

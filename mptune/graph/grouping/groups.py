@@ -20,8 +20,9 @@ from typing import get_args
 
 from mptune.errors import PlanError
 from mptune.graph.grouping.lookup import Lookup, folded_values
+from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, CASTS_INTEGERS, DATA_MOVEMENT, FOLDED
-from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, Pattern, find_patterns
+from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules

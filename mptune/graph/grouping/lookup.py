@@ -6,6 +6,7 @@ Also which values are static: computed from constants alone, so that a runtime f
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import onnx
@@ -53,16 +54,17 @@ class Lookup:
 
     def readers(self, tensor: str) -> list[Node]:
         """The nodes that read a value under any of its names, each once; Shape and Size do not count."""
-        readers: dict[int, Node] = {}
-        stack = [tensor]
-        while stack:
-            for index in self.model.consumers.get(stack.pop(), ()):
-                node = self.model.nodes[index]
-                if index in self.alias_nodes:
-                    stack.append(node.outputs[0])
-                elif node.op_type not in ("Shape", "Size"):
-                    readers[index] = node
-        return list(readers.values())
+        indices = [index for name in self._names(tensor) for index in self.model.consumers.get(name, ())]
+        nodes = [self.model.nodes[index] for index in dict.fromkeys(indices) if index not in self.alias_nodes]
+        return [node for node in nodes if node.op_type not in ("Shape", "Size")]
+
+    def _names(self, tensor: str) -> list[str]:
+        """The name of a value, and those that aliases give it."""
+        names = [tensor]
+        for name in names:  # grows
+            readers = self.model.consumers.get(name, ())
+            names += [self.alias_nodes[index].outputs[0] for index in readers if index in self.alias_nodes]
+        return names
 
     def only_reader(self, node: Node) -> Node | None:
         """The one node that reads a node's result; None where there are several, or it leaves the model."""
@@ -73,13 +75,7 @@ class Lookup:
 
     def is_output(self, tensor: str) -> bool:
         """Whether a value leaves the model under any of its names."""
-        stack = [tensor]
-        while stack:
-            at = stack.pop()
-            if at in self._outputs:
-                return True
-            stack += [self.model.nodes[i].outputs[0] for i in self.model.consumers.get(at, ()) if i in self.alias_nodes]
-        return False
+        return not self._outputs.isdisjoint(self._names(tensor))
 
     def is_static(self, tensor: str) -> bool:
         """Whether a value is computed from constants alone."""
@@ -126,7 +122,7 @@ class Lookup:
         """The inputs of a node that are not static."""
         return [i for i in node.inputs if i and not self.is_static(i)]
 
-    def with_aliases(self, nodes: frozenset[int]) -> frozenset[int]:
+    def with_aliases(self, nodes: Collection[int]) -> frozenset[int]:
         """The nodes, with the aliases of what they compute and those that nothing else reads."""
         indices = set(nodes)
         for index in nodes:
