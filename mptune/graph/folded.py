@@ -133,33 +133,22 @@ def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
     index = model.producer.get(value)
     if index is None or index not in shape_computing(model) or not model.info(value).is_float32:
         return False
-    return precision.largest < _largest(model, index) < math.inf
-
-
-def _largest(model: Model, index: int) -> float:
-    """The largest magnitude of the FP32 constants that a node computes from; infinite where one is."""
-    largest, stack = _largest_by_node(model), [index]
-    while index not in largest:
-        node = model.nodes[stack[-1]]
-        inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
-        before = {model.producer[name] for name in inputs if name in model.producer and name not in model.initializers}
-        missing = [i for i in before if i not in largest]
-        if missing:
-            stack += missing
-            continue
-        read = [largest[i] for i in before]
-        for name in inputs:
-            if name in model.initializers:
-                read += map(_magnitude, chunks(model.initializers[name]))
-        read += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
-        largest[stack.pop()] = max(read, default=0.0)
-    return largest[index]
+    return precision.largest < _largest_by_node(model)[index] < math.inf
 
 
 @once
-def _largest_by_node(_: Model) -> dict[int, float]:
-    """Index of a node -> what ``_largest`` found for it."""
-    return {}
+def _largest_by_node(model: Model) -> dict[int, float]:
+    """Node of ``shape_computing`` -> the largest magnitude of the FP32 constants that it computes from."""
+    largest: dict[int, float] = {}
+    for index in sorted(shape_computing(model)):
+        node = model.nodes[index]
+        inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
+        constants = [model.initializers[name] for name in inputs if name in model.initializers]
+        magnitudes = [_magnitude(values) for constant in constants for values in chunks(constant)]
+        magnitudes += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
+        magnitudes += [largest[model.producer[name]] for name in inputs if name not in model.initializers]
+        largest[index] = max(magnitudes, default=0.0)
+    return largest
 
 
 def _magnitude(values: np.ndarray) -> float:
