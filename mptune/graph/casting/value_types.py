@@ -21,8 +21,6 @@ from mptune.graph.op_rules import FLOAT_TYPES, NodeRule, casts_integers, node_ru
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.schemas import onnx_schema
 
-_PRECISIONS = {precision.onnx_type: precision.stored for precision in Precision}
-
 
 @dataclass(frozen=True)
 class OwnCast:
@@ -45,15 +43,10 @@ def own_cast(model: Model, node: Node) -> OwnCast | None:
     if node.op_type != "Cast" or not node.is_standard:
         return None
     source, result = node.inputs[0], node.outputs[0]
-    source_precision = FLOAT_TYPES.get(model.info(source).dtype)
-    precision = next((_PRECISIONS.get(a.i) for a in node.proto.attribute if a.name == "to"), None)
-    if (
-        source_precision is None
-        or precision is None
-        or (source_precision is precision and precision is not Precision.FP32)
-    ):
+    from_precision, to = (FLOAT_TYPES.get(model.info(name).dtype) for name in (source, result))
+    if from_precision is None or to is None or (from_precision is to and to is not Precision.FP32):
         return None
-    return OwnCast(node.index, source, result, source_precision, precision)
+    return OwnCast(node.index, source, result, from_precision, to)
 
 
 @dataclass(frozen=True)
