@@ -84,7 +84,6 @@ class JetsonState(Clocks, JsonForm):
     l4t: str = ""
     jetpack: str = ""
     power_mode: str = ""
-    power_modes: tuple[str, ...] = ()
     memory_mhz: float | None = None
 
     def facts(self) -> list[tuple[str, str]]:
@@ -112,7 +111,6 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
     compatible = read_text(root / "proc/device-tree/compatible").split("\0")
     release = _RELEASE.search(read_text(root / "etc/nv_tegra_release"))
     l4t = f"{release[1]}.{release[2]}" if release else ""
-    modes = _power_modes(root)
     memory = read_number(root / "sys/kernel/debug/bpmp/debug/clk/emc/rate")
     return JetsonState(
         model=model,
@@ -120,8 +118,7 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
         memory_gb=round(int(total[1]) * 1024 / 1e9, 1) if total else None,
         l4t=l4t,
         jetpack=_jetpack(root, l4t),
-        power_mode=_power_mode(root, modes),
-        power_modes=tuple(modes.values()),
+        power_mode=_power_mode(root),
         memory_mhz=None if memory is None else memory / 1e6,
         **asdict(gpu_clocks(root)),
     )
@@ -177,13 +174,13 @@ def _power_modes(root: Path) -> dict[int, str]:
     return {int(number): name.removeprefix("MODE_") for number, name in modes}
 
 
-def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
+def _power_mode(root: Path) -> str:
     """The power mode by ``nvpmodel -q``, else by nvpmodel's status file."""
     asked = re.search(r"^NV Power Mode:\s*(\S+)", output_of(root / _NVPMODEL, "-q") or "", re.MULTILINE)
     if asked:
         return asked[1].removeprefix("MODE_")
     kept = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
-    return modes.get(int(kept[1]), "") if kept else ""
+    return _power_modes(root).get(int(kept[1]), "") if kept else ""
 
 
 def gpu_clocks(root: Path) -> Clocks:
