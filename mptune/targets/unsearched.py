@@ -172,7 +172,7 @@ def out_of_reach_findings(
     if not nodes:
         return ()
     table = ShapeTable(model, shapes)
-    flops = {node.index: _least_flops(node, table) for node in model.nodes if not node.has_subgraph}
+    flops = {node.index: _least_flops(model, node, table) for node in model.nodes if not node.has_subgraph}
     share = share_of(nodes, flops)
     if not untyped and share < NEGLIGIBLE:
         return ()
@@ -219,12 +219,12 @@ def _has_no_fp16_form(model: Model, node: Node) -> bool:
     return any(name and model.info(name).is_float32 for name in (*node.inputs, *node.outputs))
 
 
-def _least_flops(node: Node, shapes: ShapeTable) -> float:
+def _least_flops(model: Model, node: Node, shapes: ShapeTable) -> float:
     """FLOPs of a node; of a product of unknown shape those of one row, by its weight."""
     flops, is_matrix = node_flops(node, shapes)
     if not is_matrix:
         return flops
-    return max(flops, 2.0 * max((shapes.elements(n) for n in node.inputs if n in shapes.constants), default=0))
+    return max(flops, 2.0 * max((shapes.elements(n) for n in node.inputs if n in model.initializers), default=0))
 
 
 def _operator(node: Node) -> str:

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
@@ -198,7 +199,8 @@ def block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
     outside of these, the innermost module that holds a few.
     """
     counts = Counter(scope[:depth] for scope in scopes for depth in range(1, len(scope) + 1))
-    common = _common_depth([scope for scope in scopes if scope])
+    levels = zip(*(scope for scope in scopes if scope), strict=False)
+    common = len([*takewhile(lambda modules: len({*modules}) == 1, levels)])  # the outermost modules of all groups
     numbered = {prefix for prefix, count in counts.items() if count > 1 and _NUMBERED.search(prefix[-1])}
     around = {prefix[:depth] for prefix in numbered for depth in range(1, len(prefix))}
 
@@ -210,17 +212,6 @@ def block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
         return next((p for p in prefixes if 1 < counts[p] <= _MAX_UNNUMBERED and p not in around), None)
 
     return [choose(scope) for scope in scopes]
-
-
-def _common_depth(scopes: Sequence[Scope]) -> int:
-    """How many of the outermost modules all groups share."""
-    if not scopes:
-        return 0
-    first, last = min(scopes), max(scopes)
-    depth = 0
-    while depth < min(len(first), len(last)) and first[depth] == last[depth]:
-        depth += 1
-    return depth
 
 
 GROUPS_PER_BUDGET = 2.0
