@@ -53,10 +53,10 @@ def _multiplies(model: Model, node: Node, weight: str) -> bool:
     if node.op_type not in _PRODUCTS or not node.is_standard or weight not in node.inputs[:2]:
         return False
     others = [name for name in node.inputs[:2] if name != weight]
-    return len(others) == 1 and not _is_dequantised(model, others[0])
+    return len(others) == 1 and not is_dequantised(model, others[0])
 
 
-def _is_dequantised(model: Model, tensor: str) -> bool:
+def is_dequantised(model: Model, tensor: str) -> bool:
     """Whether a value comes out of DequantizeLinear, maybe through views."""
     while tensor in model.producer:
         node = model.nodes[model.producer[tensor]]

@@ -20,7 +20,7 @@ from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.grouping.lookup import Lookup, folded_values
+from mptune.graph.grouping.lookup import ALIASES, Lookup, folded_values
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, CASTS_INTEGERS, DATA_MOVEMENT, FOLDED
 from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, find_patterns
@@ -28,9 +28,6 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules
 from mptune.settings import Granularity
-
-_NAMES_ONLY = frozenset({"Identity", "Dropout"})
-"""Give a value another name: exporters put one before a weight that layers share, in all of them but the first."""
 
 _SMALL = 64
 """Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
@@ -46,7 +43,7 @@ def structural_hash(model: Model, nodes: Sequence[Node]) -> str:
     made: dict[str, str] = {}
     digests = []
     for node in nodes:
-        if node.op_type in _NAMES_ONLY and node.is_standard:
+        if node.op_type in ALIASES and node.is_standard:
             made[node.outputs[0]] = made.get(node.inputs[0]) or _source_text(model, node.inputs[0])
             continue
         seen: dict[str, int] = {}
@@ -73,7 +70,7 @@ def _source_text(model: Model, name: str) -> str:
         return "none"
     while name in model.producer and name not in model.initializers:
         maker = model.nodes[model.producer[name]]
-        if maker.op_type not in _NAMES_ONLY:
+        if maker.op_type not in ALIASES:
             break
         name = maker.inputs[0]
     constant = model.initializers.get(name)

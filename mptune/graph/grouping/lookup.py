@@ -16,7 +16,8 @@ from mptune.graph.loading.tensors import fixed_shape
 from mptune.graph.loading.value_dependent import computed_beforehand, shape_facts
 from mptune.graph.op_rules import FLOAT_TYPES
 
-_ALIASES = frozenset({"Identity", "Dropout"})
+ALIASES = frozenset({"Identity", "Dropout"})
+"""Give a value another name: exporters put one before a weight that layers share, in all of them but the first."""
 
 
 class Lookup:
@@ -38,7 +39,7 @@ class Lookup:
             return False
         if node.op_type == "Cast":
             return all(self.model.info(t).dtype in FLOAT_TYPES for t in (node.inputs[0], node.outputs[0]))
-        return node.op_type in _ALIASES and not any(node.outputs[1:])
+        return node.op_type in ALIASES and not any(node.outputs[1:])
 
     def root(self, tensor: str) -> str:
         """The value that ``tensor`` is another name of."""

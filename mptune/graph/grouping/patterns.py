@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.norms import Pattern, find_activation, find_norm
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
+from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
-from mptune.graph.op_rules import casts_integers, node_rule
+from mptune.graph.op_rules import casts_integers, is_dequantised, node_rule
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"})
 
@@ -312,23 +312,12 @@ class _Quantised:
         """The node that computes a value, static or not; -1 where none does."""
         return self._look.model.producer.get(self._look.root(tensor), -1)
 
-    def _is_dequantised(self, tensor: str) -> bool:
-        """Whether a value, a constant weight or not, comes out of DequantizeLinear, maybe through views."""
-        while (index := self._producer_index(tensor)) >= 0:
-            node = self._nodes[index]
-            if _is(node, "DequantizeLinear"):
-                return True
-            if node.op_type not in DATA_MOVEMENT or not node.is_standard:
-                return False
-            tensor = node.inputs[0]
-        return False
-
     def _is_core(self, node: Node) -> bool:
         return (
             node.op_type in _QUANTISED_PRODUCTS
             and node.is_standard
             and bool(self._look.varying(node))
-            and all(self._is_dequantised(operand) for operand in node.inputs[:2])
+            and all(is_dequantised(self._look.model, operand) for operand in node.inputs[:2])
         )
 
     def _rescaling(self, node: Node) -> set[int]:
@@ -352,7 +341,8 @@ class _Quantised:
         values = [i for i in self._look.varying(node) if self._look.model.info(i).is_float32]
         joins = node.op_type in _POOLS or node.op_type not in ANCHOR_KINDS
         if not values or not all(
-            self._is_dequantised(i) or (joins and self._producer_index(i) in self._fed | self._cores) for i in values
+            is_dequantised(self._look.model, i) or (joins and self._producer_index(i) in self._fed | self._cores)
+            for i in values
         ):
             return False
         rule = node_rule(self._look.model, node)
