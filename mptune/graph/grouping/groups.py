@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import get_args
 
 from mptune.errors import PlanError
 from mptune.graph.grouping.lookup import ALIASES, Lookup, folded_values
@@ -253,15 +254,28 @@ class LayerGroup:
     pattern: str = ""
 
 
-def find_groups(model: Model, granularity: Granularity = "fusion") -> tuple[LayerGroup, ...]:
-    """Partition the nodes that have a precision into groups, at a granularity other than ``auto``."""
-    if granularity not in ("op", "fusion", "block"):
-        raise PlanError(f"unknown granularity {granularity!r}", "one of: op, fusion, block")
+def find_groups(model: Model, granularity: Granularity = "fusion", budget: int | None = None) -> tuple[LayerGroup, ...]:
+    """Partition the nodes that have a precision into groups.
+
+    Args:
+        model: the model.
+        granularity: how coarse.
+        budget: evaluations of the search; ``auto`` needs it.
+
+    Raises:
+        PlanError: an unknown granularity, or ``auto`` without a budget.
+    """
+    if granularity == "auto":
+        return find_fitting_groups(model, budget)[1]
+    if granularity not in get_args(Granularity):
+        raise PlanError(f"unknown granularity {granularity!r}", f"one of: {', '.join(get_args(Granularity))}")
     return _Partition(model).groups(granularity)
 
 
-def find_fitting_groups(model: Model, budget: int) -> tuple[Granularity, tuple[LayerGroup, ...]]:
+def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, tuple[LayerGroup, ...]]:
     """The granularity that ``auto`` stands for, and its groups: see ``GROUPS_PER_BUDGET`` and ``MOST_GROUPS``."""
+    if budget is None or budget < 1:
+        raise PlanError("granularity 'auto' needs a budget", "give the number of evaluations, or choose a granularity")
     partition = _Partition(model)
     limits: dict[Granularity, float] = {"op": GROUPS_PER_BUDGET * budget, "fusion": MOST_GROUPS}
     for granularity, most in limits.items():

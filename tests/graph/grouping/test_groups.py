@@ -245,7 +245,9 @@ def test_auto_is_fusion_but_for_a_large_budget_or_very_many_groups(
         monkeypatch.setattr("mptune.graph.grouping.groups.MOST_GROUPS", most)
         granularity, groups = find_fitting_groups(model, budget)
         assert granularity == expected
-        assert groups == find_groups(model, granularity)
+        assert groups == find_groups(model, granularity) == find_groups(model, "auto", budget)
+    with pytest.raises(PlanError, match="needs a budget"):
+        find_groups(model, "auto")
 
 
 def test_is_the_same_in_every_process(tmp_path: Path) -> None:
