@@ -27,7 +27,7 @@ from benchmarks.common import save
 from mptune.engines.base import EngineError
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import SessionOptions
-from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16
+from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.plan import REDUCED, Precision
 
 ROWS, COLUMNS = 512, 16
@@ -45,7 +45,7 @@ def rounded_to(precision: Precision, values: np.ndarray) -> np.ndarray:
     if precision is Precision.FP16:
         with np.errstate(over="ignore"):  # beyond its range they are infinite
             return np.asarray(values).astype(np.float16).astype(np.float64)
-    return from_bfloat16(to_bfloat16(np.asarray(values, np.float32))).astype(np.float64)
+    return from_stored(to_stored(np.asarray(values, np.float32), Precision.BF16)).astype(np.float64)
 
 
 Step = tuple[str, tuple[str, ...], str, Mapping[str, Any]]
@@ -286,7 +286,7 @@ def _constant(name: str, value: np.ndarray, precision: Precision) -> TensorProto
         return numpy_helper.from_array(value, name)
     if precision is Precision.FP16:
         return numpy_helper.from_array(np.asarray(value, np.float16), name)
-    bits = to_bfloat16(value).astype("<u2")
+    bits = to_stored(value, Precision.BF16).astype("<u2")
     return helper.make_tensor(name, TensorProto.BFLOAT16, value.shape, bits.tobytes(), raw=True)
 
 

@@ -20,17 +20,17 @@ from onnx import numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
+from mptune.graph.loading.inference import without_weights
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import SHAPE_OF, computed_beforehand
 from mptune.graph.plan import REDUCED, Precision
-from mptune.graph.writing.model_file import frame_of
-from mptune.graph.writing.weights import chunks, inline_tensor, largest_magnitude
+from mptune.graph.writing.weights import chunks, largest_magnitude
 
 WORTHWHILE = 100
 """So many nodes, Constants not counted, are worth a session of their own that folds them."""
 
-_WEIGHT_FROM_BYTES = 1 << 14
-"""Constants from this size on are weights: an input takes their place where ONNX Runtime folds a model."""
+_LARGEST_CONSTANT = 1 << 14
+"""Constants of more bytes are weights: an input takes their place where ONNX Runtime folds a model."""
 
 _MOST_BYTES = 1 << 22
 """Larger results are not kept: every trial's model would hold them."""
@@ -133,33 +133,22 @@ def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
     index = model.producer.get(value)
     if index is None or index not in shape_computing(model) or not model.info(value).is_float32:
         return False
-    return precision.largest < _largest(model, index) < math.inf
-
-
-def _largest(model: Model, index: int) -> float:
-    """The largest magnitude of the FP32 constants that a node computes from; infinite where one is."""
-    largest, stack = _largest_by_node(model), [index]
-    while index not in largest:
-        node = model.nodes[stack[-1]]
-        inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
-        before = {model.producer[name] for name in inputs if name in model.producer and name not in model.initializers}
-        missing = [i for i in before if i not in largest]
-        if missing:
-            stack += missing
-            continue
-        read = [largest[i] for i in before]
-        for name in inputs:
-            if name in model.initializers:
-                read += map(_magnitude, chunks(model.initializers[name]))
-        read += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
-        largest[stack.pop()] = max(read, default=0.0)
-    return largest[index]
+    return precision.largest < _largest_by_node(model)[index] < math.inf
 
 
 @once
-def _largest_by_node(_: Model) -> dict[int, float]:
-    """Index of a node -> what ``_largest`` found for it."""
-    return {}
+def _largest_by_node(model: Model) -> dict[int, float]:
+    """Node of ``shape_computing`` -> the largest magnitude of the FP32 constants that it computes from."""
+    largest: dict[int, float] = {}
+    for index in sorted(shape_computing(model)):
+        node = model.nodes[index]
+        inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
+        constants = [model.initializers[name] for name in inputs if name in model.initializers]
+        magnitudes = [_magnitude(values) for constant in constants for values in chunks(constant)]
+        magnitudes += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
+        magnitudes += [largest[model.producer[name]] for name in inputs if name not in model.initializers]
+        largest[index] = max(magnitudes, default=0.0)
+    return largest
 
 
 def _magnitude(values: np.ndarray) -> float:
@@ -203,22 +192,6 @@ def _read_outside(model: Model) -> frozenset[str]:
 
 def write_without_weights(model: Model, path: Path) -> Path:
     """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(frame_of(model))
-    graph, moved = proto.graph, set[int]()
-    entered = {value.name for value in graph.input}
-    for name, constant in model.initializers.items():
-        is_weight = constant.nbytes >= _WEIGHT_FROM_BYTES
-        if is_weight and constant.node_index is not None:
-            moved.add(constant.node_index)
-        if is_weight and name not in entered:
-            code = constant.proto.data_type
-            graph.input.append(onnx.helper.make_tensor_value_info(name, code, constant.shape))
-        elif not is_weight and constant.node_index is None:
-            graph.initializer.append(inline_tensor(constant, name, None))
-    for node in model.nodes:
-        if node.index not in moved:
-            added = graph.node.add()
-            added.CopyFrom(node.proto)
-            added.name = node.name
-    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
+    nodes = [node.proto for node in model.nodes]
+    slim = without_weights(model.proto, nodes, model.initializers, _LARGEST_CONSTANT)
+    return write_bytes(path, [slim.SerializeToString(deterministic=True)])

@@ -53,10 +53,10 @@ def _multiplies(model: Model, node: Node, weight: str) -> bool:
     if node.op_type not in _PRODUCTS or not node.is_standard or weight not in node.inputs[:2]:
         return False
     others = [name for name in node.inputs[:2] if name != weight]
-    return len(others) == 1 and not _is_dequantised(model, others[0])
+    return len(others) == 1 and not is_dequantised(model, others[0])
 
 
-def _is_dequantised(model: Model, tensor: str) -> bool:
+def is_dequantised(model: Model, tensor: str) -> bool:
     """Whether a value comes out of DequantizeLinear, maybe through views."""
     while tensor in model.producer:
         node = model.nodes[model.producer[tensor]]
@@ -205,11 +205,11 @@ def _rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo])
     exception = _EXCEPTIONS.get(node.op_type)
     if exception is not None and not exception.inputs:
         return NodeRule(fixed=exception.reason)
-    float_inputs = [i for i, name in enumerate(node.inputs) if name and info(name).is_float32]
     if node.op_type in _READS_ANY:
-        return _reads_any_rule(node, schema, float_inputs, info)
+        return _reads_any_rule(node, schema, info)
     if node.op_type == "ConstantOfShape":
-        return _constant_of_shape_rule(node, schema, info)
+        is_float = bool(node.outputs) and info(node.outputs[0]).is_float32
+        return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), (), "value") if is_float else NodeRule()
     untold = _typed_by_omitted(node, schema, info)
     if untold:
         return NodeRule(fixed=f"the input that has the type of its output {untold!r} is omitted")
@@ -255,21 +255,12 @@ def _typed_by_omitted(node: Node, schema: OperatorSchema, info: Callable[[str], 
     return ""
 
 
-def _reads_any_rule(
-    node: Node, schema: OperatorSchema, float_inputs: list[int], info: Callable[[str], TensorInfo]
-) -> NodeRule:
-    reads_any = tuple(float_inputs)
-    makes_float = node.op_type == "Cast" and info(node.outputs[0]).is_float32
-    if not makes_float:
+def _reads_any_rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> NodeRule:
+    reads_any = tuple(i for i, name in enumerate(node.inputs) if name and info(name).is_float32)
+    if node.op_type != "Cast" or not info(node.outputs[0]).is_float32:
         return NodeRule(reads_any=reads_any)
     if info(node.inputs[0]).dtype in FLOAT_TYPES:
         return NodeRule(reads_any=reads_any, fixed="computes nothing: folded where a plan makes it needless")
     if info(node.inputs[0]).dtype == "string":
         return NodeRule(fixed="parses text; done once in FP32, then cast")
     return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), reads_any, "to")
-
-
-def _constant_of_shape_rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> NodeRule:
-    if not node.outputs or not info(node.outputs[0]).is_float32:
-        return NodeRule()
-    return NodeRule(schema.admitted(schema.output_type(0)), outputs=(0,), attribute="value")

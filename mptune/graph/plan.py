@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mptune.errors import PlanError
@@ -27,27 +28,24 @@ class PrecisionPlan:
 
     model_sha256: str
     precision: Mapping[str, Precision]
-    _fingerprint: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
-        """Freeze the mapping and take the fingerprint once."""
-        frozen = {group: Precision(p) for group, p in self.precision.items()}
-        object.__setattr__(self, "precision", frozen)
-        text = self.model_sha256 + "".join([f"\n{g} {p}" for g, p in sorted(frozen.items())])
-        object.__setattr__(self, "_fingerprint", hashlib.sha256(text.encode()).hexdigest()[:12])
+        """Freeze the mapping."""
+        object.__setattr__(self, "precision", {group: Precision(p) for group, p in self.precision.items()})
 
     def __hash__(self) -> int:
-        return hash(self._fingerprint)
+        return hash(self.fingerprint)
 
     @classmethod
     def uniform(cls, model_sha256: str, groups: Iterable[str], precision: Precision) -> PrecisionPlan:
         """Give every group the same precision."""
         return cls(model_sha256, dict.fromkeys(groups, precision))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """12 hexadecimal digits that are equal exactly when model and precisions are equal."""
-        return self._fingerprint
+        text = self.model_sha256 + "".join([f"\n{g} {p}" for g, p in sorted(self.precision.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def groups_in(self, precision: Precision) -> tuple[str, ...]:
         """The ids of the groups in one precision, in the order of the groups."""

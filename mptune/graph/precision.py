@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from mptune.errors import SettingsError
 
-_COLUMNS = ("dtype", "mantissa_bits", "exponents", "nbytes", "throughput", "since")
-
 _reduced: list[Precision] = []
 REDUCED: Sequence[Precision] = _reduced
 """The rows but FP32: the precisions that a plan may lower a group to."""
@@ -75,8 +73,8 @@ class Precision(str, metaclass=_Table):
     ) -> Precision:
         """Add a row; the precisions of a search prefer earlier rows. Arguments as the attributes."""
         row = str.__new__(cls, name)
-        columns = dtype, mantissa_bits, exponents, nbytes, throughput, since
-        row.__dict__.update(zip(_COLUMNS, columns, strict=True))
+        row.__dict__.update(dtype=dtype, mantissa_bits=mantissa_bits, exponents=exponents, nbytes=nbytes)
+        row.__dict__.update(throughput=throughput, since=since)
         if name not in _Table._rows:
             _Table._rows[name] = row
             _reduced[:] = tuple(Precision)[1:]

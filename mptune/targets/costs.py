@@ -55,11 +55,6 @@ def recurrence_of(node: Node, shape: tuple[int, ...], weights: tuple[int, ...]) 
     return Recurrence(steps, 2.0 * elements * hidden, elements, directions * gates * hidden)
 
 
-def is_recurrent(node: Node) -> bool:
-    """Whether a node is a recurrent layer of ONNX's own."""
-    return node.is_standard and node.op_type in RECURRENT
-
-
 Shape = tuple[int, ...]
 
 
@@ -85,11 +80,6 @@ class ShapeTable:
             return self._model.initializers[tensor].shape
         dims = self._model.info(tensor).shape or ()
         return tuple(dim if isinstance(dim, int) else self._sizes.get(dim or "", 1) for dim in dims)
-
-    @property
-    def constants(self) -> Collection[str]:
-        """Names of the model's constants."""
-        return self._model.initializers.keys()
 
     def elements(self, tensor: str) -> int:
         """Number of elements of a tensor."""
@@ -352,7 +342,7 @@ def _joined(model: Model, look: Lookup) -> dict[int, int]:
     for node in model.nodes:
         activation = find_activation(look, node)
         if activation is not None and joined.keys().isdisjoint(activation.nodes):
-            joined.update(dict.fromkeys(activation.nodes, min(activation.nodes)))
+            joined.update(dict.fromkeys(activation.nodes, activation.anchor))
     return joined
 
 
@@ -426,7 +416,7 @@ class _Counter:
             matrix += flops if is_matrix else 0.0
             vector += 0.0 if is_matrix else flops
             written = sum(self._shapes.elements(out) for out in node.outputs if out)
-            if is_recurrent(node):
+            if node.is_standard and node.op_type in RECURRENT:
                 recurrence = recurrence_of(node, self._shapes[node.inputs[0]], self._shapes[node.inputs[2]])
                 recurrences.append(recurrence)
                 matrix -= recurrence.flops

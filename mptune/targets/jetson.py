@@ -45,23 +45,8 @@ def output_of(program: Path, *arguments: str, timeout_s: float = TIMEOUT_S) -> s
     return done.stdout
 
 
-_JETPACKS = {
-    "36.5.0": "6.2.2",
-    "36.5": "6.2.2",
-    "36.4.7": "6.2.1",
-    "36.4.4": "6.2.1",
-    "36.4.3": "6.2",
-    "36.4.0": "6.1",
-    "36.3.0": "6.0",
-    "35.6.0": "5.1.4",
-    "35.5.0": "5.1.3",
-    "35.4.1": "5.1.2",
-    "35.3.1": "5.1.1",
-    "35.2.1": "5.1",
-}
-"""JetPack by L4T release, where the package ``nvidia-jetpack`` is not installed (NVIDIA's JetPack archive)."""
-
 _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
+"""Series of JetPack by that of Jetson Linux (NVIDIA's JetPack archive)."""
 
 _RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
 
@@ -99,7 +84,6 @@ class JetsonState(Clocks, JsonForm):
     l4t: str = ""
     jetpack: str = ""
     power_mode: str = ""
-    power_modes: tuple[str, ...] = ()
     memory_mhz: float | None = None
 
     def facts(self) -> list[tuple[str, str]]:
@@ -127,7 +111,6 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
     compatible = read_text(root / "proc/device-tree/compatible").split("\0")
     release = _RELEASE.search(read_text(root / "etc/nv_tegra_release"))
     l4t = f"{release[1]}.{release[2]}" if release else ""
-    modes = _power_modes(root)
     memory = read_number(root / "sys/kernel/debug/bpmp/debug/clk/emc/rate")
     return JetsonState(
         model=model,
@@ -135,8 +118,7 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
         memory_gb=round(int(total[1]) * 1024 / 1e9, 1) if total else None,
         l4t=l4t,
         jetpack=_jetpack(root, l4t),
-        power_mode=_power_mode(root, modes),
-        power_modes=tuple(modes.values()),
+        power_mode=_power_mode(root),
         memory_mhz=None if memory is None else memory / 1e6,
         **asdict(gpu_clocks(root)),
     )
@@ -176,12 +158,12 @@ def _part(compatible: Sequence[str]) -> str:
 
 
 def _jetpack(root: Path, l4t: str) -> str:
-    """By the installed package; else by the release of Jetson Linux, the series at least."""
+    """By the installed package; else the series, by the release of Jetson Linux."""
     status = read_text(root / "var/lib/dpkg/status")
     package = re.search(r"^Package: nvidia-jetpack\n(?:.+\n)*?Version: ([\d.]+)", status, re.MULTILINE)
     if package:
         return package[1]
-    return _JETPACKS.get(l4t) or _JETPACK_MAJORS.get(l4t.partition(".")[0], "")
+    return _JETPACK_MAJORS.get(l4t.partition(".")[0], "")
 
 
 def _power_modes(root: Path) -> dict[int, str]:
@@ -192,13 +174,13 @@ def _power_modes(root: Path) -> dict[int, str]:
     return {int(number): name.removeprefix("MODE_") for number, name in modes}
 
 
-def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
+def _power_mode(root: Path) -> str:
     """The power mode by ``nvpmodel -q``, else by nvpmodel's status file."""
     asked = re.search(r"^NV Power Mode:\s*(\S+)", output_of(root / _NVPMODEL, "-q") or "", re.MULTILINE)
     if asked:
         return asked[1].removeprefix("MODE_")
     kept = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
-    return modes.get(int(kept[1]), "") if kept else ""
+    return _power_modes(root).get(int(kept[1]), "") if kept else ""
 
 
 def gpu_clocks(root: Path) -> Clocks:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.loading.model import Model, once
 from mptune.graph.loading.value_dependent import shape_facts
@@ -127,25 +129,19 @@ def _peak(model: Model, table: ShapeTable, float_bytes: Callable[[str], int]) ->
     def size(tensor: str) -> int:
         return table.elements(tensor) * item_bytes(model, tensor, 4 if tensor in interface else float_bytes(tensor))
 
-    given = [info.name for info in model.inputs]  # the caller keeps them
-    alive = sum(size(tensor) for tensor in given)
-    peak, where = alive, ""
-    leaving: dict[int, int] = {}
-    for node in model.nodes:
-        made = {out: size(out) for out in node.outputs if out in ends}
-        alive += sum(made.values())
-        for out, count in made.items():
-            end = max(ends[out], node.index)
-            leaving[end] = leaving.get(end, 0) + count
-        if alive > peak:
-            peak, where = alive, node.name
-        alive -= leaving.pop(node.index, 0)
-    return peak, where
+    given = sum(size(info.name) for info in model.inputs)  # the caller keeps them
+    change = np.zeros(len(model.nodes) + 2, np.int64)
+    for name, end in ends.items():
+        change[model.producer[name]] += size(name)
+        change[end + 1] -= size(name)
+    alive = change.cumsum()  # beside the inputs, at each node
+    peak = int(alive.argmax())
+    return given + int(alive[peak]), model.nodes[peak].name if alive[peak] else ""
 
 
 @once
 def _ends(model: Model) -> Mapping[str, int]:
-    """Value that has memory of its own -> index of the last node that reads it, directly or through a view.
+    """Computed value that has memory of its own -> index of the last node that reads it, directly or through a view.
 
     What is folded is a weight, and the nodes that do it read nothing at run time.
     """
@@ -156,19 +152,19 @@ def _ends(model: Model) -> Mapping[str, int]:
     for node in model.nodes:
         if is_folded(node, folded):
             continue
-        for name in (*node.inputs, *node.captures):
-            ends[root.get(name, name)] = node.index
-        for position, out in enumerate(node.outputs):
-            if not out:
-                continue
-            views = node.op_type in VIEWS and node.is_standard and position == 0 and bool(node.inputs)
-            if views and node.inputs[0] not in folded and out not in outputs:
-                root[out] = root.get(node.inputs[0], node.inputs[0])
-            else:
-                ends.setdefault(out, node.index)
-    ends.update((name, len(model.nodes)) for name in outputs)
-    computed = {out for node in model.nodes if not is_folded(node, folded) for out in node.outputs if out}
-    return {name: end for name, end in ends.items() if name in computed and name not in root}
+        read = {root.get(name, name) for name in (*node.inputs, *node.captures)}
+        ends.update(dict.fromkeys(read & ends.keys(), node.index))
+        ends.update((out, node.index) for out in node.outputs if out)
+        is_view = (
+            node.op_type in VIEWS
+            and node.is_standard
+            and all((node.inputs, node.outputs))
+            and node.inputs[0] not in folded
+        )
+        if is_view and node.outputs[0] not in outputs:
+            root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
+            del ends[node.outputs[0]]
+    return {name: len(model.nodes) if name in outputs else end for name, end in ends.items()}
 
 
 def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False) -> tuple[str, ...]:

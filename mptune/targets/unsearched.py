@@ -15,7 +15,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
 from mptune.graph.grouping.patterns import INTEGER_PRODUCTS, QUANTISED
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import all_graphs
+from mptune.graph.loading.tensors import all_graphs, subgraphs
 from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import FLOAT_TYPES, is_quantised, node_rule, schema_of
 from mptune.graph.plan import REDUCED, Precision
@@ -63,8 +63,8 @@ def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Findi
 
 def _has_layer(node: Node) -> bool:
     """Whether a graph inside a node holds an operator that would start a group."""
-    graphs = (g for a in node.proto.attribute for g in (*([a.g] if a.HasField("g") else []), *a.graphs))
-    return any(inner.op_type in ANCHOR_KINDS for graph in graphs for each in all_graphs(graph) for inner in each.node)
+    graphs = (graph for outer in subgraphs(node.proto) for graph in all_graphs(outer))
+    return any(inner.op_type in ANCHOR_KINDS for graph in graphs for inner in graph.node)
 
 
 def already_mixed_findings(
@@ -170,7 +170,7 @@ def out_of_reach_findings(
     if not nodes:
         return ()
     table = ShapeTable(model, shapes)
-    flops = {node.index: _least_flops(node, table) for node in model.nodes if not node.has_subgraph}
+    flops = {node.index: _least_flops(model, node, table) for node in model.nodes if not node.has_subgraph}
     share = share_of(nodes, flops)
     if not untyped and share < NEGLIGIBLE:
         return ()
@@ -217,12 +217,12 @@ def _has_no_fp16_form(model: Model, node: Node) -> bool:
     return any(name and model.info(name).is_float32 for name in (*node.inputs, *node.outputs))
 
 
-def _least_flops(node: Node, shapes: ShapeTable) -> float:
+def _least_flops(model: Model, node: Node, shapes: ShapeTable) -> float:
     """FLOPs of a node; of a product of unknown shape those of one row, by its weight."""
     flops, is_matrix = node_flops(node, shapes)
     if not is_matrix:
         return flops
-    return max(flops, 2.0 * max((shapes.elements(n) for n in node.inputs if n in shapes.constants), default=0))
+    return max(flops, 2.0 * max((shapes.elements(n) for n in node.inputs if n in model.initializers), default=0))
 
 
 def _operator(node: Node) -> str:

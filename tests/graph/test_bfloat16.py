@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from mptune.graph.hazards.hazard import BF16_MAX
-from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16, to_stored
+from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.precision import Precision
 from mptune.graph.writing.model_file import rounding_nodes
 from tests.graph.helpers import run
@@ -40,7 +40,7 @@ def test_rounds_as_onnx_runtime_does(optimised: bool, tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "casts", value[:1], value[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), tmp_path / "m.onnx")
     y = run(tmp_path / "m.onnx", {"x": x})["y"]
-    ours = from_bfloat16(to_bfloat16(x))
+    ours = from_stored(to_stored(x, Precision.BF16))
     np.testing.assert_array_equal(-y if optimised else y, ours)
     assert np.isnan(ours[np.isnan(x)]).all()
 
@@ -48,19 +48,19 @@ def test_rounds_as_onnx_runtime_does(optimised: bool, tmp_path: Path) -> None:
 def test_rounds_to_the_nearest() -> None:
     x = patterns(100_000)
     x = x[np.isfinite(x) & (np.abs(x) < BF16_MAX)]
-    bits = to_bfloat16(x)
-    here = np.abs(from_bfloat16(bits).astype(np.float64) - x)
+    bits = to_stored(x, Precision.BF16)
+    here = np.abs(from_stored(bits).astype(np.float64) - x)
     for neighbour in (bits + np.uint16(1), bits - np.uint16(1)):
-        there = from_bfloat16(neighbour).astype(np.float64)
+        there = from_stored(neighbour).astype(np.float64)
         known = np.isfinite(there) & (np.signbit(there) == np.signbit(x))
         assert (here[known] <= np.abs(there - x)[known]).all()
 
 
 def test_keeps_shapes() -> None:
-    assert to_bfloat16(np.float32(3.0)).shape == ()
-    assert to_bfloat16(np.zeros((2, 0, 3), np.float32)).shape == (2, 0, 3)
-    assert from_bfloat16(to_bfloat16(np.full((2, 3), 1e5, np.float32))).tolist() == [[99840.0] * 3] * 2
-    assert to_bfloat16(np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]).shape == (3, 2)
+    assert to_stored(np.float32(3.0), Precision.BF16).shape == ()
+    assert to_stored(np.zeros((2, 0, 3), np.float32), Precision.BF16).shape == (2, 0, 3)
+    assert from_stored(to_stored(np.full((2, 3), 1e5, np.float32), Precision.BF16)).tolist() == [[99840.0] * 3] * 2
+    assert to_stored(np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2], Precision.BF16).shape == (3, 2)
 
 
 def test_a_mantissa_is_split_as_constants_are_rounded() -> None:

@@ -12,7 +12,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
+from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -67,15 +67,3 @@ def test_groups_are_what_a_person_would_draw(path: Path) -> None:
     else:
         assert kinds.count("attention") == 3
         assert kinds.count("norm") == 5
-
-
-def test_plans_differ_in_what_they_write(tmp_path: Path) -> None:
-    model = load_model(EXPORTED[0])
-    groups = find_groups(model)
-    rewriter = Rewriter(GroupedModel(model, groups))
-    ids = [g.id for g in groups]
-    written = {
-        rewriter.write(PrecisionPlan.uniform(model.sha256, ids, p), tmp_path / "t.onnx").read_bytes()
-        for p in DEFAULT_PRECISIONS
-    }
-    assert len(written) == 2

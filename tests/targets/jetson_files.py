@@ -77,7 +77,6 @@ NANO = JetsonState(
     l4t="36.4.3",
     jetpack="6.2",
     power_mode="MAXN_SUPER",
-    power_modes=("15W", "25W", "MAXN_SUPER"),
     gpu_mhz=306.0,
     gpu_min_mhz=306.0,
     gpu_max_mhz=1020.0,

@@ -19,11 +19,6 @@ def test_everything_is_read(tmp_path: Path) -> None:
     assert read_jetson(put_files(tmp_path, ORIN_NANO_SUPER)) == NANO
 
 
-def test_another_board_is_no_jetson(tmp_path: Path) -> None:
-    assert read_jetson(put_files(tmp_path, {"proc/device-tree/model": "Raspberry Pi 5 Model B\0"})) is None
-    assert read_jetson(tmp_path / "empty") is None
-
-
 def test_a_jetson_that_tells_only_its_name(tmp_path: Path) -> None:
     state = read_jetson(put_files(tmp_path, {"proc/device-tree/model": "NVIDIA Jetson Next\0"}))
     assert state == JetsonState("NVIDIA Jetson Next")
@@ -48,11 +43,8 @@ def test_the_module_is_known_on_any_carrier_board(tmp_path: Path, compatible: st
 @pytest.mark.parametrize(
     ("release", "jetpack"),
     [
-        ("# R36 (release), REVISION: 4.4, GCID: 1", "6.2.1"),
-        ("# R36 (release), REVISION: 4.7, GCID: 1", "6.2.1"),
-        ("# R36 (release), REVISION: 5.0, GCID: 1", "6.2.2"),
         ("# R36 (release), REVISION: 9.9, GCID: 1", "6"),
-        ("# R35 (release), REVISION: 4.1, GCID: 1", "5.1.2"),
+        ("# R35 (release), REVISION: 4.1, GCID: 1", "5"),
         ("# R39 (release), REVISION: 0, GCID: 1", "7"),
         ("# R99 (release), REVISION: 1.0, GCID: 1", ""),
         ("nonsense", ""),
@@ -146,12 +138,3 @@ def test_in_a_container_the_device_tree_is_hidden(tmp_path: Path, name: str, tex
 
 def test_what_is_not_a_jetson_in_a_container(tmp_path: Path) -> None:
     assert read_jetson(put_files(tmp_path, {"tmp/nv_jetson_model": "Not a Jetson device\n"})) is None
-
-
-def test_nvidia_smi_of_a_jetson_in_a_container(tmp_path: Path) -> None:
-    """JetPack 6 and later have an nvidia-smi, which answers [N/A] to nearly everything."""
-    assert read_jetson(tmp_path, ["NVIDIA H200"]) is None
-    for name in ("Orin (nvgpu)", "NVIDIA Orin (nvgpu)"):
-        state = read_jetson(tmp_path, [name])
-        assert state is not None
-        assert state.model == "NVIDIA Jetson Orin"

@@ -81,23 +81,10 @@ class TestReadToml:
         assert path.name in caught.value.message
         assert "\n" not in caught.value.message
 
-    def test_content(self, tmp_path: Path) -> None:
-        (tmp_path / "x.toml").write_text("size = 3")
-        assert resources.read_toml(tmp_path / "x.toml", Schema, TargetError, "copy one").size == 3
-
-    @pytest.mark.parametrize(
-        ("content", "match"),
-        [
-            (b"size =", "is not TOML"),
-            (b"\xff\xfe", "is not TOML"),
-            (b"size = 'a'", "size: Input should be a valid integer"),
-            (b"", "size: Field required"),
-            (b"size = 1\nsise = 2", "sise: Extra inputs"),
-        ],
-    )
-    def test_misfit(self, tmp_path: Path, content: bytes, match: str) -> None:
+    @pytest.mark.parametrize("content", [b"size =", b"\xff\xfe"])
+    def test_misfit(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "x.toml").write_bytes(content)
-        self.refused(tmp_path / "x.toml", match)
+        self.refused(tmp_path / "x.toml", "is not TOML")
 
     def test_unreadable(self, tmp_path: Path) -> None:
         (tmp_path / "x.toml").mkdir()

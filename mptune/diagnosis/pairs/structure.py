@@ -21,7 +21,7 @@ from mptune.diagnosis.sides import Side, Sides
 from mptune.errors import BaselineError
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.loading.model import Model, Node, once
-from mptune.graph.loading.tensors import from_bfloat16, to_bfloat16
+from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
@@ -109,7 +109,7 @@ def _differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if np.float16 in (a.dtype, b.dtype):
             same.append(_equal(a.astype(np.float16), b.astype(np.float16)))
         if a.dtype.kind == "f":
-            rounded = (a.astype(np.float16), from_bfloat16(to_bfloat16(a.astype(np.float32))), *_held(a))
+            rounded = (a.astype(np.float16), from_stored(to_stored(a.astype(np.float32), Precision.BF16)), *_held(a))
             same += [_equal(each, b) for each in rounded]
         if b.dtype.kind == "f":
             same += [_equal(each, a) for each in _held(b)]
@@ -148,7 +148,7 @@ def is_same_number(a: float, b: float) -> bool:
 def _held(values: np.ndarray) -> tuple[np.ndarray, ...]:
     """Values as each reduced precision holds them."""
     wide = values.astype(np.float32)
-    return round_values(wide, Precision.FP16), from_bfloat16(round_values(wide, Precision.BF16))
+    return round_values(wide, Precision.FP16), from_stored(round_values(wide, Precision.BF16))
 
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})

@@ -5,7 +5,7 @@ The one place that decides it, for the typed model (``rewrite``), its emulation 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -20,8 +20,6 @@ from mptune.graph.loading.tensors import all_graphs
 from mptune.graph.op_rules import FLOAT_TYPES, NodeRule, casts_integers, node_rules
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.schemas import onnx_schema
-
-_PRECISIONS = {precision.onnx_type: precision.stored for precision in Precision}
 
 
 @dataclass(frozen=True)
@@ -45,15 +43,10 @@ def own_cast(model: Model, node: Node) -> OwnCast | None:
     if node.op_type != "Cast" or not node.is_standard:
         return None
     source, result = node.inputs[0], node.outputs[0]
-    source_precision = FLOAT_TYPES.get(model.info(source).dtype)
-    precision = next((_PRECISIONS.get(a.i) for a in node.proto.attribute if a.name == "to"), None)
-    if (
-        source_precision is None
-        or precision is None
-        or (source_precision is precision and precision is not Precision.FP32)
-    ):
+    from_precision, to = (FLOAT_TYPES.get(model.info(name).dtype) for name in (source, result))
+    if from_precision is None or to is None or (from_precision is to and to is not Precision.FP32):
         return None
-    return OwnCast(node.index, source, result, source_precision, precision)
+    return OwnCast(node.index, source, result, from_precision, to)
 
 
 @dataclass(frozen=True)
@@ -87,23 +80,14 @@ class Folding:
 
     def __init__(
         self,
-        named: frozenset[str],
-        constant_names: Container[str],
-        own: Mapping[str, Precision],
-        read: Container[str],
+        types: ValueTypes,
         computed: Mapping[str, Precision],
         casts: dict[str, set[Precision]],
         constants: dict[str, set[Precision]],
     ) -> None:
-        """Start before the first node.
-
-        ``own`` holds the reduced values that the model's own Casts read or make, ``read`` those that other nodes read,
-        too. ``casts`` and ``constants`` are added to.
-        """
-        self._named = named
-        self._constant_names = constant_names
-        self._own = own
-        self._read_by_nodes = read
+        """Start before the first node; ``casts`` and ``constants`` are added to."""
+        self._types = types
+        self._named = types.named
         self._computed = computed
         self._casts = casts
         self._constants = constants
@@ -128,7 +112,7 @@ class Folding:
         if precision is not Precision.FP32:
             self._narrow[name, precision] = root
             self._passed.add(name)
-            if root in self._constant_names:
+            if root in self._types.constants:
                 self._need_constant(root, precision)
             elif self._form(root) is not precision:
                 self._need_cast(root, precision)
@@ -142,21 +126,24 @@ class Folding:
         """Note that a node reads the FP32 result of a Cast in any type."""
         self._read_any.add(name)
 
-    def finish(self, casts: tuple[OwnCast, ...]) -> Folds:
+    def finish(self) -> Folds:
         """Decide which Casts stay, from the last to the first: a Cast that stays needs its input."""
         dropped: set[int] = set()
         either: dict[str, str] = {}
         folded: dict[str, tuple[str, Precision]] = {}
         adopted: dict[tuple[str, Precision], OwnCast] = {}
         renamed: dict[str, str] = {}
-        for cast in reversed(casts):
+        for cast in reversed(self._types.own_casts):
             root = self._root[cast.result]
-            stays = self._widening_stays(cast) if cast.widens else self._narrowing_stays(cast)
+            if cast.widens:
+                stays = cast.result in self._named or not (root in self._computed or self._is_passed(cast.result))
+            else:
+                stays = self._narrowing_stays(cast)
             if not cast.widens and not stays:
                 folded[cast.result] = root, cast.to
             elif not stays:
                 either[cast.result] = root
-                if root in self._constant_names and cast.result in self._read_any:
+                if root in self._types.constants and cast.result in self._read_any:
                     self._need_constant(root, Precision.FP32)
             elif self._may_adopt(cast) and (root, cast.to) not in adopted:
                 adopted[root, cast.to] = cast
@@ -169,7 +156,7 @@ class Folding:
                 self._passed.add(cast.source)
                 continue
             self._read_by_casts.add(cast.source)
-            if root in self._constant_names:
+            if root in self._types.constants:
                 self._need_constant(root, Precision.FP32)
             elif root not in self._computed:
                 self._read_wide.add(cast.source)
@@ -177,7 +164,7 @@ class Folding:
 
     def _form(self, value: str) -> Precision:
         """What a value is computed in, by the model itself or by the plan."""
-        return self._computed.get(value) or self._own.get(value, Precision.FP32)
+        return self._computed.get(value) or self._types.own_forms.get(value, Precision.FP32)
 
     def _need_cast(self, value: str, precision: Precision) -> None:
         self._casts.setdefault(value, set()).add(precision)
@@ -185,13 +172,10 @@ class Folding:
     def _need_constant(self, name: str, precision: Precision) -> None:
         self._constants.setdefault(name, set()).add(precision)
 
-    def _is_cast(self, value: str, precision: Precision) -> bool:
-        return precision in self._casts.get(value, ())
-
     def _may_adopt(self, cast: OwnCast) -> bool:
         """Whether the Cast's result is an output of the model and is the form of its root that the plan needs."""
         root = self._root[cast.result]
-        if cast.result not in self._named or not self._is_cast(root, cast.to):
+        if cast.result not in self._named or cast.to not in self._casts.get(root, ()):
             return False
         return not cast.widens or (root in self._computed and root not in self._named)
 
@@ -201,17 +185,9 @@ class Folding:
         is_same = not cast.widens and self._computed.get(root) is cast.to
         return is_same and cast.result in self._named and root not in self._named
 
-    def _widening_stays(self, cast: OwnCast) -> bool:
-        name = cast.result
-        return name in self._named or not (self._root[name] in self._computed or self._is_passed(name))
-
     def _is_passed(self, name: str) -> bool:
         """Whether all readers of a Cast's FP32 result read its root under the plan."""
         return name not in self._read_wide and name in self._passed
-
-    def _is_read(self, name: str) -> bool:
-        """Whether anything but Casts that go away reads a reduced value."""
-        return name in self._read_by_nodes or name in self._read_by_casts
 
     def _narrowing_stays(self, cast: OwnCast) -> bool:
         root = self._root[cast.result]
@@ -220,10 +196,11 @@ class Folding:
         if self._computed.get(root) is cast.to or cast.to in self._constants.get(root, ()):
             return False
         if self._form(root) is cast.to:  # the model's own: folds where nothing else needs the FP32 form between them
-            if cast.result in self._passed and not self._is_read(cast.result):
+            is_read = cast.result in self._types.read_by_nodes or cast.result in self._read_by_casts
+            if cast.result in self._passed and not is_read:
                 return False
             return cast.source in self._named or not self._is_passed(cast.source)
-        return not self._is_cast(root, cast.to)
+        return cast.to not in self._casts.get(root, ())
 
 
 @dataclass(frozen=True)
@@ -284,6 +261,8 @@ class ValueTypes:
         group_of: each node's position among the groups, [nodes]; -1 for a node of none.
         named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
         stored: the constants of reduced types that they read.
+        own_forms: the reduced values that the model's own Casts read or make.
+        read_by_nodes: the values that other nodes than these Casts read.
         integers: FP32 result of a Cast -> the integers that it casts; every other form of it is cast from them too.
     """
 
@@ -299,11 +278,12 @@ class ValueTypes:
         self.own_casts = tuple(c for node in model.nodes if (c := own_cast(model, node)) is not None)
         self._own_at: Mapping[int, OwnCast] = {c.index: c for c in self.own_casts}
         self._widened = frozenset(c.result for c in self.own_casts if c.widens)
-        self.stored = tuple(dict.fromkeys(c.source for c in self.own_casts if self._is_stored(c)))
+        reduced_sources = (c.source for c in self.own_casts if c.from_precision is not Precision.FP32)
+        self.stored = tuple(dict.fromkeys(source for source in reduced_sources if source in model.initializers))
         ends = ((name, p) for c in self.own_casts for name, p in ((c.source, c.from_precision), (c.result, c.to)))
-        self._own_forms = {name: p for name, p in ends if p is not Precision.FP32}
+        self.own_forms = {name: p for name, p in ends if p is not Precision.FP32}
         others = (node for node in model.nodes if node.index not in self._own_at)
-        self._read_by_nodes = frozenset(name for node in others for name in (*node.inputs, *node.captures))
+        self.read_by_nodes = frozenset(name for node in others for name in (*node.inputs, *node.captures))
         self._needs = {p: self._needs_in(p) for p in DEFAULT_PRECISIONS}  # of the others when a plan has them
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
@@ -319,9 +299,6 @@ class ValueTypes:
                     raise PlanError(f"group {group.id} names a node {name!r} that the model has not")
                 group_of[index[name]] = position
         return group_of
-
-    def _is_stored(self, cast: OwnCast) -> bool:
-        return cast.from_precision is not Precision.FP32 and cast.source in self.model.initializers
 
     def precision_of_input(self, node: Node, slot: int, precision: Precision) -> Precision | None:
         """What a node in ``precision`` reads an FP32 input in; None where it takes any type without a Cast."""
@@ -409,18 +386,9 @@ class ValueTypes:
         for name in self._outputs:
             if name in computed:
                 casts.setdefault(name, set()).add(Precision.FP32)
-        folds = self._folded(precisions, computed, casts, constants) if self.own_casts else Folds()
-        return Resolution(precisions, computed, casts, constants, folds)
-
-    def _folded(
-        self,
-        precisions: Sequence[Precision],
-        computed: Mapping[str, Precision],
-        casts: dict[str, set[Precision]],
-        constants: dict[str, set[Precision]],
-    ) -> Folds:
-        """Fold the model's own Casts; adds the Casts and constants that this makes necessary."""
-        folding = Folding(self.named, self.constants, self._own_forms, self._read_by_nodes, computed, casts, constants)
+        if not self.own_casts:
+            return Resolution(precisions, computed, casts, constants, Folds())
+        folding = Folding(self, computed, casts, constants)
         for index, precision in enumerate(precisions):
             own, needs = self._own_at.get(index), self._needs[precision][index]
             if own is not None:
@@ -429,7 +397,7 @@ class ValueTypes:
                 folding.read(name, wanted)
             for name in needs.any_type:
                 folding.read_any(name)
-        return folding.finish(self.own_casts)
+        return Resolution(precisions, computed, casts, constants, folding.finish())
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
         """The precision of every node that has one, by node name."""
@@ -531,16 +499,16 @@ _MOVES = DATA_MOVEMENT - {"Cast"} | {"Concat", "Gather", "MaxPool", "Pad"}
 
 def needs_barrier(types: ValueTypes, node: Node, resolution: Resolution) -> bool:
     """Whether a plan puts a Cast to FP32, and nothing that computes, before the input of a forward recurrent layer."""
-    if node.op_type not in RECURRENT or not node.is_standard or not _is_forward(node):
+    if node.op_type not in RECURRENT or not node.is_standard or attribute(node, "direction") not in (None, b"forward"):
         return False
     if resolution.node_precisions[node.index] is not Precision.FP32:
         return False
     value = node.inputs[0]
     while resolution.computed_in(value) is Precision.FP32:
-        moved = _moved(types.model, value)
-        if moved is None:
+        maker = types.model.nodes[types.model.producer[value]] if value in types.model.producer else None
+        if maker is None or not maker.is_standard or maker.op_type not in _MOVES:
             return False
-        value = moved
+        value = maker.inputs[0]
     return True
 
 
@@ -550,14 +518,3 @@ def add_barrier(graph: onnx.GraphProto, value: str, name: str, zero: str) -> str
         graph.initializer.add(name=zero, data_type=onnx.TensorProto.FLOAT, float_data=[0.0])
     graph.node.add(op_type="Sub", name=name, input=[value, zero], output=[name])
     return name
-
-
-def _is_forward(node: Node) -> bool:
-    return attribute(node, "direction") in (None, b"forward")
-
-
-def _moved(model: Model, value: str) -> str | None:
-    """What a value is only another arrangement of; None where it is computed, or given."""
-    index = model.producer.get(value)
-    node = None if index is None else model.nodes[index]
-    return node.inputs[0] if node is not None and node.is_standard and node.op_type in _MOVES else None

@@ -16,19 +16,18 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.grouping.lookup import Lookup, folded_values
+from mptune.graph.grouping.lookup import ALIASES, Lookup, folded_values
+from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, CASTS_INTEGERS, DATA_MOVEMENT, FOLDED
-from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, Pattern, find_patterns
+from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules
 from mptune.settings import Granularity
-
-_NAMES_ONLY = frozenset({"Identity", "Dropout"})
-"""Give a value another name: exporters put one before a weight that layers share, in all of them but the first."""
 
 _SMALL = 64
 """Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
@@ -44,11 +43,15 @@ def structural_hash(model: Model, nodes: Sequence[Node]) -> str:
     made: dict[str, str] = {}
     digests = []
     for node in nodes:
-        if node.op_type in _NAMES_ONLY and node.is_standard:
+        if node.op_type in ALIASES and node.is_standard:
             made[node.outputs[0]] = made.get(node.inputs[0]) or _source_text(model, node.inputs[0])
             continue
         seen: dict[str, int] = {}
-        parts = [node.domain, node.op_type, *sorted(_attribute_text(a) for a in node.proto.attribute)]
+        parts = [
+            node.domain,
+            node.op_type,
+            *sorted(a.SerializeToString(deterministic=True).hex() for a in node.proto.attribute),
+        ]
         for name in node.inputs:
             parts.append(f"{seen.setdefault(name, len(seen))}:{made.get(name) or _source_text(model, name)}")
         digest = _digest(parts)
@@ -61,17 +64,13 @@ def _digest(parts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _attribute_text(attribute: object) -> str:
-    return attribute.SerializeToString(deterministic=True).hex()  # type: ignore[attr-defined, no-any-return]
-
-
 def _source_text(model: Model, name: str) -> str:
     """What a value from outside the group is: nothing, a constant of some shape, or a computed value."""
     if not name:
         return "none"
     while name in model.producer and name not in model.initializers:
         maker = model.nodes[model.producer[name]]
-        if maker.op_type not in _NAMES_ONLY:
+        if maker.op_type not in ALIASES:
             break
         name = maker.inputs[0]
     constant = model.initializers.get(name)
@@ -197,7 +196,8 @@ def block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
     outside of these, the innermost module that holds a few.
     """
     counts = Counter(scope[:depth] for scope in scopes for depth in range(1, len(scope) + 1))
-    common = _common_depth([scope for scope in scopes if scope])
+    levels = zip(*(scope for scope in scopes if scope), strict=False)
+    common = len([*takewhile(lambda modules: len({*modules}) == 1, levels)])  # the outermost modules of all groups
     numbered = {prefix for prefix, count in counts.items() if count > 1 and _NUMBERED.search(prefix[-1])}
     around = {prefix[:depth] for prefix in numbered for depth in range(1, len(prefix))}
 
@@ -209,17 +209,6 @@ def block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
         return next((p for p in prefixes if 1 < counts[p] <= _MAX_UNNUMBERED and p not in around), None)
 
     return [choose(scope) for scope in scopes]
-
-
-def _common_depth(scopes: Sequence[Scope]) -> int:
-    """How many of the outermost modules all groups share."""
-    if not scopes:
-        return 0
-    first, last = min(scopes), max(scopes)
-    depth = 0
-    while depth < min(len(first), len(last)) and first[depth] == last[depth]:
-        depth += 1
-    return depth
 
 
 GROUPS_PER_BUDGET = 2.0
@@ -278,7 +267,8 @@ def find_groups(model: Model, granularity: Granularity = "fusion", budget: int |
     """
     if granularity == "auto":
         return find_fitting_groups(model, budget)[1]
-    _check(granularity)
+    if granularity not in get_args(Granularity):
+        raise PlanError(f"unknown granularity {granularity!r}", f"one of: {', '.join(get_args(Granularity))}")
     return _Partition(model).groups(granularity)
 
 
@@ -304,11 +294,6 @@ def groups_sha256(groups: Sequence[LayerGroup]) -> str:
     """A hash of which nodes are in which group."""
     content = "\n".join(f"{g.id} {' '.join(g.nodes)}" for g in groups)
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _check(granularity: str) -> None:
-    if granularity not in get_args(Granularity):
-        raise PlanError(f"unknown granularity {granularity!r}", f"one of: {', '.join(get_args(Granularity))}")
 
 
 @dataclass
@@ -377,7 +362,8 @@ class _Partition:
                 sources.append(i)
                 continue
             pattern_here = self._pattern_of.get(i)
-            anchor_kind = self._anchor_kind(node, latest, kind)
+            is_folded = node.op_type == "BatchNormalization" and kind.get(latest) in _FOLDS_INTO
+            anchor_kind = None if is_folded else ANCHOR_KINDS.get(node.op_type)
             alone = not (node.op_type in DATA_MOVEMENT and producers) if not fuse else anchor_kind is not None
             target = i if alone else latest
             if target < 0:
@@ -398,12 +384,6 @@ class _Partition:
 
     def _is_static(self, node: Node) -> bool:
         return all(out in self._folded for out in node.outputs if out)
-
-    def _anchor_kind(self, node: Node, latest: int, kind: Mapping[int, str]) -> str | None:
-        """The kind of group that a node starts at fusion granularity; None where it joins another."""
-        if node.op_type == "BatchNormalization" and kind.get(latest) in _FOLDS_INTO:
-            return None
-        return ANCHOR_KINDS.get(node.op_type)
 
     def _producers(self, node: Node) -> list[int]:
         """The nodes that compute the FP32 values that a node reads, constants folded or not."""
@@ -490,7 +470,7 @@ class _Partition:
         """Merge fusion groups by module, and the rest by repeated structure."""
         fine = self._named(fusion)
         names = {node.name: node for node in self._model.nodes}
-        leaders = self._leaders(fusion)
+        leaders = sorted({lead for lead in fusion.leader if lead >= 0})
         scopes = [
             group_scope(self._model.nodes[lead], [names[name] for name in group.nodes])
             for group, lead in zip(fine, leaders, strict=True)
@@ -541,9 +521,6 @@ class _Partition:
 
     # -- from assignments to groups -----------------------------------------------------------------------------
 
-    def _leaders(self, assignment: _Assignment) -> list[int]:
-        return sorted({lead for lead in assignment.leader if lead >= 0})
-
     def _named(self, assignment: _Assignment, titles: Mapping[int, str] | None = None) -> tuple[LayerGroup, ...]:
         """The groups of an assignment, in topological order of their leaders."""
         model = self._model
@@ -569,13 +546,11 @@ class _Partition:
             for position, ((_, nodes), name, kind) in enumerate(zip(ordered, unique, kinds, strict=True))
         )
 
-    def _moves_integers(self, node: Node) -> bool:
-        return casts_integers(self._model, node) or (node.op_type in DATA_MOVEMENT and node.op_type != "Cast")
-
     def _reason_for_fp32(self, kind: str, nodes: Sequence[Node]) -> str | None:
         if kind == QUANTISED:
             return KEPT_QUANTISED
-        if nodes[0].op_type == "Cast" and all(self._moves_integers(node) for node in nodes):
+        moves = DATA_MOVEMENT - {"Cast"}
+        if nodes[0].op_type == "Cast" and all(n.op_type in moves or casts_integers(self._model, n) for n in nodes):
             return CASTS_INTEGERS
         return FOLDED if all(self._is_static(n) for n in nodes) else None
 

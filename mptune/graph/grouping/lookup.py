@@ -6,15 +6,18 @@ Also which values are static: computed from constants alone, so that a runtime f
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import onnx
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import fixed_shape
 from mptune.graph.loading.value_dependent import computed_beforehand, shape_facts
 from mptune.graph.op_rules import FLOAT_TYPES
 
-_ALIASES = frozenset({"Identity", "Dropout"})
+ALIASES = frozenset({"Identity", "Dropout"})
+"""Give a value another name: exporters put one before a weight that layers share, in all of them but the first."""
 
 
 class Lookup:
@@ -36,7 +39,7 @@ class Lookup:
             return False
         if node.op_type == "Cast":
             return all(self.model.info(t).dtype in FLOAT_TYPES for t in (node.inputs[0], node.outputs[0]))
-        return node.op_type in _ALIASES and not any(node.outputs[1:])
+        return node.op_type in ALIASES and not any(node.outputs[1:])
 
     def root(self, tensor: str) -> str:
         """The value that ``tensor`` is another name of."""
@@ -52,16 +55,17 @@ class Lookup:
 
     def readers(self, tensor: str) -> list[Node]:
         """The nodes that read a value under any of its names, each once; Shape and Size do not count."""
-        readers: dict[int, Node] = {}
-        stack = [tensor]
-        while stack:
-            for index in self.model.consumers.get(stack.pop(), ()):
-                node = self.model.nodes[index]
-                if index in self.alias_nodes:
-                    stack.append(node.outputs[0])
-                elif node.op_type not in ("Shape", "Size"):
-                    readers[index] = node
-        return list(readers.values())
+        indices = [index for name in self._names(tensor) for index in self.model.consumers.get(name, ())]
+        nodes = [self.model.nodes[index] for index in dict.fromkeys(indices) if index not in self.alias_nodes]
+        return [node for node in nodes if node.op_type not in ("Shape", "Size")]
+
+    def _names(self, tensor: str) -> list[str]:
+        """The name of a value, and those that aliases give it."""
+        names = [tensor]
+        for name in names:  # grows
+            readers = self.model.consumers.get(name, ())
+            names += [self.alias_nodes[index].outputs[0] for index in readers if index in self.alias_nodes]
+        return names
 
     def only_reader(self, node: Node) -> Node | None:
         """The one node that reads a node's result; None where there are several, or it leaves the model."""
@@ -72,13 +76,7 @@ class Lookup:
 
     def is_output(self, tensor: str) -> bool:
         """Whether a value leaves the model under any of its names."""
-        stack = [tensor]
-        while stack:
-            at = stack.pop()
-            if at in self._outputs:
-                return True
-            stack += [self.model.nodes[i].outputs[0] for i in self.model.consumers.get(at, ()) if i in self.alias_nodes]
-        return False
+        return not self._outputs.isdisjoint(self._names(tensor))
 
     def is_static(self, tensor: str) -> bool:
         """Whether a value is computed from constants alone."""
@@ -86,10 +84,8 @@ class Lookup:
 
     def size(self, tensor: str) -> int | None:
         """Number of elements; None where a dimension is not known."""
-        shape = self.model.info(tensor).shape
-        if shape is None or not all(isinstance(dim, int) for dim in shape):
-            return None
-        return math.prod(dim for dim in shape if isinstance(dim, int))
+        shape = fixed_shape(self.model.info(tensor).shape)
+        return None if shape is None else math.prod(shape)
 
     def is_scalar(self, tensor: str) -> bool:
         """Whether a value is static and a single number."""
@@ -127,7 +123,7 @@ class Lookup:
         """The inputs of a node that are not static."""
         return [i for i in node.inputs if i and not self.is_static(i)]
 
-    def with_aliases(self, nodes: frozenset[int]) -> frozenset[int]:
+    def with_aliases(self, nodes: Collection[int]) -> frozenset[int]:
         """The nodes, with the aliases of what they compute and those that nothing else reads."""
         indices = set(nodes)
         for index in nodes:
@@ -156,8 +152,7 @@ def static_values(model: Model) -> frozenset[str]:
 
 def folded_values(look: Lookup) -> frozenset[str]:
     """Static values and, where every input has a fixed shape, what is computed from shapes alone: constants, too."""
-    shapes = [info.shape for info in look.model.inputs]
-    is_fixed = all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes)
+    is_fixed = all(fixed_shape(info.shape) is not None for info in look.model.inputs)
     return look.static | shape_facts(look.model).folded if is_fixed else look.static
 
 

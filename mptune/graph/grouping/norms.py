@@ -20,23 +20,30 @@ _MAX_VIEWS = 3
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A decomposed norm.
+class Pattern:
+    """Nodes that share a precision whatever the plan.
 
     Attributes:
-        squares: the value that holds the squares (or their sum): what overflows first; "" for a norm operator.
+        anchor: index of the node that names it and stands for it in the topological order.
+        nodes: their indices, ascending.
+        squares: of a decomposed norm, the value that holds the squares (or their sum), which overflows first; else "".
+        entry: of a decomposed activation, the value that it is computed from; else "".
     """
 
+    kind: str
+    anchor: int
+    nodes: tuple[int, ...]
     name: str
-    nodes: frozenset[int]
     squares: str = ""
+    entry: str = ""
 
 
-def find_norm(look: Lookup, root: Node) -> Norm | None:
+def find_norm(look: Lookup, root: Node) -> Pattern | None:
     """The norm whose square root (or L2 reduction, or norm operator without scale) is ``root``."""
     if root.op_type in _WITHOUT_AFFINE:
         tail = affine_tail(look, root)
-        return Norm(f"{root.op_type} with its scale and shift", frozenset({root.index} | tail)) if tail else None
+        nodes = tuple(sorted({root.index} | tail))
+        return Pattern("norm", nodes[0], nodes, f"{root.op_type} with its scale and shift") if tail else None
     if not look.varying(root):
         return None
     if root.op_type == "ReduceL2":
@@ -89,7 +96,7 @@ def _mean_of_squares(look: Lookup, value: str) -> tuple[set[int], str, str] | No
     return {mean.index, square.index}, squared, square.outputs[0]
 
 
-def _from_mean_of_squares(look: Lookup, root: Node, inside: set[int], value: str) -> Norm | None:
+def _from_mean_of_squares(look: Lookup, root: Node, inside: set[int], value: str) -> Pattern | None:
     mean_of_squares = _mean_of_squares(look, value)
     if mean_of_squares is None:
         return None
@@ -112,7 +119,7 @@ def _from_mean_of_squares(look: Lookup, root: Node, inside: set[int], value: str
     return _put_together(look, root, inside, family, name, squares)
 
 
-def _from_two_means(look: Lookup, root: Node, inside: set[int], value: str) -> Norm | None:
+def _from_two_means(look: Lookup, root: Node, inside: set[int], value: str) -> Pattern | None:
     """Variance as mean of squares minus squared mean."""
     difference = look.producer(value)
     if difference is None or difference.op_type != "Sub":
@@ -149,13 +156,13 @@ def _mean_of(look: Lookup, tensor: str, source: str) -> set[int] | None:
 
 def _put_together(
     look: Lookup, root: Node, inside: set[int], family: list[str], name: str, squares: str
-) -> Norm | None:
+) -> Pattern | None:
     """Add the division by the root, the scale and the shift; None where nothing is divided.
 
     Args:
         root: computes the denominator.
         family: the value that is normalised, under each of its forms: as it is, centred, its mean.
-        squares: see ``Norm``.
+        squares: see ``Pattern``.
     """
     inside = set(inside)
     denominators, normalised = {root.outputs[0]}, set[str]()
@@ -176,7 +183,7 @@ def _put_together(
         maker = look.producer(tensor)
         if maker is not None and not any(r.index in inside for r in look.readers(tensor)):
             inside |= affine_tail(look, maker)
-    return Norm(name, frozenset(inside), squares)
+    return Pattern("norm", min(inside), tuple(sorted(inside)), name, squares)
 
 
 def _state(look: Lookup, node: Node, denominators: set[str], normalised: set[str], family: list[str]) -> str | None:
@@ -238,20 +245,7 @@ _LINEAR = frozenset({"Mul", "Div", "Add", "Sub"})
 _MAX_STEPS = 6
 
 
-@dataclass(frozen=True)
-class Activation:
-    """A decomposed activation.
-
-    Attributes:
-        entry: the value that it is computed from.
-    """
-
-    name: str
-    nodes: frozenset[int]
-    entry: str
-
-
-def find_activation(look: Lookup, core: Node) -> Activation | None:
+def find_activation(look: Lookup, core: Node) -> Pattern | None:
     """The activation whose nonlinearity is ``core``."""
     name = _NAMES.get(core.op_type)
     if name is None or len(look.varying(core)) != 1:
@@ -280,7 +274,7 @@ def find_activation(look: Lookup, core: Node) -> Activation | None:
         last = look.only_reader(reader)
         if not halved and not scaled and core.op_type != "Sigmoid" and last is not None and _scales(look, last, reader):
             inside.add(last.index)
-        return Activation(name, frozenset(inside), entry)
+        return Pattern("activation", min(inside), tuple(sorted(inside)), name, entry=entry)
     return None
 
 

@@ -6,15 +6,15 @@ and mask overflows where neither does alone, and an activation apart from its co
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 from mptune.graph.grouping.lookup import Lookup
-from mptune.graph.grouping.norms import Activation, find_activation, find_norm
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
+from mptune.graph.grouping.norms import Pattern, find_activation, find_norm
+from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
-from mptune.graph.op_rules import casts_integers, node_rule
+from mptune.graph.op_rules import casts_integers, is_dequantised, node_rule
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"})
 
@@ -50,18 +50,9 @@ _MAX_PER_CHANNEL = 4
 """The most nodes of a decomposed batch norm: minus mean, divided by deviation, scaled, shifted."""
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A weighted layer with what is fused onto it."""
-
-    kind: str
-    nodes: frozenset[int]
-    name: str
-
-
 def find_layer(
-    look: Lookup, start: Node, claimed: Container[int], activations: Mapping[str, Activation]
-) -> Layer | None:
+    look: Lookup, start: Node, claimed: Container[int], activations: Mapping[str, Pattern]
+) -> Pattern | None:
     """The layer that begins at a convolution or product; None where nothing is fused onto it.
 
     ``activations`` are the decomposed ones, by the value that they are computed from.
@@ -78,7 +69,7 @@ def find_layer(
         activation = activations.get(look.root(result))
         if activation is not None and not look.is_output(result):
             if all(r.index in activation.nodes for r in look.readers(result)):
-                inside |= activation.nodes
+                inside.update(activation.nodes)
                 parts["activation"] = None
             break
         reader = look.only_reader(at)
@@ -100,8 +91,8 @@ def find_layer(
         at = reader
     if len(inside) == 1:
         return None
-    what = "convolution" if is_conv else "matrix product"
-    return Layer("conv" if is_conv else "matmul", frozenset(inside), f"{what} with its {' and '.join(parts)}")
+    kind, what = ("conv", "convolution") if is_conv else ("matmul", "matrix product")
+    return Pattern(kind, start.index, tuple(sorted(inside)), f"{what} with its {' and '.join(parts)}")
 
 
 def _is_per_channel(look: Lookup, node: Node, tensor: str, is_conv: bool) -> bool:
@@ -122,36 +113,14 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatM
 _MAX_STEPS = 64
 
 
-@dataclass(frozen=True)
-class Core:
-    """An attention core, or a softmax alone.
-
-    Attributes:
-        anchor: index of the softmax.
-    """
-
-    kind: str
-    anchor: int
-    nodes: frozenset[int]
-    name: str
-
-
-@dataclass(frozen=True)
-class _Softmax:
-    """A softmax, one operator or written out: its nodes, what it reads, and the node that gives its result."""
-
-    nodes: frozenset[int]
-    entry: str
-    exit: Node
-
-
-def find_attention(look: Lookup, node: Node) -> Core | None:
+def find_attention(look: Lookup, node: Node) -> Pattern | None:
     """The attention core (or the softmax with its scale) around a softmax, seen from Softmax or Exp."""
     softmax = _softmax(look, node)
     if softmax is None:
         return None
-    products, before = _scores(look, softmax.entry)
-    values = _values(look, softmax.exit) if products else None
+    nodes, entry, result = softmax
+    products, before = _scores(look, entry)
+    values = _values(look, result) if products else None
     if values is not None:
         scales = {
             maker.index
@@ -159,15 +128,16 @@ def find_attention(look: Lookup, node: Node) -> Core | None:
             for operand in product.inputs  # torch scales queries and keys by the square root before their product
             if (maker := look.producer(operand)) is not None and _is_scaling(look, maker)
         }
-        inside = softmax.nodes | before | values | scales | {p.index for p in products}
-        return Core("attention", node.index, frozenset(inside), "attention core")
-    inside = softmax.nodes | (before if products else _scales(look, softmax.entry))
-    return Core("softmax", node.index, frozenset(inside), "softmax with its scale and mask")
+        inside = nodes | before | values | scales | {p.index for p in products}
+        return Pattern("attention", node.index, tuple(sorted(inside)), "attention core")
+    inside = nodes | (before if products else _scales(look, entry))
+    return Pattern("softmax", node.index, tuple(sorted(inside)), "softmax with its scale and mask")
 
 
-def _softmax(look: Lookup, node: Node) -> _Softmax | None:
+def _softmax(look: Lookup, node: Node) -> tuple[set[int], str, Node] | None:
+    """The nodes of a softmax, one operator or written out, what it reads, and the node that gives its result."""
     if node.op_type in ("Softmax", "BiasSoftmax"):
-        return _Softmax(frozenset({node.index}), node.inputs[0], node)
+        return {node.index}, node.inputs[0], node
     if node.op_type != "Exp" or not look.varying(node):
         return None
     exponentials = node.outputs[0]
@@ -196,7 +166,7 @@ def _softmax(look: Lookup, node: Node) -> _Softmax | None:
         if largest is not None and largest.op_type == "ReduceMax":
             inside |= {shift.index, largest.index}
             entry = shift.inputs[0]
-    return _Softmax(frozenset(inside | {divide.index}), entry, divide)
+    return inside | {divide.index}, entry, divide
 
 
 def _scores(look: Lookup, entry: str) -> tuple[list[Node], frozenset[int]]:
@@ -283,8 +253,8 @@ INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
 
 
-def find_quantised(look: Lookup) -> tuple[tuple[int, frozenset[int]], ...]:
-    """The quantised parts of a model: the node that names each, and the indices of its nodes.
+def find_quantised(look: Lookup) -> tuple[Pattern, ...]:
+    """The quantised parts of a model.
 
     A part holds products whose both operands are dequantised, with the bias, batch norm and activation that are fused
     onto them, and every other node that computes from dequantised values alone and whose result is quantised again:
@@ -314,7 +284,7 @@ class _Quantised:
             if self._is_fed(node):
                 self._fed.add(node.index)
 
-    def parts(self) -> tuple[tuple[int, frozenset[int]], ...]:
+    def parts(self) -> tuple[Pattern, ...]:
         """See ``find_quantised``."""
         kept = set(self._rescaled)
         for node in reversed(self._nodes):
@@ -322,7 +292,7 @@ class _Quantised:
                 kept.add(node.index)
         for index in sorted(self._cores):
             layer = find_layer(self._look, self._nodes[index], (), {})
-            kept |= layer.nodes if layer is not None else frozenset()
+            kept.update(() if layer is None else layer.nodes)
         parts: dict[int, set[int]] = {}
         part_of: dict[int, int] = {}
         for index in sorted(kept):
@@ -334,30 +304,20 @@ class _Quantised:
                 members |= parts.pop(other)
             part_of.update(dict.fromkeys(members, part))
         return tuple(
-            (min(members & self._cores, default=min(members)), frozenset(members)) for members in parts.values()
+            Pattern(QUANTISED, min(part & self._cores or part), tuple(sorted(part)), "quantised part")
+            for part in parts.values()
         )
 
     def _producer_index(self, tensor: str) -> int:
         """The node that computes a value, static or not; -1 where none does."""
         return self._look.model.producer.get(self._look.root(tensor), -1)
 
-    def _is_dequantised(self, tensor: str) -> bool:
-        """Whether a value, a constant weight or not, comes out of DequantizeLinear, maybe through views."""
-        while (index := self._producer_index(tensor)) >= 0:
-            node = self._nodes[index]
-            if _is(node, "DequantizeLinear"):
-                return True
-            if node.op_type not in DATA_MOVEMENT or not node.is_standard:
-                return False
-            tensor = node.inputs[0]
-        return False
-
     def _is_core(self, node: Node) -> bool:
         return (
             node.op_type in _QUANTISED_PRODUCTS
             and node.is_standard
             and bool(self._look.varying(node))
-            and all(self._is_dequantised(operand) for operand in node.inputs[:2])
+            and all(is_dequantised(self._look.model, operand) for operand in node.inputs[:2])
         )
 
     def _rescaling(self, node: Node) -> set[int]:
@@ -381,7 +341,8 @@ class _Quantised:
         values = [i for i in self._look.varying(node) if self._look.model.info(i).is_float32]
         joins = node.op_type in _POOLS or node.op_type not in ANCHOR_KINDS
         if not values or not all(
-            self._is_dequantised(i) or (joins and self._producer_index(i) in self._fed | self._cores) for i in values
+            is_dequantised(self._look.model, i) or (joins and self._producer_index(i) in self._fed | self._cores)
+            for i in values
         ):
             return False
         rule = node_rule(self._look.model, node)
@@ -397,22 +358,6 @@ class _Quantised:
         return False
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """One indivisible pattern.
-
-    Attributes:
-        anchor: index of the node that names it and stands for it in the topological order.
-        squares: of a decomposed norm, the value that holds the squares; else "".
-    """
-
-    kind: str
-    anchor: int
-    nodes: tuple[int, ...]
-    name: str
-    squares: str = ""
-
-
 def find_patterns(model: Model, look: Lookup | None = None) -> tuple[Pattern, ...]:
     """All patterns of several nodes and all quantised parts, without overlap, in topological order of their anchors.
 
@@ -421,30 +366,26 @@ def find_patterns(model: Model, look: Lookup | None = None) -> tuple[Pattern, ..
     """
     look = look or Lookup(model)
     claims = _Claims(look)
-    for anchor, nodes in find_quantised(look):
-        claims.add(QUANTISED, anchor, nodes, "quantised part", least=1)
-    for node in model.nodes:
-        norm = find_norm(look, node)
-        if norm is not None:
-            claims.add("norm", min(norm.nodes), norm.nodes, norm.name, norm.squares)
-    for node in model.nodes:
-        core = find_attention(look, node)
-        if core is not None:
-            claims.add(core.kind, core.anchor, core.nodes, core.name)
-    activations: dict[str, Activation] = {}
+    for part in find_quantised(look):
+        claims.add(part)
+    for find in (find_norm, find_attention):
+        for node in model.nodes:
+            claims.add(find(look, node))
+    activations: dict[str, Pattern] = {}
     for node in model.nodes:
         activation = find_activation(look, node)
         if activation is not None and claims.are_free(activation.nodes):
-            claims.add("activation", min(activation.nodes), activation.nodes, activation.name)
+            claims.add(activation)
             activations[activation.entry] = activation
     in_activations = frozenset(i for a in activations.values() for i in a.nodes)
     for node in model.nodes:
+        layer = None
         if node.index not in claims.pattern_of:
             layer = find_layer(look, node, claims.pattern_of, activations)
-            if layer is not None:
-                claims.release(layer.nodes & in_activations)
-                claims.add(layer.kind, node.index, layer.nodes, layer.name)
-    return tuple(sorted(claims.patterns, key=lambda pattern: pattern.anchor))
+        if layer is not None:
+            claims.release(in_activations.intersection(layer.nodes))
+            claims.add(layer)
+    return tuple(sorted({*claims.pattern_of.values()}, key=lambda pattern: pattern.anchor))
 
 
 class _Claims:
@@ -454,21 +395,16 @@ class _Claims:
         self.pattern_of: dict[int, Pattern] = {}
         self._look = look
 
-    @property
-    def patterns(self) -> set[Pattern]:
-        return set(self.pattern_of.values())
-
-    def are_free(self, nodes: frozenset[int]) -> bool:
+    def are_free(self, nodes: Iterable[int]) -> bool:
         return self.pattern_of.keys().isdisjoint(nodes)
 
-    def add(self, kind: str, anchor: int, nodes: frozenset[int], name: str, squares: str = "", least: int = 2) -> None:
-        """Take the nodes, and the aliases between them, unless one is taken already or they are less than ``least``."""
-        if not self.are_free(nodes):
+    def add(self, pattern: Pattern | None) -> None:
+        """Take its nodes, and the aliases between them, unless one is taken; only a quantised part may be one node."""
+        if pattern is None or not self.are_free(pattern.nodes):
             return
-        whole = [i for i in sorted(self._look.with_aliases(nodes)) if i not in self.pattern_of]
-        if len(whole) >= least:
-            pattern = Pattern(kind, anchor, tuple(whole), name, squares)
-            self.pattern_of.update(dict.fromkeys(whole, pattern))
+        whole = tuple(i for i in sorted(self._look.with_aliases(pattern.nodes)) if i not in self.pattern_of)
+        if len(whole) > 1 or pattern.kind == QUANTISED:
+            self.pattern_of.update(dict.fromkeys(whole, replace(pattern, nodes=whole)))
 
     def release(self, nodes: frozenset[int]) -> None:
         """Give up the patterns that hold any of the nodes: a larger one takes them over."""

@@ -18,7 +18,8 @@ from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
-from mptune.graph.grouping.patterns import Pattern, find_patterns
+from mptune.graph.grouping.norms import Pattern
+from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.constants import (
     MaskValues,
     SaturatedRanges,

@@ -11,8 +11,8 @@ import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
-from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
 from mptune.graph.hazards.interface import state_pairs

@@ -132,15 +132,18 @@ def last_line(error: Exception) -> str:
 
 
 def without_weights(
-    proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], initializers: Mapping[str, Initializer]
+    proto: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    initializers: Mapping[str, Initializer],
+    limit: int = INLINE_LIMIT,
 ) -> onnx.ModelProto:
-    """The model with its large constants as inputs."""
+    """The model with constants of more bytes than the limit, and those in external data, as inputs."""
     slim = onnx.ModelProto()
     slim.ir_version = max(proto.ir_version, 4)  # from 4 on, initializers need not be inputs
     slim.opset_import.extend(proto.opset_import)
     graph = slim.graph
     graph.name = proto.graph.name or "graph"
-    large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > INLINE_LIMIT}
+    large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > limit}
     graph.node.extend(n for n in nodes if n.op_type != "Constant" or n.output[0] not in large)
     graph.input.extend(proto.graph.input)
     declared = {i.name for i in graph.input}
@@ -150,7 +153,7 @@ def without_weights(
             graph.input.append(onnx.helper.make_tensor_value_info(name, data_type, list(shape)))
 
     for tensor in proto.graph.initializer:
-        if not is_external(tensor) and tensor_nbytes(tensor) <= INLINE_LIMIT:
+        if not is_external(tensor) and tensor_nbytes(tensor) <= limit:
             graph.initializer.append(tensor)
         else:
             declare(tensor.name, tensor.data_type, tensor.dims)

@@ -49,6 +49,7 @@ from mptune.graph.loading.tensors import (
     is_external,
     is_known_type,
     make_initializer,
+    subgraphs,
     tensor_nbytes,
     type_of,
 )
@@ -227,8 +228,8 @@ def check_structure(proto: onnx.ModelProto, path: Path) -> None:
             "pip install --upgrade onnx, or export with an older one",
         )
     _check_functions(proto, path)
-    bodies = (node for function in proto.functions for node in function.node)
-    graphs = [*all_graphs(proto.graph), *(g for node in bodies for g in _graphs_of(node))]
+    bodies = (graph for function in proto.functions for node in function.node for graph in subgraphs(node))
+    graphs = [inner for graph in (proto.graph, *bodies) for inner in all_graphs(graph)]
     for graph in graphs:
         _check_names(graph, path)
         if graph is not proto.graph:
@@ -261,12 +262,6 @@ def _undecodable(message: Any) -> str:
     return ""
 
 
-def _graphs_of(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
-            yield from all_graphs(graph)
-
-
 def _check_functions(proto: onnx.ModelProto, path: Path) -> None:
     """Refuse recursive functions, and functions whose calls inline to too many nodes."""
     calls = {(f.domain, f.name): [*_called(f.node)] for f in proto.functions}
@@ -289,8 +284,8 @@ def _called(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
     """Domain and operator of every node, those of subgraphs included."""
     for node in nodes:
         yield node.domain, node.op_type
-        for graph in _graphs_of(node):
-            yield from ((inner.domain, inner.op_type) for inner in graph.node)
+        for graph in subgraphs(node):
+            yield from _called(graph.node)
 
 
 def _check_names(graph: onnx.GraphProto, path: Path) -> None:
@@ -310,8 +305,7 @@ def _check_names(graph: onnx.GraphProto, path: Path) -> None:
 
 def _check_subgraph_outputs(graph: onnx.GraphProto, path: Path) -> None:
     """Refuse subgraphs with outputs from outside: ONNX Runtime does not load them, onnx's inference hangs on them."""
-    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    own |= {s.values.name for s in graph.sparse_initializer} | {out for node in graph.node for out in node.output}
+    own = _given(graph) | {out for node in graph.node for out in node.output}
     for output in graph.output:
         if output.name not in own:
             raise ModelError(
@@ -326,20 +320,11 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], path: Path) -> None:
             raise ModelError(f"{path}: the node {node.name!r} has no operator", _HINT)
         if node.op_type == "Constant" and node.domain in STANDARD_DOMAINS:
             _check_constant(node, path)
-        fault = _inference_fault(node)
-        if fault:
-            raise ModelError(f"{path}: the node {node.name!r} is not valid: {fault}", _HINT)
-
-
-def _inference_fault(node: onnx.NodeProto) -> str:
-    """Why onnx's shape inference would crash or hang on a node; "" where nothing is known."""
-    if node.op_type not in _INFERENCE_FAULTS:
-        return ""
-    name, is_fault, what = _INFERENCE_FAULTS[node.op_type]
-    for attribute in node.attribute:
-        if attribute.name == name and is_fault(attribute.s if name == "equation" else attribute.i, node):
-            return f"{node.op_type}'s attribute {name} {what}"
-    return ""
+        for attribute in node.attribute if node.op_type in _INFERENCE_FAULTS else ():
+            name, is_fault, what = _INFERENCE_FAULTS[node.op_type]
+            if attribute.name == name and is_fault(attribute.s if name == "equation" else attribute.i, node):
+                fault = f"{node.op_type}'s attribute {name} {what}"
+                raise ModelError(f"{path}: the node {node.name!r} is not valid: {fault}", _HINT)
 
 
 def _check_constant(node: onnx.NodeProto, path: Path) -> None:
@@ -424,7 +409,7 @@ class Node:
     @property
     def has_subgraph(self) -> bool:
         """Whether an attribute holds a graph (If, Loop, Scan)."""
-        return any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in self.proto.attribute)
+        return any(True for _ in subgraphs(self.proto))
 
 
 @dataclass(frozen=True, eq=False)
@@ -507,7 +492,8 @@ def load_model(
     base_dir = path.resolve().parent
     nodes = _sorted_nodes(proto.graph, path)
     initializers = _initializers(proto.graph, nodes, base_dir)
-    sha256 = _hash(path, proto, base_dir)
+    files = {external_location(t, base_dir).path for t in all_tensors(proto.graph) if is_external(t)}
+    sha256 = files_sha256(path, *sorted(files))
     protos = [node.proto for node in nodes]
     outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
     foreign = tuple(out for node in outside for out in node.outputs if out)
@@ -592,17 +578,20 @@ def _check_opset(proto: onnx.ModelProto, path: Path) -> int:
     return int(versions[""])
 
 
+def _given(graph: onnx.GraphProto) -> set[str]:
+    """The values of a graph that no node computes: inputs and constants."""
+    sparse = [constant.values for constant in graph.sparse_initializer]
+    return {value.name for value in (*graph.input, *graph.initializer, *sparse)}
+
+
 def _captures(node: onnx.NodeProto) -> tuple[str, ...]:
     """Outer values that the node's subgraphs read, in order of appearance."""
     names: dict[str, None] = {}
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
-            own = {i.name for i in graph.input} | {i.name for i in graph.initializer}
-            own |= {s.values.name for s in graph.sparse_initializer}
-            own |= {out for inner in graph.node for out in inner.output}
-            read = [name for inner in graph.node for name in (*inner.input, *_captures(inner))]
-            read += [o.name for o in graph.output]
-            names.update(dict.fromkeys(name for name in read if name and name not in own))
+    for graph in subgraphs(node):
+        own = _given(graph) | {out for inner in graph.node for out in inner.output}
+        read = [name for inner in graph.node for name in (*inner.input, *_captures(inner))]
+        read += [o.name for o in graph.output]
+        names.update(dict.fromkeys(name for name in read if name and name not in own))
     return tuple(names)
 
 
@@ -611,9 +600,7 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
 
     Names are interned: at 50,000 nodes, look-ups are bound by memory latency.
     """
-    given = {i.name for i in graph.input} | {i.name for i in graph.initializer}
-    given |= {s.values.name for s in graph.sparse_initializer}
-    given.add("")
+    given = _given(graph) | {""}
     names = unique_names(graph)
     made: dict[str, int] = {}
     needs = []
@@ -689,12 +676,6 @@ def _initializers(graph: onnx.GraphProto, nodes: tuple[Node, ...], base_dir: Pat
             if value is not None:
                 constants[node.outputs[0]] = make_initializer(node.outputs[0], value, base_dir, node_index=node.index)
     return constants
-
-
-def _hash(path: Path, proto: onnx.ModelProto, base_dir: Path) -> str:
-    """The hash of the model's files."""
-    files = {external_location(t, base_dir).path for t in all_tensors(proto.graph) if is_external(t)}
-    return files_sha256(path, *sorted(files))
 
 
 def _holds_map(value: onnx.TypeProto) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import onnx.shape_inference
 
 from mptune.graph.loading.inference import INLINE_LIMIT, declaration, without_weights
 from mptune.graph.loading.model import Model, Node, output_types
-from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.loading.tensors import TensorInfo, fixed_shape, type_of
 
 ASSUMED_SIZE = 128
 """Of a symbolic dimension that is not the batch: a sequence, a height, a width. A power of two passes most networks."""
@@ -51,9 +52,8 @@ def static_shapes(model: Model, batch: int = 1, given: Mapping[str, tuple[int, .
         info.name: (given or {}).get(info.name) or _concrete(info, model, batch, assumed) for info in model.inputs
     }
     shapes = _inferred(model, inputs, assumed)
-    for info in model.tensors.values():
-        if info.shape is not None and all(isinstance(dim, int) for dim in info.shape):
-            shapes.setdefault(info.name, tuple(dim for dim in info.shape if isinstance(dim, int)))
+    stated = {info.name: shape for info in model.tensors.values() if (shape := fixed_shape(info.shape)) is not None}
+    shapes = {**stated, **shapes}
     computed = [out for node in model.nodes for out in node.outputs if out and model.info(out).is_float32]
     if any(name not in shapes for name in computed):
         _Walk(model, shapes).run()
@@ -92,16 +92,11 @@ def _inferred(
     for info in model.runtime.values.values():
         dims = tuple(assumed.get(dim, dim) if isinstance(dim, str) else dim for dim in info.shape or ())
         graph.value_info.append(declaration(replace(info, shape=None if info.shape is None else dims)))
-    try:
-        typed = onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
-    except Exception:  # onnx raises several kinds for sizes that do not fit: the assumed ones, not the user's
-        return {name: shape for name, shape in inputs.items() if shape is not None}
-    shapes = {name: shape for name, shape in inputs.items() if shape is not None}
-    for value in (*typed.graph.value_info, *typed.graph.output):
-        tensor = value.type.tensor_type
-        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            shapes[value.name] = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
-    return shapes
+    values: list[onnx.ValueInfoProto] = []
+    with suppress(Exception):  # onnx raises several kinds for sizes that do not fit: the assumed ones, not the user's
+        values += onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True).graph.value_info
+    shapes = {**inputs, **{value.name: fixed_shape(type_of(value.type)[1]) for value in values}}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
 class _Walk:
@@ -163,9 +158,9 @@ class _Walk:
         values = {name: self._values[name] for name in node.inputs if name in self._values}
         unknown = dict.fromkeys(node.inputs)
         for name, proto in output_types(self._model, node, {**unknown, **self._shapes}, values).items():
-            tensor = proto.tensor_type
-            if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-                self._shapes.setdefault(name, tuple(int(dim.dim_value) for dim in tensor.shape.dim))
+            shape = fixed_shape(type_of(proto)[1])
+            if shape is not None:
+                self._shapes.setdefault(name, shape)
 
 
 Units = Mapping[int, tuple[int, ...]]

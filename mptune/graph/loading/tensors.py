@@ -42,17 +42,9 @@ def to_stored(values: np.ndarray, precision: Precision) -> np.ndarray:
 
 def from_stored(stored: np.ndarray) -> np.ndarray:
     """The FP32 numbers that ``to_stored`` gave, exactly."""
-    return from_bfloat16(stored) if stored.dtype == np.uint16 else stored.astype(np.float32, copy=False)
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round FP32 to the nearest BFLOAT16, as ``to_stored``."""
-    return to_stored(values, Precision.BF16)
-
-
-def from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    """The FP32 numbers that BFLOAT16 bits are, exactly; uint16 in, the same shape out."""
-    wide: np.ndarray = np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)
+    if stored.dtype != np.uint16:
+        return stored.astype(np.float32, copy=False)
+    wide: np.ndarray = np.asarray(stored.astype(np.uint32) << np.uint32(16))
     return wide.view(np.float32)
 
 
@@ -197,9 +189,16 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """The graph and every subgraph below it."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
-                yield from all_graphs(inner)
+        for inner in subgraphs(node):
+            yield from all_graphs(inner)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node's attributes hold (If, Loop, Scan), without those inside them."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -241,6 +240,12 @@ def fill_value(node: onnx.NodeProto) -> np.ndarray:
     """The one value that a ConstantOfShape fills with; FP32 zero where it states none (ONNX's default)."""
     stated = next((a.t for a in node.attribute if a.name == "value"), None)
     return np.zeros(1, np.float32) if stated is None else onnx.numpy_helper.to_array(stated)
+
+
+def fixed_shape(shape: tuple[int | str | None, ...] | None) -> tuple[int, ...] | None:
+    """A shape whose dimensions are all numbers; None for others."""
+    sizes = tuple(dim for dim in shape or () if isinstance(dim, int))
+    return sizes if shape is not None and len(sizes) == len(shape) else None
 
 
 def type_of(proto: onnx.TypeProto) -> tuple[str, tuple[int | str | None, ...] | None]:

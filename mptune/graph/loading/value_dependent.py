@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import onnx
-
 from mptune.graph.loading.inference import INLINE_LIMIT
 from mptune.graph.loading.model import Model, Node, once, output_types
-from mptune.graph.loading.tensors import all_graphs, type_of
+from mptune.graph.loading.tensors import all_graphs, subgraphs, type_of
 
 REASON = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
 
@@ -222,14 +220,12 @@ class _Walk:
     def visit(self, node: Node) -> None:
         """Add what a node computes."""
         outs = [out for out in node.outputs if out]
-        if node.op_type == "Constant" and node.is_standard:
-            self.folded.update(outs)
-            return
-        if node.op_type in ("Shape", "Size") and node.is_standard:
-            self._measure(node, outs)
-            return
         read = [name for name in (*node.inputs, *node.captures) if name]
-        if self._is_folded(node, read):
+        is_measure = node.is_standard and node.op_type in SHAPE_OF
+        if is_measure and read[0] in self._unknown:
+            self._from_floats.update(outs if read[0] in self.deciding else ())
+            return
+        if is_measure or self._is_folded(node, read):
             self.folded.update(outs)
             return
         if any(name in self._from_floats for name in read):
@@ -255,22 +251,15 @@ class _Walk:
             (k for k, dim in enumerate(dims or ()) if not isinstance(dim, int) and dim not in self._sizes), None
         )
 
-    def _measure(self, node: Node, outs: list[str]) -> None:
-        """Shape and Size: known before the run unless the shape depends on values."""
-        if node.inputs[0] in self._unknown:
-            if node.inputs[0] in self.deciding:
-                self._from_floats.update(outs)
-        else:
-            self.folded.update(outs)
-
     def _is_folded(self, node: Node, read: list[str]) -> bool:
-        if not node.is_standard or not read or node.captures or node.has_subgraph:
+        if not node.is_standard or node.has_subgraph or node.op_type in RANDOM | QUANTISING:
             return False
-        return node.op_type not in RANDOM | QUANTISING and all(name in self.folded for name in read)
+        return (bool(read) or node.op_type == "Constant") and all(name in self.folded for name in read)
 
     def _deciding(self, node: Node) -> list[str]:
         """The values of a node's inputs that decide on the shapes of its outputs."""
-        if node.has_subgraph and _selects(node.proto):
+        inner = (op.op_type for outer in subgraphs(node.proto) for graph in all_graphs(outer) for op in graph.node)
+        if not _SELECT.isdisjoint(inner):
             return [name for name in (*node.inputs, *node.captures) if name]
         if not node.is_standard:
             return []
@@ -300,12 +289,6 @@ class _Walk:
         }
         inferred = output_types(self._model, node, {}, small)
         return {name: type_of(kind)[1] for name, kind in inferred.items()}
-
-
-def _selects(node: onnx.NodeProto) -> bool:
-    """Whether a subgraph of a node holds an operator that selects."""
-    whole = onnx.GraphProto(node=[node])
-    return any(inner.op_type in _SELECT for graph in all_graphs(whole) for inner in graph.node)
 
 
 def _source(model: Model, output: str) -> str:
