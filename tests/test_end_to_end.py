@@ -220,7 +220,7 @@ def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
     }
 
     def opened(workload: Workload, settings: SearchSettings) -> Misbehaving:
-        made = Misbehaving(load_target("jetson-orin-nano-8gb"), workload, settings)
+        made = Misbehaving(None, load_target("jetson-orin-nano-8gb"), workload, settings)
         made.faults = bad
         return made
 

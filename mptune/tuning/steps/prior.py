@@ -114,7 +114,7 @@ def _boundaries(
 
 def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] | None:
     """Error of a group alone in each part of the outputs; None where that was not taken, or does not add in squares."""
-    error = sensitivity.taken.get(group)
+    error = sensitivity.output_errors.get(group)
     if error is None or error.non_finite or sensitivity.metric not in ADD_IN_SQUARES:
         return None
     return dict[Hashable, float](error.by_part(sensitivity.metric).items())

@@ -59,7 +59,7 @@ class Sensitivity(JsonForm):
         metric: the statistic.
         errors: group id -> error with that group alone in FP16; ``inf`` where it is not finite. Groups whose error has
             not been taken are missing.
-        taken: group id -> the statistics behind its error, sample by sample; missing where nothing can be added.
+        output_errors: group id -> the statistics behind its error, by sample; missing where nothing can be added.
         doubts: group id -> standard deviation of the logarithm of its error, against the error on all samples; missing
             where all were taken.
         failed: groups whose emulation failed for good, which says nothing about their error. Those that were taken on
@@ -68,7 +68,7 @@ class Sensitivity(JsonForm):
 
     metric: str
     errors: Mapping[str, float]
-    taken: Mapping[str, OutputError] = field(default_factory=dict)
+    output_errors: Mapping[str, OutputError] = field(default_factory=dict)
     doubts: Mapping[str, float] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
 
@@ -78,9 +78,9 @@ class Sensitivity(JsonForm):
 
     def judged(self, searched: SearchedError) -> Sensitivity:
         """The same errors as the sampler judges them."""
-        judged = {group: searched.of(error) for group, error in self.taken.items()}
+        judged = {group: searched.of(error) for group, error in self.output_errors.items()}
         errors = {**self.errors, **{g: _value(e, self.metric) for g, e in judged.items()}}
-        return replace(self, errors=errors, taken=judged)
+        return replace(self, errors=errors, output_errors=judged)
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
@@ -136,7 +136,7 @@ class OneGroupErrors:
         self._sleep = sleep
         self._parts = toolchain.predictor.emulated_samples.parts
         recorded = Sensitivity.load(path, metric)
-        kept = {g: error for g, error in recorded.taken.items() if g in space.free}
+        kept = {g: error for g, error in recorded.output_errors.items() if g in space.free}
         # Under tolerances that the search did not have before, errors are taken anew.
         self._errors = {g: self._searched.kept(error) for g, error in kept.items() if self._searched.is_kept(error)}
         self._failed = {g for g in recorded.failed if g in space.free}

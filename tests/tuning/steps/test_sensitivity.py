@@ -115,7 +115,7 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     law = toolchain.law.errors
     ignoring = taken(("z",))
     assert ignoring.errors == {g: pytest.approx(law[g], rel=1e-3) for g in space.free}
-    assert all(set(error.per_output) == {"y"} for error in ignoring.taken.values())
+    assert all(set(error.per_output) == {"y"} for error in ignoring.output_errors.values())
     whole = taken(())
     assert math.isinf(whole.errors["g002"])
     assert whole.errors["g001"] == pytest.approx(100 * law["g001"], rel=1e-3)
