@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -15,9 +15,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.emulate import LIMIT, Emulator, small_integers
 from mptune.graph.writing.weights import WeightBank
-from tests.graph import models
 from tests.graph.helpers import run
-from tests.graph.models import value
 
 SIZE = 8
 X = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
@@ -49,10 +47,13 @@ MASK = [
 
 
 def save(path: Path, nodes: list[onnx.NodeProto], outputs: tuple[str, ...] = ("y",)) -> Model:
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)
     read = {name for node in nodes for name in node.input}
-    constants = [numpy_helper.from_array(array, name) for name, array in CONSTANTS.items() if name in read]
-    proto = models.model(nodes, [value("x", X.shape)], [value(name, None) for name in outputs], constants)
-    return load_model(models.save(proto, path.parent, path.name))
+    constants = [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items() if name in read]
+    found = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(nodes, "g", [info], found, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return load_model(path)
 
 
 def test_a_mask_of_regions_is_known_to_be_whole_numbers(tmp_path: Path) -> None:
