@@ -73,10 +73,8 @@ class FoldedValues:
         integers = frozenset(types.integers[value] for value in resolution.casts.keys() & types.integers.keys())
         key = reduced, integers  # nearly always the same
         if key not in self._left_out_by:
-            own_casts = {cast.index for cast in types.own_casts}
-            self._left_out_by[key] = self._left_out(
-                types.model, shape_computing(types.model) - reduced - own_casts, integers
-            )
+            allowed = shape_computing(types.model) - reduced - {cast.index for cast in types.own_casts}
+            self._left_out_by[key] = self._left_out(types.model, allowed, integers)
         return self._left_out_by[key]
 
     def unread(self, model: Model, wanted: Collection[str]) -> LeftOut:
@@ -109,14 +107,9 @@ class FoldedValues:
             read |= more
             stack += more
         left_out = folded - computed
-        entered = sorted(
-            (by, -model.nodes[by].outputs.index(name), name)
-            for name in read & self.values.keys()
-            if (by := model.producer[name]) in left_out
-        )
-        unread = model.initializers.keys() - read
-        gone = frozenset(name for name in unread if model.consumers.get(name))
-        return LeftOut(left_out, gone, tuple(self.values[name] for _, _, name in entered))
+        entered = sorted(name for name in read & self.values.keys() if model.producer[name] in left_out)
+        gone = frozenset(name for name in model.initializers.keys() - read if model.consumers.get(name))
+        return LeftOut(left_out, gone, tuple(self.values[name] for name in entered))
 
 
 @once

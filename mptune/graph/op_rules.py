@@ -162,7 +162,8 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
         return NodeRule(fixed=f"{node.op_type} runs a subgraph, which stays FP32")
     if node.op_type == "Constant" and node.is_standard:
         return NodeRule(fixed="a constant is stored in each type that reads it")
-    if node.index in shape_arithmetic(model) and _has_fp32(model, node):
+    has_fp32 = any(model.info(name).is_float32 for name in (*node.inputs, *node.outputs) if name)
+    if has_fp32 and node.index in shape_arithmetic(model):
         return NodeRule(fixed=REASON)
     if schema is None:
         return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
@@ -188,10 +189,6 @@ def is_quantised(node: Node) -> bool:
     """Whether an operator of a runtime computes with quantised values: its FP32 inputs are their scales."""
     is_of_runtime = node.domain.startswith("com.microsoft")
     return is_of_runtime and node.op_type.startswith(_QUANTISED) and node.op_type not in _WEIGHTS_ONLY
-
-
-def _has_fp32(model: Model, node: Node) -> bool:
-    return any(model.info(name).is_float32 for name in (*node.inputs, *node.outputs) if name)
 
 
 def casts_integers(model: Model, node: Node) -> bool:

@@ -114,7 +114,8 @@ def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
     if node.op_type.startswith("Reduce"):
         return float(read), False
     if node.op_type in ("MaxPool", "AveragePool", "LpPool"):
-        return float(out * math.prod(_ints(node, "kernel_shape"))), False
+        window = attribute(node, "kernel_shape")
+        return float(out * math.prod(window if isinstance(window, Sequence) else ())), False
     return float(out), False
 
 
@@ -127,11 +128,6 @@ def share_of(nodes: Iterable[Node], flops: Mapping[int, float]) -> float:
 def is_of_runtime(node: Node) -> bool:
     """Whether a node's operator is of one of ONNX Runtime's own domains."""
     return node.domain.startswith("com.microsoft")
-
-
-def _ints(node: Node, name: str) -> tuple[int, ...]:
-    value = attribute(node, name)
-    return tuple(int(v) for v in value) if isinstance(value, Sequence) else ()
 
 
 def _last(shape: Shape, back: int = 1) -> int:
@@ -392,15 +388,12 @@ class _Counter:
                 self._root.update((out, root) for out in node.outputs[:1])
             elif node.op_type not in _METADATA:
                 for name in (*node.inputs, *node.captures):
-                    self._readers.setdefault(self._root_of(name), set()).add(self._owner(node))
+                    self._readers.setdefault(self._root_of(name), set()).add(self._unit_of.get(node.name, -1))
         for output in model.outputs:
             self._readers.setdefault(self._root_of(output.name), set()).add(-2)  # the caller
 
     def _root_of(self, tensor: str) -> str:
         return self._root.get(tensor, tensor)
-
-    def _owner(self, node: Node) -> int:
-        return self._unit_of.get(node.name, -1)
 
     def cost(self, nodes: Sequence[Node], owner: int) -> GroupCost:
         """The cost of the nodes of one unit; ``owner`` is its position, -1 for the nodes in none."""

@@ -41,10 +41,6 @@ FIGURES = (
 
 _EXAMPLE = "start from one of the files in search_spaces/targets/"
 
-BF16_SINCE = Precision.BF16.since
-"""The first compute capability whose tensor cores have BF16 and TF32: by the support matrices of TensorRT and
-TensorRT-RTX, Turing (7.5) has neither, nor has Xavier (7.2)."""
-
 
 @dataclass(frozen=True)
 class Target:
@@ -56,7 +52,8 @@ class Target:
         memory_gb: memory that engines can use, GB; None where it depends on the machine.
         sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
         gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
-        bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0).
+        bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0, by the support
+            matrices of TensorRT and TensorRT-RTX).
         tf32_tflops: the same of TF32: what FP32 groups reach where TF32 is allowed; None as for BF16.
         launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
         gpu_names: what drivers and device trees call it; parts of the name, in any case.
@@ -133,7 +130,7 @@ class _TargetFile(pydantic.BaseModel):
         given = [figure for figure in FIGURES if getattr(self, figure)]
         capability = parse_capability(self.compute_capability or "")
         sources = {figure: self.sources.get(figure, "not stated") for figure in given}
-        if self.tf32_tflops is None and capability is not None and capability >= BF16_SINCE:
+        if self.tf32_tflops is None and capability is not None and capability >= Precision.BF16.since:
             values["tf32_tflops"], sources["tf32_tflops"] = self.fp16_tflops / 2, "‡ inferred: half of dense FP16"
         return Target(name=name, compute_capability=capability, sources=sources, **values)
 
@@ -176,7 +173,11 @@ def match_target(gpu: Gpu) -> Target:
     """
     profiles = [target for target in list_targets() if target.kind != "cpu"]
     fitting = [target for target in profiles if gpu.part and gpu.part in target.part_numbers]
-    fitting = fitting or [target for target in profiles if _fits(target, gpu)]
+    fitting = fitting or [
+        target
+        for target in profiles
+        if can_be(target, gpu.name, gpu.memory_gb) and gpu.compute_capability in (None, target.compute_capability)
+    ]
     if fitting:
         return max(fitting, key=lambda target: (_named(target, gpu), *_clocked(target, gpu)))
     kind: TargetKind = "jetson" if gpu.is_jetson else "gpu"
@@ -187,7 +188,7 @@ def match_target(gpu: Gpu) -> Target:
     sources |= {figure: "reported by the driver" for figure, value in own.items() if value is not None}
     capability = gpu.compute_capability or nearest.compute_capability
     bf16_tflops = tf32_tflops = None
-    if capability is not None and capability >= BF16_SINCE:
+    if capability is not None and capability >= Precision.BF16.since:
         bf16_tflops = nearest.bf16_tflops or nearest.fp16_tflops
         tf32_tflops = nearest.tf32_tflops
         sources |= {"bf16_tflops": source, "tf32_tflops": source}
@@ -226,10 +227,6 @@ def can_be(target: Target, name: str, memory_gb: float | None) -> bool:
     if target.gpu_names and not any(known_as.lower() in name.lower() for known_as in target.gpu_names):
         return False
     return memory_gb is None or target.memory_gb is None or same_memory(memory_gb, target.memory_gb)
-
-
-def _fits(target: Target, gpu: Gpu) -> bool:
-    return can_be(target, gpu.name, gpu.memory_gb) and gpu.compute_capability in (None, target.compute_capability)
 
 
 def _distance(target: Target, gpu: Gpu, kind: TargetKind) -> tuple[float, ...]:

@@ -164,8 +164,9 @@ def out_of_reach_findings(
     model = grouped.model
     computed = (out for node in model.nodes for out in node.outputs if out)
     undefined = frozenset(name for name in computed if model.info(name).dtype == "undefined")
-    untyped = [node for node in model.nodes if node.name not in grouped.owners and _is_untyped(model, node, undefined)]
-    fixed = [node for node in model.nodes if node.name not in grouped.owners and _has_no_fp16_form(model, node)]
+    others = [node for node in model.nodes if node.name not in grouped.owners]
+    untyped = [node for node in others if not undefined.isdisjoint((*node.inputs, *node.outputs))]
+    fixed = [node for node in others if _has_no_fp16_form(model, node)]
     nodes = tuple({node.index: node for node in (*untyped, *fixed)}.values())
     if not nodes:
         return ()
@@ -175,7 +176,7 @@ def out_of_reach_findings(
     if not untyped and share < NEGLIGIBLE:
         return ()
     causes = [node for node in nodes if _is_foreign(model, node)] or list(nodes)
-    operators = Counter(_operator(node) for node in causes)
+    operators = Counter(n.op_type if n.is_standard else f"{n.domain}.{n.op_type}" for n in causes)
     first = causes[0]
     kind = "fixed" if not untyped else "unknown" if schema_of(model, first) is None else "untyped"
     is_own = not any(is_of_runtime(node) or node.is_standard for node in causes)
@@ -206,10 +207,6 @@ def _is_foreign(model: Model, node: Node) -> bool:
     return schema_of(model, node) is None or (not node.is_standard and rule.fixed is not None)
 
 
-def _is_untyped(model: Model, node: Node, undefined: frozenset[str]) -> bool:
-    return not undefined.isdisjoint((*node.inputs, *node.outputs))
-
-
 def _has_no_fp16_form(model: Model, node: Node) -> bool:
     """Whether an operator that ONNX does not define computes with FP32 values, and takes nothing else."""
     if node.is_standard or node.domain == "ai.onnx.ml" or node.has_subgraph or is_quantised(node):
@@ -223,7 +220,3 @@ def _least_flops(model: Model, node: Node, shapes: ShapeTable) -> float:
     if not is_matrix:
         return flops
     return max(flops, 2.0 * max((shapes.elements(n) for n in node.inputs if n in model.initializers), default=0))
-
-
-def _operator(node: Node) -> str:
-    return node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from mptune.graph.loading.model import Model, load_model
+from tests.graph import models
 
 Step = tuple[str, str, str]
 ROWS, WIDTH = 64, 32
@@ -57,7 +57,6 @@ def save(
     folder: Path, steps: list[Step], opset: int = 17, outputs: tuple[str, ...] = ("y",), eps: float = 1e-5
 ) -> Model:
     """A model of these steps: operator, inputs, output."""
-    path = folder / "written_out.onnx"
     numbers = {"two": 2.0, "one": 1.0, "half": 0.5, "root": 2.0**0.5, "eps": eps}
     constants = {"eye": EYE, "gain": GAIN, **{name: np.float32(value) for name, value in numbers.items()}}
     nodes = []
@@ -68,8 +67,5 @@ def save(
     given = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items() if name in read]
     if "axes" in read:
         given.append(numpy_helper.from_array(np.array([-1]), "axes"))
-    shape = [ROWS, WIDTH]
-    tensors = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", *outputs)}
-    graph = helper.make_graph(nodes, "g", [tensors["x"]], [tensors[name] for name in outputs], given)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
-    return load_model(path)
+    x, *results = (models.value(name, [ROWS, WIDTH]) for name in ("x", *outputs))
+    return load_model(models.save(models.model(nodes, [x], results, given, opset), folder, "written_out.onnx"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -21,6 +21,8 @@ from mptune.targets.memory import memory_need
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
 from mptune.targets.target import load_target
 from mptune.tuning.space import load_space
+from tests.graph import models
+from tests.graph.models import value
 from tests.targets.conftest import Build
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -90,13 +92,8 @@ def recurrent(path: Path, op: str, steps: int, *, both: bool, built: bool, batch
     flat = graph.add("Reshape", [back, graph.constant(np.array([2, steps, directions * HIDDEN]))])
     graph.nodes.append(helper.make_node("MatMul", [flat, graph.weight(directions * HIDDEN, 10)], ["y"], "head"))
     shape = [2, steps, FEATURES] if batch_first else [steps, 2, FEATURES]
-    values = [
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, steps, 10])],
-    ]
-    proto = helper.make_graph(graph.nodes, "g", *values, graph.weights)
-    onnx.save(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    return load_model(path)
+    proto = models.model(graph.nodes, [value("x", shape)], [value("y", [2, steps, 10])], graph.weights)
+    return load_model(models.save(proto, path.parent, path.name))
 
 
 def predicted(model: Model, execution: Execution = FUSED) -> tuple[float, float]:

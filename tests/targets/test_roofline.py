@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
@@ -24,6 +23,8 @@ from mptune.settings import Granularity
 from mptune.targets.costs import GroupCost
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, cast_ms, kernel_ms, roofline
 from mptune.targets.target import Target, list_targets, load_target
+from tests.graph import models
+from tests.graph.models import constant, node, value
 
 DEVICE = Target("d", "D", "gpu", fp16_tflops=100.0, fp32_tflops=10.0, bandwidth_gbps=100.0, launch_us=2.0, sm_count=10)
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -38,45 +39,34 @@ FULL = 10 * FUSED.tile_elements
 """Output elements that keep every multiprocessor of DEVICE busy for one wave."""
 
 
-def branched(path: Path) -> Model:
+def branched(folder: Path) -> Model:
     """Matrix product, activation, a branch that joins, a captured tensor, many outputs, a custom operator."""
-    inner = helper.make_graph(
-        [helper.make_node("Identity", ["h"], ["t"])],
-        "then",
-        [],
-        [helper.make_tensor_value_info("t", TensorProto.FLOAT, None)],
-    )
+    inner = helper.make_graph([node("Identity", ["h"], "t")], "then", [], [value("t", None)])
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], "mm1"),
-        helper.make_node("Tanh", ["h"], ["s"], "act"),
-        helper.make_node("MatMul", ["s", "w"], ["k"], "mm2"),
-        helper.make_node("Add", ["k", "h"], ["r"], "join"),
-        helper.make_node("Odd", ["r"], ["o"], "odd", domain="mine"),
-        helper.make_node("MatMul", ["o", "w"], ["y"], "mm3"),
-        helper.make_node("Shape", ["k"], ["size"], "shape"),
-        helper.make_node("If", ["c"], ["z"], "if", then_branch=inner, else_branch=inner),
-        helper.make_node("LayerNormalization", ["k", "one"], ["n"], "ln"),
+        node("MatMul", ["x", "w"], "h", "mm1"),
+        node("Tanh", ["h"], "s", "act"),
+        node("MatMul", ["s", "w"], "k", "mm2"),
+        node("Add", ["k", "h"], "r", "join"),
+        node("Odd", ["r"], "o", "odd", domain="com.example"),
+        node("MatMul", ["o", "w"], "y", "mm3"),
+        node("Shape", ["k"], "size", "shape"),
+        node("If", ["c"], "z", "if", then_branch=inner, else_branch=inner),
+        node("LayerNormalization", ["k", "one"], "n", "ln"),
     ]
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
+    outputs = [*(value(name, None) for name in ("y", "k", "z", "n")), value("size", [2], TensorProto.INT64)]
+    proto = models.model(
         nodes,
-        "g",
-        [info("x", TensorProto.FLOAT, ["b", 64]), info("c", TensorProto.BOOL, [])],
-        [info(name, TensorProto.FLOAT, None) for name in ("y", "k", "z", "n")] + [info("size", TensorProto.INT64, [2])],
-        [
-            numpy_helper.from_array(np.eye(64, dtype=np.float32), "w"),
-            numpy_helper.from_array(np.ones(64, np.float32), "one"),
-        ],
-        value_info=[info("o", TensorProto.FLOAT, ["b", 64])],
+        [value("x", ["b", 64]), value("c", [], TensorProto.BOOL)],
+        outputs,
+        [constant("w", np.eye(64)), constant("one", np.ones(64))],
+        value_info=[value("o", ["b", 64])],
     )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), path)
-    return load_model(path)
+    return load_model(models.save(proto, folder))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Model:
-    return branched(tmp_path_factory.mktemp("roofline") / "m.onnx")
+    return branched(tmp_path_factory.mktemp("roofline"))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +123,7 @@ class TestExecution:
         assert cast_ms(10**6, DEVICE, half) > cast_ms(10**6, DEVICE, UNFUSED) > cast_ms(10**6, DEVICE)
 
     def test_unfused_steps_launch_and_move_for_themselves(self, tmp_path: Path) -> None:
-        model = branched(tmp_path / "m.onnx")
+        model = branched(tmp_path)
         grouped = GroupedModel(model, find_groups(model))
         shapes = {"x": (4096, 64)}
         same = replace(FUSED, is_fused=False)

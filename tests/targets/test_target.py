@@ -105,12 +105,6 @@ class TestFileOfTheUser:
         assert "mine.toml" in caught.value.message
         assert caught.value.hint
 
-    def test_unknown_name(self) -> None:
-        with pytest.raises(TargetError, match="there is no target 'h20'") as caught:
-            load_target("h20")
-        assert "h200" in caught.value.hint
-        assert "`mptune targets`" in caught.value.hint
-
 
 class TestMatch:
     @pytest.mark.parametrize(

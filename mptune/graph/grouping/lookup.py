@@ -25,7 +25,10 @@ class Lookup:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.static = static_values(model)
+        constants = (name for name, constant in model.initializers.items() if not constant.overridable)
+        outputs = (name for index in computed_beforehand(model) for name in model.nodes[index].outputs if name)
+        self.static = frozenset((*constants, *outputs))
+        """Constants, and what is computed from them alone."""
         self.alias_nodes: dict[int, Node] = {}
         self._root: dict[str, str] = {}
         self._outputs = {output.name for output in model.outputs}
@@ -141,13 +144,6 @@ class Lookup:
                     indices.add(maker)
                     at = self.model.nodes[maker].inputs[0]
         return frozenset(indices)
-
-
-def static_values(model: Model) -> frozenset[str]:
-    """Constants, and what is computed from them alone."""
-    constants = (name for name, constant in model.initializers.items() if not constant.overridable)
-    outputs = (name for index in computed_beforehand(model) for name in model.nodes[index].outputs if name)
-    return frozenset((*constants, *outputs))
 
 
 def folded_values(look: Lookup) -> frozenset[str]:

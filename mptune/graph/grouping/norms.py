@@ -48,16 +48,10 @@ def find_norm(look: Lookup, root: Node) -> Pattern | None:
         return None
     if root.op_type == "ReduceL2":
         return _put_together(look, root, {root.index}, [root.inputs[0]], "L2 norm written out", root.outputs[0])
-    if not _is_root(look, root):
+    if root.op_type != "Sqrt" and not (root.op_type == "Pow" and look.number(root.inputs[1]) in (0.5, -0.5)):
         return None
     inside, value = _guarded(look, root)
     return _from_mean_of_squares(look, root, inside, value) or _from_two_means(look, root, inside, value)
-
-
-def _is_root(look: Lookup, node: Node) -> bool:
-    if node.op_type == "Sqrt":
-        return True
-    return node.op_type == "Pow" and look.number(node.inputs[1]) in (0.5, -0.5)
 
 
 def _guarded(look: Lookup, root: Node) -> tuple[set[int], str]:
@@ -272,14 +266,11 @@ def find_activation(look: Lookup, core: Node) -> Pattern | None:
         if "Softplus" in {look.model.nodes[i].op_type for i in inside}:
             name = "Mish written out"
         last = look.only_reader(reader)
-        if not halved and not scaled and core.op_type != "Sigmoid" and last is not None and _scales(look, last, reader):
-            inside.add(last.index)
+        if not halved and not scaled and core.op_type != "Sigmoid" and last is not None:
+            scales = last.op_type in ("Mul", "Div") and look.is_scalar(look.other(last, reader.outputs[0]))
+            inside.update([last.index] if scales else ())
         return Pattern("activation", min(inside), tuple(sorted(inside)), name, entry=entry)
     return None
-
-
-def _scales(look: Lookup, node: Node, scaled: Node) -> bool:
-    return node.op_type in ("Mul", "Div") and look.is_scalar(look.other(node, scaled.outputs[0]))
 
 
 def _gate(
@@ -309,7 +300,8 @@ def _sources(look: Lookup, core: Node) -> dict[str, frozenset[int]]:
         if node is None:
             break
         varying = look.varying(node)
-        if len(varying) == 1 and (node.op_type == "Softplus" or _is_linear(look, node)):
+        is_linear = node.op_type in _LINEAR and any(look.is_scalar(i) for i in node.inputs)
+        if len(varying) == 1 and (node.op_type == "Softplus" or is_linear):
             passed.add(node.index)
             tensor = look.root(varying[0])
             sources[tensor] = frozenset(passed)
@@ -323,10 +315,6 @@ def _sources(look: Lookup, core: Node) -> dict[str, frozenset[int]]:
         else:
             break
     return sources
-
-
-def _is_linear(look: Lookup, node: Node) -> bool:
-    return node.op_type in _LINEAR and any(look.is_scalar(i) for i in node.inputs)
 
 
 def _polynomial(look: Lookup, tensor: str, x: str) -> frozenset[int] | None:

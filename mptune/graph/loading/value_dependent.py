@@ -72,7 +72,9 @@ def shape_arithmetic(model: Model) -> frozenset[int]:
                     as_shape.add(node.index)
                 if data:
                     as_data.add(node.index)
-    from_shapes = _from_shapes(model)
+    integers = [info for info in model.inputs if info.dtype.startswith(_INTEGERS) and info.shape is not None]
+    small = {info.name for info in integers if len(info.shape or ()) <= 1}
+    from_shapes = computed_beforehand(model, SHAPE_OF, small) - computed_beforehand(model)
     candidates = (index for index in as_shape if index not in as_data or index in from_shapes)
     # Shape and Size read values of any type, and compute integers.
     return frozenset(i for i in candidates if not (model.nodes[i].is_standard and model.nodes[i].op_type in SHAPE_OF))
@@ -91,13 +93,6 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
     if captured:  # what the subgraph does with it is not looked at
         return True, True
     return as_shape or (others and shape), others and (data or not shape)
-
-
-def _from_shapes(model: Model) -> frozenset[int]:
-    """Nodes that compute from constants, shapes and small integer inputs alone, and not from constants alone."""
-    inputs = [info for info in model.inputs if info.dtype.startswith(_INTEGERS) and info.shape is not None]
-    small = {info.name for info in inputs if len(info.shape or ()) <= 1}
-    return computed_beforehand(model, SHAPE_OF, small) - computed_beforehand(model)
 
 
 _SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
@@ -18,7 +17,7 @@ from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from tests.graph import rtx
+from tests.graph import models, rtx
 from tests.graph.helpers import plans, run
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -193,15 +192,9 @@ def make(path: Path, nodes: Sequence[NodeProto], shape: Sequence[int | str] = (1
     used = {name for one in nodes for name in one.input}
     weights = [numpy_helper.from_array(array, name) for name, array in CONSTANTS.items() if name in used]
     weights.append(numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32) / 3, "weight"))
-    graph = helper.make_graph(
-        [node("Conv", ["x", "weight"], ["f"], "conv"), *nodes],
-        "g",
-        [helper.make_tensor_value_info("x", FLOAT, shape)],
-        [helper.make_tensor_value_info("y", FLOAT, None)],
-        weights,
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return load_model(path)
+    whole = [node("Conv", ["x", "weight"], ["f"], "conv"), *nodes]
+    proto = models.model(whole, [models.value("x", shape)], [models.value("y", None)], weights)
+    return load_model(models.save(proto, path.parent, path.name))
 
 
 @pytest.mark.parametrize("case", CASES)

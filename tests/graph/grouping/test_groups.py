@@ -121,14 +121,6 @@ def test_an_attention_core_is_indivisible(tmp_path: Path) -> None:
     assert mask.nodes == ("/mask/Cast", "/mask/Sub", "/mask/Mul"), "the mask may stay FP32 where the core is FP16"
 
 
-@pytest.mark.parametrize("rms", [False, True])
-def test_a_decomposed_norm_is_indivisible(rms: bool, tmp_path: Path) -> None:
-    _, groups = load(models.decomposed_norm(rms=rms), tmp_path)
-    assert [g.kind for g in groups] == ["matmul", "norm", "matmul"]
-    assert all("/norm/" in name for name in groups[1].nodes)
-    assert len(groups[1].nodes) == (6 if rms else 8)
-
-
 def test_op_granularity_splits_everything_but_patterns_and_views(tmp_path: Path) -> None:
     model = load_model(models.save(models.mlp(), tmp_path))
     assert [len(g.nodes) for g in find_groups(model, "op")] == [1, 3, 1, 1, 1]

@@ -232,14 +232,6 @@ def test_a_gate_is_no_activation(tmp_path: Path) -> None:
     assert [p.name for p in patterns] == ["matrix product with its activation"]
 
 
-def test_a_convolution_takes_batch_norm_and_activation_along(tmp_path: Path) -> None:
-    model = load_model(models.save(models.cnn(), tmp_path))
-    (pattern,) = find_patterns(model)
-    assert pattern.kind == "conv"
-    assert pattern.name == "convolution with its batch norm and activation"
-    assert ops(model, pattern) == ["Conv", "BatchNormalization", "Relu"]
-
-
 def test_what_others_read_too_ends_a_layer(tmp_path: Path) -> None:
     nodes = [
         product("x", 0, "m"),

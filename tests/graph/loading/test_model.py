@@ -51,28 +51,6 @@ def test_sorts_nodes_that_are_out_of_order(tmp_path: Path) -> None:
     assert [n.name for n in load_model(path).nodes] == ["first", "second"]
 
 
-def test_counts_what_a_subgraph_captures_as_read(tmp_path: Path) -> None:
-    then = helper.make_graph([models.node("Neg", ["outer"], "t")], "then", [], [models.value("t", [2])])
-    other = helper.make_graph([models.node("Abs", ["outer"], "e")], "else", [], [models.value("e", [2])])
-    nodes = [
-        models.node("Relu", ["x"], "outer", "relu"),
-        models.node("If", ["c"], "y", "if", then_branch=then, else_branch=other),
-    ]
-    inputs = [models.value("x", [2]), models.value("c", [], TensorProto.BOOL)]
-    model = load_model(models.save(models.model(nodes, inputs, [models.value("y", [2])]), tmp_path))
-    assert model.nodes[1].captures == ("outer",)
-    assert model.consumers["outer"] == (1,)
-
-
-def test_inlines_local_functions(tmp_path: Path) -> None:
-    body = [helper.make_node("Relu", ["a"], ["b"])]
-    function = helper.make_function("com.example", "Act", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
-    call = helper.make_node("Act", ["x"], ["y"], domain="com.example")
-    proto = models.model([call], [models.value("x", [2])], [models.value("y", [2])])
-    proto.functions.append(function)
-    assert [n.op_type for n in load_model(models.save(proto, tmp_path)).nodes] == ["Relu"]
-
-
 def refused(path: Path) -> ModelError:
     with pytest.raises(ModelError) as caught:
         load_model(path)
