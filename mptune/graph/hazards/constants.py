@@ -155,16 +155,11 @@ class _Place:
         return self.group, self.node, self.tensor, self.value
 
 
-def constant_hazards(
-    types: ValueTypes,
-    look: Lookup,
-    roundings: Mapping[str, Rounding],
-    seen: Mapping[str, SeenValue],
-) -> list[Hazard]:
+def constant_hazards(types: ValueTypes, look: Lookup, seen: Mapping[str, SeenValue]) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
-        rounding = roundings.get(name) or rounding_of(types.model.initializers[name], Precision.FP16)
+        rounding = rounding_of(types.model.initializers[name], Precision.FP16)
         hazards += _of_constant(types, look, name, rounding, seen)
     return hazards
 
