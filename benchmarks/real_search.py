@@ -256,8 +256,8 @@ def _front(latency: Floats, error: Floats) -> list[list[float | str]]:
 def default_space(bench: Bench) -> SearchSpace:
     """The default search space, as the tool makes it."""
     absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
-    grouped, bank = bench.workload.grouped, bench.workload.bank
-    hazards = find_hazards(grouped, absmax, bank.roundings)
+    grouped = bench.workload.grouped
+    hazards = find_hazards(grouped, absmax)
     return make_space(grouped, load_space("default"), hazards, absmax, {Precision.FP16: bench.without_kernel})
 
 

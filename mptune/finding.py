@@ -19,6 +19,7 @@ from mptune.findings.engine import ENGINE
 from mptune.findings.numbers import NUMBERS
 from mptune.findings.reference import REFERENCE
 from mptune.findings.wording import SEVERITIES, CodeInfo, Severity, fill
+from mptune.json_form import JsonForm
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({**NUMBERS, **REFERENCE, **DATA, **ENGINE, **COMPARISON})
 """Every code that a finding can have."""
@@ -91,7 +92,7 @@ class OutputColumns:
 
 
 @dataclass(frozen=True)
-class Where:
+class Where(JsonForm):
     """The places that a finding is about: names, ids of groups, and 0-based indices of samples in the data."""
 
     nodes: tuple[str, ...] = ()
@@ -105,19 +106,6 @@ class Where:
         """The first of each kind of place, by its name in the singular."""
         names: dict[str, object] = {name[:-1]: places[0] for name, places in vars(self).items() if places}
         return {**names, "output": self.outputs[0].name} if self.outputs else names
-
-    def to_json(self) -> dict[str, Any]:
-        """Every key always there."""
-        outputs = [output.to_json() for output in self.outputs]
-        return {**{name: list(places) for name, places in vars(self).items()}, "outputs": outputs}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Where:
-        """Inverse of ``to_json``."""
-        places = {name: tuple(document[name]) for name in vars(cls())}
-        outputs = [(output["name"], output["columns"]) for output in places["outputs"]]
-        columns = (OutputColumns(name, None if own is None else tuple(own)) for name, own in outputs)
-        return cls(**{**places, "outputs": tuple(columns)})
 
 
 @dataclass(frozen=True)

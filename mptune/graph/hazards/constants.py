@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -141,30 +140,16 @@ _UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
 _MAX_STEPS = 32
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a constant is used: the arguments of ``Hazard`` from ``group`` to ``value``."""
+_Place = tuple[str, str, str, float]
 
-    group: str
-    node: str
-    tensor: str
-    value: float
-
-    @property
-    def arguments(self) -> tuple[str, str, str, float]:
-        return self.group, self.node, self.tensor, self.value
+"""Group, node, tensor and value: as ``Hazard`` takes them."""
 
 
-def constant_hazards(
-    types: ValueTypes,
-    look: Lookup,
-    roundings: Mapping[str, Rounding],
-    seen: Mapping[str, SeenValue],
-) -> list[Hazard]:
+def constant_hazards(types: ValueTypes, look: Lookup, seen: Mapping[str, SeenValue]) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
-        rounding = roundings.get(name) or rounding_of(types.model.initializers[name], Precision.FP16)
+        rounding = rounding_of(types.model.initializers[name], Precision.FP16)
         hazards += _of_constant(types, look, name, rounding, seen)
     return hazards
 
@@ -182,7 +167,7 @@ def _of_constant(
         if (group.id, is_limit) in done:
             continue
         done.add((group.id, is_limit))
-        place = _Place(group.id, node.name, name, rounding.absmax)
+        place = group.id, node.name, name, rounding.absmax
         if rounding.overflowed:
             wording = "constant" if rounding.size == 1 else "constants"
             counts = {"overflowed": rounding.overflowed, "size": rounding.size}
@@ -205,25 +190,25 @@ def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[
         smallest: smallest magnitude that it was seen to guard; None without data.
         is_direct: whether the division is by the sum itself, and not by its square root.
     """
-    if place.value <= FP16_TINY / 2:
+    if place[-1] <= FP16_TINY / 2:
         wording = "constant"
         is_harmless = smallest is not None and smallest >= FP16_NORMAL
     else:
         wording = "subnormal"
-        is_harmless = not is_direct or smallest is None or smallest > place.value or place.value * FP16_MAX >= 1
+        is_harmless = not is_direct or smallest is None or smallest > place[-1] or place[-1] * FP16_MAX >= 1
     if is_harmless:
         return []
-    evidence: dict[str, int | float | str] = {"epsilon": place.value, "fp16_smallest": FP16_TINY}
+    evidence: dict[str, int | float | str] = {"epsilon": place[-1], "fp16_smallest": FP16_TINY}
     if smallest is not None:
         evidence["smallest"] = smallest
     names = {"fp16_normal": FP16_NORMAL}
-    return [Hazard("warning", "epsilon", *place.arguments, "vanishing-epsilon", wording, evidence, names)]
+    return [Hazard("warning", "epsilon", *place, "vanishing-epsilon", wording, evidence, names)]
 
 
 def _vanishing(place: _Place, rounding: Rounding) -> Hazard:
     severity: Severity = "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info"
     names = {"vanished": rounding.vanished, "size": rounding.size}
-    return Hazard(severity, "vanishing", *place.arguments, "vanishing-epsilon", "weights", names=names)
+    return Hazard(severity, "vanishing", *place, "vanishing-epsilon", "weights", names=names)
 
 
 def _overflow(
@@ -233,7 +218,7 @@ def _overflow(
 
     A limit, and a mask on the way to a softmax or the like, mean the same so. Anything else is changed by it.
     """
-    evidence = {"absmax": place.value, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
+    evidence = {"absmax": place[-1], "fp16_max": FP16_MAX, "held_as": FP16_MAX}
     severity: Severity = "warning"
     row = "overflow"
     if readers and all(_is_limit(look, node) for node in readers):
@@ -242,7 +227,7 @@ def _overflow(
             row = "mask"
         else:
             wording += " limit"
-    return Hazard(severity, "overflow", *place.arguments, row, wording, evidence, names or {})
+    return Hazard(severity, "overflow", *place, row, wording, evidence, names or {})
 
 
 def is_limit(look: Lookup, tensor: str) -> bool:
@@ -328,7 +313,7 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
         value = abs(float(fill_value(node.proto).reshape(-1)[0]))
         if math.isfinite(value) and value > FP16_MAX:
             readers = look.readers(node.outputs[0])
-            place = _Place(group.id, node.name, node.outputs[0], value)
+            place = group.id, node.name, node.outputs[0], value
             hazards.append(_overflow(look, place, "filled", readers))
     return hazards
 

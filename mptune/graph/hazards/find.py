@@ -41,7 +41,7 @@ from mptune.graph.hazards.on_data import fit_hazards, index_hazards, long_sum_ha
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
-from mptune.graph.writing.weights import Rounding, chunks
+from mptune.graph.writing.weights import chunks
 
 SQUARE_LIMIT = 256.0
 
@@ -322,7 +322,6 @@ _HEADROOM = 2.0
 def find_hazards(
     grouped: GroupedModel,
     ranges: Mapping[str, float] | None = None,
-    roundings: Sequence[Rounding] = (),
     seen: Seen | None = None,
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     fused: Sequence[FusedNodes] = (),
@@ -333,14 +332,12 @@ def find_hazards(
 
     Args:
         ranges: value -> largest finite magnitude on the search samples, where they were observed.
-        roundings: what the weight bank saw when it rounded; constants that it does not hold are rounded here.
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
     """
     model = grouped.model
     types, look, ranges = value_types(grouped), Lookup(model), ranges or {}
     seen, patterns = seen or Seen(), find_patterns(model, look)
-    by_name = {r.tensor: r for r in roundings if r.precision is Precision.FP16}
-    hazards = constant_hazards(types, look, by_name, seen.values)
+    hazards = constant_hazards(types, look, seen.values)
     hazards += epsilon_hazards(types)
     hazards += fill_hazards(types, look)
     masks = MaskValues(look, ranges)

@@ -75,11 +75,6 @@ _MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 
 _FEWEST_MOVED = 2.0
 
 
-def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float:
-    """The limit of a precision, or of the one whose mantissa is most like its own."""
-    return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
-
-
 _ELEMENTWISE = frozenset(
     (
         "Add",
@@ -224,7 +219,7 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
         return None
     factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
     relative = math.sqrt(error / result)
-    if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, record.precision):
+    if factor < _CANCELLATION_FACTOR or relative < _CANCELLATION_ERROR[record.precision]:
         return None
     worst = largest(record.scalars["error"])
     return Hazard(

@@ -58,7 +58,7 @@ def find_stretches(
     for number in range(1, count + 1):
         # End at the narrowest waist within half a stretch of the even division; without one, the next stretch starts
         # at the same waist.
-        low, middle, high = (_rounded(len(ordered) * (number + shift) / count) for shift in (-0.5, 0, 0.5))
+        low, middle, high = (int(len(ordered) * (number + shift) / count + 0.5) for shift in (-0.5, 0, 0.5))
         end, following = middle, start
         if number < count and high < len(ordered):
             first, last = begins[ordered[max(low, done)]], begins[ordered[high]]
@@ -71,11 +71,6 @@ def find_stretches(
             stretches.append(Stretch(start, tuple(ordered[done:end])))
         start, done = following, max(end, done)
     return tuple(stretches)
-
-
-def _rounded(position: float) -> int:
-    """The nearest integer, halves rounded up: Python's ``round`` takes the even one, which shifts only some ends."""
-    return math.floor(position + 0.5)
 
 
 def _waists(model: Model, shapes: Mapping[str, Sequence[int]]) -> list[Waist]:

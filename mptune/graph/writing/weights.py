@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -76,7 +76,6 @@ class Rounding:
     overflowed: int
     vanished: int
     size: int
-    precision: Precision = Precision.FP16
 
 
 def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
@@ -120,7 +119,7 @@ def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> t
     if not np.isfinite(rounded).all():
         absmax = float(np.max(np.abs(values), where=np.isfinite(values), initial=0.0))
     vanished = np.count_nonzero(values != 0) - np.count_nonzero(rounded != 0)
-    return stored, Rounding(tensor, absmax, overflowed, int(vanished), int(values.size), precision)
+    return stored, Rounding(tensor, absmax, overflowed, int(vanished), int(values.size))
 
 
 def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
@@ -177,12 +176,10 @@ class WeightBank:
     Attributes:
         places: precision -> constant -> place in its file, for those that it was asked for. The file of FP32 holds
             constants of any element type, as they are; those of the reduced precisions hold FP32 constants, rounded.
-        roundings: of every constant that the bank rounded.
     """
 
     directory: Path
     places: Mapping[Precision, Mapping[str, Place]]
-    roundings: tuple[Rounding, ...]
 
     @classmethod
     def write(
@@ -219,26 +216,19 @@ class WeightBank:
     @classmethod
     def _write(cls, model: Model, directory: Path, wanted: Mapping[Precision, Collection[str]]) -> WeightBank:
         places: dict[Precision, dict[str, Place]] = {precision: {} for precision in wanted}
-        roundings: list[Rounding] = []
         with ExitStack() as stack:
             parts = {p: stack.enter_context(whole_file(directory / bank_file(p))) for p in wanted}
             files = {p: stack.enter_context(part.open("wb")) for p, part in parts.items()}
             for name in sorted(wanted[Precision.FP32]):
                 into = {p: file for p, file in files.items() if name in wanted[p]}
                 starts = {p: align(file) for p, file in into.items()}
-                measured: dict[Precision, list[Rounding]] = {}
                 for chunk in chunks(model.initializers[name]):
                     for precision, file in into.items():
-                        if precision is Precision.FP32:
-                            file.write(chunk.tobytes())
-                            continue
-                        rounded, rounding = measure_rounding(name, chunk, precision)
-                        file.write(rounded.tobytes())
-                        measured.setdefault(precision, []).append(rounding)
+                        stored = chunk if precision is Precision.FP32 else round_values(chunk, precision)
+                        file.write(stored.tobytes())
                 for precision, file in into.items():
                     places[precision][name] = Place(starts[precision], file.tell() - starts[precision])
-                roundings += map(_join, measured.values())
-        bank = cls(directory, places, tuple(roundings))
+        bank = cls(directory, places)
         document = {
             "format": _FORMAT,
             "model_sha256": model.sha256,
@@ -246,7 +236,6 @@ class WeightBank:
                 str(p): {n: [place.offset, place.length] for n, place in entries.items()}
                 for p, entries in places.items()
             },
-            "roundings": [asdict(r) for r in roundings],
             "sha256": {bank_file(p): files_sha256(directory / bank_file(p)) for p in wanted},
         }
         with whole_file(directory / INDEX_FILE) as part:
@@ -272,7 +261,7 @@ class WeightBank:
                 return None
             if not all(_is_intact(directory / name, sha256) for name, sha256 in document["sha256"].items()):
                 return None
-            return cls(directory, places, tuple(_rounding_of_json(r) for r in document["roundings"]))
+            return cls(directory, places)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -339,10 +328,6 @@ def _is_intact(path: Path, sha256: str) -> bool:
     return key in _intact
 
 
-def _rounding_of_json(document: Mapping[str, Any]) -> Rounding:
-    return Rounding(**{**document, "precision": Precision(document.get("precision", Precision.FP16))})
-
-
 def _join(parts: list[Rounding]) -> Rounding:
     return Rounding(
         parts[0].tensor,
@@ -350,7 +335,6 @@ def _join(parts: list[Rounding]) -> Rounding:
         sum(p.overflowed for p in parts),
         sum(p.vanished for p in parts),
         sum(p.size for p in parts),
-        parts[0].precision,
     )
 
 

@@ -49,7 +49,6 @@ def search_space(
     hazards = find_hazards(
         grouped,
         observations.absmax,
-        workload.bank.roundings,
         observations.seen,
         precisions,
         of_model(grouped.model, kernels.fused),

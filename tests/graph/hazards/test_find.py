@@ -282,12 +282,6 @@ def test_ranges_near_the_ends_are_warnings(tmp_path: Path) -> None:
     assert any("lose digits" in h.reason for h in found)
 
 
-def test_says_the_same_with_and_without_the_banks_figures(tmp_path: Path) -> None:
-    model, found = hazards(models.product(np.eye(4) * 1e5), tmp_path)
-    bank = WeightBank.write(model, tmp_path / "bank")
-    assert find_hazards(GroupedModel(model, find_groups(model)), roundings=bank.roundings) == found
-
-
 def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> None:
     model = load_model(models.save(models.mlp(), tmp_path))
     assert over_threshold(GroupedModel(model, find_groups(model)), {"r": 600.0, "y": 10.0}, 512) == ("g001", "g002")

@@ -134,36 +134,6 @@ def test_a_norm_written_out_names_the_opset(rms: bool, opset: int, tmp_path: Pat
     assert beyond == [("overflow", "warning"), ("norm-written-out", "info")]
 
 
-def test_a_squared_sum_over_an_image_is_no_norm(tmp_path: Path) -> None:
-    nodes = [node("ReduceL2", ["x"], "l", "length", axes=[-1], keepdims=1), node("Div", ["x", "l"], "y", "divide")]
-    assert codes(chain(*nodes, constants=[]), tmp_path) == []
-
-
-def test_a_broadcast_is_good_to_know(tmp_path: Path) -> None:
-    nodes = [
-        node("Unsqueeze", ["x", "one"], "a", "rows"),
-        node("Unsqueeze", ["x", "two"], "b", "columns"),
-        node("Sub", ["a", "b"], "y", "pairs"),
-    ]
-    constants = [constant("one", [1], np.int64), constant("two", [2], np.int64)]
-    proto = models.model(nodes, [value("x", [1, 5])], [value("y", None)], constants)
-    (finding,) = findings(proto, tmp_path)
-    assert (finding.code, finding.severity, finding.where.nodes) == ("broadcast", "info", ("pairs",))
-
-
-def test_int64_beyond_int32(tmp_path: Path) -> None:
-    key = constant("key", 0, np.int64)
-    table = constant("table", [5, 2**40], np.int64)
-    nodes = [
-        node("Gather", ["table", "key"], "k", "look"),
-        node("Cast", ["k"], "f", "cast", to=TensorProto.FLOAT),
-        node("Mul", ["x", "f"], "y", "scale"),
-    ]
-    (finding,) = findings(chain(*nodes, constants=[key, table]), tmp_path)
-    assert (finding.code, finding.severity, finding.where.groups) == ("int64-range", "warning", ())
-    assert finding.evidence == {"value": 2**40, "int32_max": 2**31 - 1}
-
-
 def test_the_end_of_a_slice_behind_unsqueeze_and_concat_means_nothing(tmp_path: Path) -> None:
     nodes = [
         node("Shape", ["x"], "s", "shape"),

@@ -273,10 +273,11 @@ def _survival(scale: float) -> Show:
     return Show(model(nodes, [value("x", [1, 16])], [value("y", [1, 16])], constants), {"x": rows(16)}, ("logarithm",))
 
 
-def _unpaired() -> Show:
-    """An LSTM that begins with an input, and of which no output gives the state back."""
+def _recurrent(*, is_fed_back: bool) -> Show:
+    """An LSTM that begins with an input, with or without an output that gives the state back."""
     proto = voice("")
-    del proto.graph.output[1]
+    if not is_fed_back:
+        del proto.graph.output[1]
     return Show(proto, {name: array for name, array in frames().items() if name != "sr"})
 
 
@@ -310,11 +311,11 @@ FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "int64-range in a comparison": (_constant_id, _ends),
     "constant-data: a state that is fed back is none": (
         lambda: Show(classifier(), {"x": np.ones_like(images())}),
-        lambda: Show(voice(), frames()),
+        lambda: _recurrent(is_fed_back=True),
     ),
     "constant-data: a recurrent state is none": (
         lambda: Show(classifier(), {"x": np.ones_like(images())}),
-        lambda: _unpaired(),
+        lambda: _recurrent(is_fed_back=False),
     ),
     "data-do-not-fit: bytes that nothing divides": (lambda: _bytes(scaled=False), lambda: _bytes(scaled=True)),
 }
