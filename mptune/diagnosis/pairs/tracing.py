@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from mptune.diagnosis.comparison import finding
@@ -15,7 +14,7 @@ from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.pairs.structure import Alignment, Difference, changes_of
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
-from mptune.engines.jobs.outputs import TraceJob, value_error
+from mptune.engines.jobs.outputs import TraceJob
 from mptune.files import write_bytes
 from mptune.finding import Finding, Where
 from mptune.graph.hazards.find import pinned_by_hazards
@@ -72,22 +71,17 @@ def first_divergence(
     is_same = all(d.kind != "structure" for d in alignment.differences)
     level = limit if limit is not None else _EXACT if is_same else _RESTRUCTURED
     pairs = _pairs(left, right, alignment)
-    sample = _worst_sample(sides)
-    everything = list(_slices(left, pairs, SLICE_BYTES))
+    slices = list(_slices(left, pairs, SLICE_BYTES))
     unsound = pinned_by_hazards(left.hazards) if sides.plan.fp16_groups else ()
     rounded = sides.plan.replace({g: Precision.FP32 for g in unsound if sides.plan.precision[g] is Precision.FP16})
     divergence, plan = None, None
     for plan in (rounded, None) if sides.plan.reduced_groups else (None,):
-        divergence = _search(left, right, everything, (sample,), level, plan, harmless)
-        if len(sides.reference) > 1:
-            # Before it, other samples may differ earlier.
-            upto = everything if divergence is None else everything[: divergence[0] + 1]
-            divergence = _search(left, right, upto, None, level, plan, harmless) or divergence
+        divergence = _search(left, right, slices, level, plan, harmless)
         if divergence is not None:
             break
     if divergence is None:
         return None
-    _, (value, other), error, before, compared = divergence
+    (value, other), error, before, compared = divergence
     node = left.model.nodes[left.model.producer[value]]
     is_rounding = plan is None and bool(sides.plan.reduced_groups)
     return Divergence(value, other, node.name, _group(left, node.name), error, before, compared, is_rounding)
@@ -137,15 +131,14 @@ def _slices(left: Runner, pairs: Sequence[tuple[str, str]], most: int) -> Iterat
         yield slice_
 
 
-First = tuple[int, tuple[str, str], float, float, int]
-"""Index of the slice, the pair, its error, the largest error before it, and how many were compared."""
+First = tuple[tuple[str, str], float, float, int]
+"""The pair, its error, the largest error before it, and how many were compared."""
 
 
 def _search(
     left: Runner,
     right: Runner,
     slices: Sequence[Sequence[tuple[str, str]]],
-    which: tuple[int, ...] | None,
     level: float,
     plan: PrecisionPlan | None,
     harmless: Sequence[Difference],
@@ -153,28 +146,26 @@ def _search(
     """The first pair beyond a level, and beyond twice what the roundings of a plan make there."""
     before, compared = 0.0, 0
     least = level if plan is None else max(level, _NO_ROUNDING)
-    for index, pairs in enumerate(slices):
+    for pairs in slices:
         exact = write_widened(left.model, left.workload.bank, left.scratch("exact"), _names(pairs, 0))
         left_path = write_changed(exact, left.scratch("trace"), *changes_of(harmless), is_part=True)
         right_path = write_widened(right.model, right.workload.bank, right.scratch("trace"), _names(pairs, 1))
         same = {i.name for i in right.model.inputs} <= {i.name for i in left.model.inputs}
         others = None if same else right.samples_path
-        errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, which, others))
+        errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
         is_within = max(errors, default=0.0) <= least
-        rounding = {} if plan is None or is_within else _rounding(left, plan, exact, pairs, which)
+        rounding = {} if plan is None or is_within else _rounding(left, plan, exact, pairs)
         for path in (exact, left_path, right_path):
             path.unlink()
         for pair, error in zip(pairs, errors, strict=True):
             compared += 1
             if error > max(least, HEADROOM * rounding.get(pair[0], 0.0)):
-                return index, pair, error, before, compared
+                return pair, error, before, compared
             before = max(before, error)
     return None
 
 
-def _rounding(
-    left: Runner, plan: PrecisionPlan, exact: Path, pairs: Sequence[tuple[str, str]], which: tuple[int, ...] | None
-) -> dict[str, float]:
+def _rounding(left: Runner, plan: PrecisionPlan, exact: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
     """Value -> the error that the roundings of a plan make in it, emulated; where the emulation has it."""
     path = left.emulation(plan)
     proto = onnx.load(path, load_external_data=False)
@@ -184,20 +175,11 @@ def _rounding(
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     same = tuple((name, name) for name in names)
-    return dict(zip(names, left.call(TraceJob(exact, path, same, left.samples_path, which)), strict=True))
+    return dict(zip(names, left.call(TraceJob(exact, path, same, left.samples_path)), strict=True))
 
 
 def _names(pairs: Sequence[tuple[str, str]], side: int) -> list[str]:
     return list(dict.fromkeys(pair[side] for pair in pairs))
-
-
-def _worst_sample(sides: Sides) -> int:
-    """The sample whose outputs differ most."""
-
-    def error(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
-        return max((value_error(np.asarray(got[n]), np.asarray(wanted[n])) for n in sides.layouts), default=0.0)
-
-    return int(np.argmax(list(map(error, sides.candidate, sides.reference))))
 
 
 def _group(left: Runner, node: str) -> str:

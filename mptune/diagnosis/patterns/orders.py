@@ -132,9 +132,7 @@ _SAMPLED_OF_ROW = 4096
 """Values of a row that are compared first."""
 
 _MAX_ROWS = 3000
-"""Above so many rows a row is compared only with those a few before and after it."""
-
-_LAGS = 64
+"""Above so many rows a row is compared only with those that usual lags give."""
 
 _MOST_OFF = 0.8
 """Share of the rows that differ that has to be explained."""
@@ -247,19 +245,13 @@ def _nearest(
 ) -> list[list[int]]:
     """For each row of a block, the rows of the reference that it may equal: those before it first, then the nearest."""
     rows = len(b)
-    near: np.ndarray | None = None
+    nearest = [[int(row) - lag for lag in lags if 0 <= row - lag < rows] for row in block]
     if rows <= _MAX_ROWS:
         gaps = distances(a[block][:, chosen], b[:, chosen])
         gaps[np.arange(len(block)), block] = np.inf
-        near = gaps.argmin(axis=1)
-    nearest = []
-    for index, row in enumerate(block):
-        before = [row - lag for lag in lags if 0 <= row - lag < rows]
-        if near is not None:
-            nearest.append([*before, int(near[index])])
-        else:
-            nearest.append([*before, *(j for j in range(row - _LAGS, row + _LAGS) if 0 <= j < rows and j != row)])
-    return [list(map(int, dict.fromkeys(each))) for each in nearest]
+        for candidates, nearest_row in zip(nearest, gaps.argmin(axis=1), strict=True):
+            candidates.append(int(nearest_row))
+    return nearest
 
 
 def _equals(compared: Compared, row: np.ndarray, other: np.ndarray, own: float) -> bool:

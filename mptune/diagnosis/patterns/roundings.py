@@ -146,7 +146,7 @@ def explain(difference: np.ndarray, made: Sequence[tuple[Cause, np.ndarray]], *,
     ``difference`` is output minus reference, ``made`` what each cause changes there, both in units of the columns'
     spread. ``is_half``: every value of the output is an FP16 number, so its last operation was no TF32 one.
     """
-    size = _norm(difference)
+    size = float(np.linalg.norm(difference))
     if size == 0 or not np.isfinite(size):
         return None
     causes = [_explained(cause, difference, changed, size) for cause, changed in made]
@@ -172,8 +172,4 @@ def is_half_precise(values: np.ndarray) -> bool:
 def _explained(cause: Cause, difference: np.ndarray, made: np.ndarray, size: float) -> Explanation:
     if not np.isfinite(made).all():
         return Explanation(cause, float("inf"), float("inf"))
-    return Explanation(cause, _norm(difference - made) / size, _norm(made) / size)
-
-
-def _norm(values: np.ndarray) -> float:
-    return float(np.sqrt((np.asarray(values, np.float64) ** 2).sum()))
+    return Explanation(cause, float(np.linalg.norm(difference - made)) / size, float(np.linalg.norm(made)) / size)
