@@ -14,11 +14,11 @@ from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
     environment_facts,
     error_text,
-    explain_kept,
     finding_lines,
     format_error,
     format_ms,
     format_value,
+    kept_lines,
     latency_text,
     neighbour_lines,
     noise_ms,
@@ -37,7 +37,7 @@ _LONGEST = 700
 _EMULATION = """
 check.onnx   the same plan in FP32 with roundings to {reduced}, which that error is of, and the weights of model.onnx"""
 
-MOST_KEPT = 12
+_MOST_KEPT = 12
 """So many FP32 groups are named in README.txt."""
 
 
@@ -178,14 +178,9 @@ def _engine_line(engine: Path | None) -> str:
 
 
 def _kept(front: Front, evaluation: Evaluation) -> str:
-    """The first of the FP32 groups, each with its reason."""
-    kept = front.explanation.of(evaluation.plan.fingerprint)
-    lines = [f"  - {explain_kept(group)}" for group in kept[:MOST_KEPT]]
-    if len(kept) > MOST_KEPT:
-        lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")
-    if not lines:
-        lines.append("  none" if not evaluation.plan.fp32_groups else "  not known")
-    return _block(lines)
+    lines = kept_lines(front, evaluation, _MOST_KEPT, "RUN")
+    without = "not known" if evaluation.plan.fp32_groups else "none"
+    return _block(f"  - {line}" for line in lines) or f"  {without}"
 
 
 def _block(lines: Iterable[str]) -> str:

@@ -117,6 +117,18 @@ def explain_kept(kept: Kept) -> str:
     return f"{kept.group} {kept.name}: {kept.because}"
 
 
+def more_in_explain(count: int, run: str) -> str:
+    """Where the rest of a list is that is cut here; ``run`` is the run's directory."""
+    return f"and {count} more: mptune report {run} --explain"
+
+
+def kept_lines(front: Front, evaluation: Evaluation, most: int, run: str) -> list[str]:
+    """The first FP32 groups of a plan, each with its reason, and how many more there are."""
+    kept = front.explanation.of(evaluation.plan.fingerprint)
+    more = [more_in_explain(len(kept) - most, run)] if len(kept) > most else []
+    return [*map(explain_kept, kept[:most]), *more]
+
+
 def neighbour_lines(front: Front) -> list[tuple[str, str]]:
     """The plans beside the chosen one: what each is better in, and its id with what it gives instead."""
     return [

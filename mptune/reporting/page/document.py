@@ -20,7 +20,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.printable import counts_text, printable
 from mptune.reporting.breaks import heading
-from mptune.reporting.confirmation_text import place_of, searched_baseline, verdicts
+from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
@@ -69,12 +69,13 @@ class PageContent:
 
 def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
     """Both figures of every plan and what became of it; and whether the rankings held."""
-    searched, before = confirmation.searched, searched_baseline(confirmation)
+    before = searched_baseline(confirmation)
+    latency, error = (word.replace("earlier", "measured earlier") for word in sources_before(confirmation))
     return {
         "device": confirmation.front.device,
-        "searched_on": searched.device,
-        "latency_was": "predicted" if searched.latency_source == "predicted" else "measured earlier",
-        "error_was": "emulated" if searched.error_source == "emulated" else "measured earlier",
+        "searched_on": confirmation.searched.device,
+        "latency_was": latency,
+        "error_was": error,
         "verdicts": list(verdicts(confirmation)),
         "plans": [
             {

@@ -21,7 +21,7 @@ def test_both_figures_of_every_plan(confirmation: Confirmation, monkeypatch: pyt
         if plan.measured is not None:
             assert f"{plan.measured.latency.median_ms:.3f}" in line
             assert "+-0.5%" in line
-    assert "searched h200, latency predicted, error emulated" in text
+    assert "searched   h200, latency predicted, error emulated" in text
     assert "onnxruntime on NVIDIA H200" in text
     chosen = confirmation.front.chosen
     assert chosen is not None
