@@ -43,8 +43,9 @@ from mptune.tuning.front import Front, knee
 from mptune.tuning.fronts.table import Row, error_marks, has_parts, is_held_out, mark_notes, part_text, shown_rows
 
 _GAP = "  "
-_MOST_REASONS = 2
-"""Reasons for FP32 that are named in a row of the table; ``mptune report RUN --explain`` names all."""
+_BECAUSE = "FP32 because"
+_FEW_REASONS = 2
+"""Reasons that are named where there is no room for all of them."""
 
 _MOST_BREAKS = 4
 """Places that are named; ``mptune report RUN --explain`` names all."""
@@ -79,7 +80,10 @@ def print_table(console: Console, front: Front, *, every: bool = False) -> None:
         middle = knee(front.points)
         shown, left = shown_rows(rows, () if middle is None else (middle.plan,))
         rows = tuple(shown)
-    columns = _fitting(_columns(front, rows), console.width)
+    for most in (None, _FEW_REASONS):
+        columns = _fitting(_columns(front, rows, most), console.width)
+        if any(column.head == _BECAUSE for column in columns):
+            break
     header = _GAP.join(column.line(column.head) for column in columns).rstrip()
     console.print(Text(header, style="bold"), soft_wrap=True)
     for place, row in enumerate(rows):
@@ -91,7 +95,7 @@ def print_table(console: Console, front: Front, *, every: bool = False) -> None:
         console.print(Text(notes, style="dim"))
 
 
-def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
+def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> list[_Column]:
     plans = [row.evaluation for row in rows]
     predicted = any(plan.latency.source == "predicted" for plan in plans)
     has_bf16 = any(plan.plan.bf16_groups for plan in plans)
@@ -109,7 +113,7 @@ def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
         _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
         _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
         _Column("memory", tuple(map(memory_text, plans)), rank=4),
-        _Column("FP32 because", tuple(because(front, plan, _MOST_REASONS) for plan in plans), is_number=False, rank=2),
+        _Column(_BECAUSE, tuple(because(front, plan, most_reasons) for plan in plans), is_number=False, rank=2),
         _Column("origin", tuple(row.name for row in rows), is_number=False),
     ]
     unknown = {"worst part": not has_parts(rows), "memory": all(plan.memory is None for plan in plans)}

@@ -12,8 +12,6 @@ from mptune.cli import main
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.reporting.chosen import write_chosen
-from mptune.reporting.page.document import PageContent
-from mptune.reporting.page.html import render
 from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.text import explain_kept, id_ranges, reasons_of
@@ -22,7 +20,6 @@ from mptune.tuning.front import Front
 from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, Law
 from tests.reporting.conftest import Bench, MakeFront, printed
-from tests.reporting.page.reading import data_of
 
 
 def explained(front: Front, bench: Bench) -> Explanation:
@@ -93,19 +90,6 @@ def test_the_groups_fit_and_are_complete(
 
 def test_nothing_to_explain(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "holds nothing to explain" in printed(print_explanation, make_front()[0], monkeypatch)
-
-
-def test_the_page_says_why_and_escapes(front: Front, bench: Bench) -> None:
-    page = render(PageContent(front, (), bench.groups))
-    assert "why <" not in page
-    assert front.chosen is not None
-    document = data_of(page)
-    reasons = document["reasons"]
-    shown = reasons["plans"][str(document["chosen"])]
-    kept = front.explanation.of(front.chosen.plan.fingerprint)
-    assert [(reasons["words"][word], reasons["texts"][text]) for _, word, text, *_ in shown] == [
-        (group.word, group.because) for group in kept
-    ]
 
 
 def test_readme_says_why(front: Front, bench: Bench, run_dir: Path, make_front: MakeFront) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from dataclasses import replace
@@ -13,7 +12,6 @@ import pytest
 from rich.cells import cell_len
 
 from mptune.choice import Choice
-from mptune.commands.common import print_csv
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
 from mptune.printable import printable
@@ -22,7 +20,7 @@ from mptune.reporting.terminal.front import print_front
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth
 from mptune.tuning.front import Front, knee
-from mptune.tuning.fronts.table import compared, front_records
+from mptune.tuning.fronts.table import compared
 from tests.reporting.conftest import Bench, MakeFront, Terminal, predicted
 from tests.reporting.conftest import front_text as printed
 
@@ -136,13 +134,6 @@ def test_says_what_was_written_and_what_comes_next(
     assert "try it     python model.mptune/chosen/infer.py" in text
     assert "page       model.mptune/report.html" in text
     assert "mptune pick model.mptune with --max-error X" in text
-
-
-def test_names_are_never_markup(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
-    front, _ = make_front(warnings=("[red]odd[/red] name",), target="[bold]", model_path=Path("[i]m.onnx"))
-    text = printed(front, monkeypatch)
-    for needed in ("[red]odd[/red] name", "target     [bold]", "[i]m.onnx"):
-        assert needed in text
 
 
 def overflow(group: str, node: str, value: float = 1e6, code: str = "overflow", **changes: object) -> Finding:
@@ -317,15 +308,6 @@ def test_a_warning_that_was_read_already_is_not_repeated(
     stream = io.StringIO()
     print_front(front, stream, warned=front.warnings)
     assert "warning: " not in stream.getvalue()
-
-
-def test_csv_has_a_line_for_each_plan(make_front: MakeFront, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    front = long_front(make_front, bench, 20)
-    print_csv(front_records(front))
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [row["plan"] for row in rows] == [point.plan.fingerprint for point in front.points]
-    assert float(rows[3]["latency_ms"]) == front.points[3].latency.median_ms
-    assert [row["plan"] for row in rows if row["chosen"] == "True"] == [front.chosen.plan.fingerprint]
 
 
 @pytest.mark.parametrize(
