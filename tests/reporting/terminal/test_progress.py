@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
-from mptune.reporting.terminal.progress import RemainingTime, TerminalListener, describe_failure
+from mptune.reporting.terminal.progress import RemainingTime, TerminalListener
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.listener import Listener, count_down, passed_on
 from tests.reporting.conftest import Bench
@@ -102,16 +102,6 @@ def test_live_lines_in_a_terminal(bench: Bench, terminal: tuple[io.TextIOWrapper
     assert "\x1b[?25h" in read(), "the cursor comes back"
 
 
-def test_says_which_plan_is_in_work(bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
-    stream, read = terminal
-    with TerminalListener(stream) as listener:
-        listener.stage("observing ranges")
-        listener.evaluated(bench.evaluation(0, 2.0, 0.0), 1, 5)
-        assert listener._live is not None
-        listener._live.refresh()
-        assert "evaluating plan 2" in read()
-
-
 def test_says_how_far_a_build_is(bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
     stream, read = terminal
     with TerminalListener(stream) as listener:
@@ -161,11 +151,6 @@ def test_the_best_so_far_follows_the_limit(bench: Bench, limits: dict[str, float
     feed(listener, bench)
     assert listener._best is not None
     assert listener._best.latency.median_ms == best_ms
-
-
-def test_failures_in_words() -> None:
-    assert describe_failure(TIMEOUT) == "build: timeout: no answer after 1800 s; log: logs/3.log"
-    assert describe_failure("not finite") == "not finite"
 
 
 def test_a_log_says_now_and_then_how_long_the_rest_takes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
