@@ -22,12 +22,13 @@ from mptune.reporting.text import (
     latency_text,
     neighbour_lines,
     noise_ms,
+    origin_name,
     read_template,
     reduced_names,
     speedup_text,
     unique,
 )
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 
@@ -79,7 +80,7 @@ def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
         "model": _line(front.model_path),
         "sha256": _line(front.model_sha256),
         "plan": _line(plan.fingerprint),
-        "origin": _line(_origin(front, evaluation)),
+        "origin": _line(origin_name(evaluation)),
         "reason": _line(front.chosen_reason),
         "counts": _counts(plan),
         "reduced": reduced_names([plan]),
@@ -158,13 +159,6 @@ def _trtexec_facts(evaluation: Evaluation, recipe: BuildRecipe) -> dict[str, str
             "                 groups in FP32 round to 10 bits: the error above would not apply."
         ),
     }
-
-
-def _origin(front: Front, evaluation: Evaluation) -> str:
-    """Who proposed the plan, by the names that the tables use."""
-    if evaluation.origin == ORIGIN_FP16:
-        return front.fp16_name
-    return "all-FP32" if evaluation.origin == ORIGIN_FP32 else str(evaluation.origin)
 
 
 def _engine_line(engine: Path | None) -> str:

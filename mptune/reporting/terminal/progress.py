@@ -21,9 +21,8 @@ from rich.text import Text
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
-from mptune.reporting.text import format_duration, format_error, group_counts, latency_text, speedup_of
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin
-from mptune.tuning.fronts.content import fp16_name
+from mptune.reporting.text import format_duration, format_error, group_counts, latency_text, origin_name, speedup_of
+from mptune.tuning.evaluation import Evaluation, Origin
 
 _LAST = 20
 """Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
@@ -238,12 +237,5 @@ def _parts(evaluation: Evaluation) -> list[str]:
         speedup_of(evaluation),
         f"error {format_error(evaluation.error_value)}{emulated}",
         f"{group_counts(evaluation.plan)} {'FP16+BF16/FP32' if evaluation.plan.bf16_groups else 'FP16/FP32'}",
-        _name(evaluation),
+        origin_name(evaluation),
     ]
-
-
-def _name(evaluation: Evaluation) -> str:
-    """Who proposed a plan; the baselines by their names."""
-    if evaluation.origin == ORIGIN_FP32:
-        return "all-FP32"
-    return fp16_name(evaluation.plan) if evaluation.origin == ORIGIN_FP16 else evaluation.origin.label
