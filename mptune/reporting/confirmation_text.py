@@ -1,47 +1,22 @@
-"""A confirmation as rows of text, for the terminal and the page: both figures of every plan, verdicts, failures."""
+"""A confirmation in words, for the terminal and the page: what became of every plan, and the verdicts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mptune.reporting.text import error_cell, format_interval, latency_text, metric_cell, speedup_of
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Agreement, Confirmation, ConfirmedPlan
 
-INTERVAL = "95 %"
-"""Heading of the confidence interval of the measured latency."""
 
-
-def headings(confirmation: Confirmation) -> tuple[str, ...]:
-    """Of the figures in ``_cells``."""
+def sources_before(confirmation: Confirmation) -> tuple[str, str]:
+    """What the search's latencies and errors were: predicted and emulated, or measured earlier."""
     searched = confirmation.searched
-    latency = "pred." if searched.latency_source == "predicted" else "earlier"
-    error = "emul." if searched.error_source == "emulated" else "earlier"
-    figures = f"{latency} ms", "meas. ms", INTERVAL, f"{latency} x", "meas. x", f"{error} err", "meas. err"
-    return (*figures, *confirmation.front.metrics)
-
-
-def cells_of(confirmation: Confirmation, plan: ConfirmedPlan) -> tuple[str, list[str], str]:
-    """Id of the plan; its figures, as in ``headings``; and its origin."""
-    seen, now, baseline = plan.searched, plan.measured, searched_baseline(confirmation)
-    figures = [
-        latency_text(seen),
-        "-" if now is None else latency_text(now),
-        "" if now is None else format_interval(now),
-        speedup_of(seen, baseline).removesuffix("x"),
-        "-" if now is None else speedup_of(now, confirmation.front.fp32).removesuffix("x"),
-        error_cell(seen),
-        "-" if now is None or now.held_out is None else error_cell(now),
-        *("-" if now is None else metric_cell(now, metric) for metric in confirmation.front.metrics.values()),
-    ]
-    return seen.plan.fingerprint, figures, seen.origin.label
-
-
-def has_two_errors(confirmation: Confirmation, plan: ConfirmedPlan) -> bool:
-    """Whether figures of a plan stand beside those of the search samples, in brackets."""
-    return any("(" in figure for figure in cells_of(confirmation, plan)[1])
+    return (
+        "predicted" if searched.latency_source == "predicted" else "earlier",
+        "emulated" if searched.error_source == "emulated" else "earlier",
+    )
 
 
 def searched_baseline(confirmation: Confirmation) -> Evaluation | None:
@@ -59,20 +34,9 @@ def place_of(confirmation: Confirmation, plan: ConfirmedPlan) -> str:
     return "front" if any(point.plan == plan.searched.plan for point in front.points) else ""
 
 
-def failures(confirmation: Confirmation) -> list[str]:
-    """A line for every plan that failed on the device."""
-    return [
-        f"failed: {plan.searched.plan.fingerprint} ({plan.searched.origin.label}): {plan.failure}"
-        for plan in confirmation.plans
-        if plan.measured is None
-    ]
-
-
 def verdicts(confirmation: Confirmation) -> tuple[str, str]:
     """Whether the search's rankings held: a line for the latencies and one for the errors."""
-    searched = confirmation.searched
-    latency = "predicted" if searched.latency_source == "predicted" else "earlier"
-    error = "emulated" if searched.error_source == "emulated" else "earlier"
+    latency, error = sources_before(confirmation)
     return (
         _verdict("latency", confirmation.latency, f"the {latency} ranking"),
         _verdict("error", confirmation.error, f"the {error} ranking"),

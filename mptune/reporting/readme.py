@@ -14,20 +14,21 @@ from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
     environment_facts,
     error_text,
-    explain_kept,
     finding_lines,
     format_error,
     format_ms,
     format_value,
+    kept_lines,
     latency_text,
     neighbour_lines,
     noise_ms,
+    origin_name,
     read_template,
     reduced_names,
     speedup_text,
     unique,
 )
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 
@@ -37,7 +38,7 @@ _LONGEST = 700
 _EMULATION = """
 check.onnx   the same plan in FP32 with roundings to {reduced}, which that error is of, and the weights of model.onnx"""
 
-MOST_KEPT = 12
+_MOST_KEPT = 12
 """So many FP32 groups are named in README.txt."""
 
 
@@ -79,7 +80,7 @@ def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
         "model": _line(front.model_path),
         "sha256": _line(front.model_sha256),
         "plan": _line(plan.fingerprint),
-        "origin": _line(_origin(front, evaluation)),
+        "origin": _line(origin_name(evaluation)),
         "reason": _line(front.chosen_reason),
         "counts": _counts(plan),
         "reduced": reduced_names([plan]),
@@ -160,13 +161,6 @@ def _trtexec_facts(evaluation: Evaluation, recipe: BuildRecipe) -> dict[str, str
     }
 
 
-def _origin(front: Front, evaluation: Evaluation) -> str:
-    """Who proposed the plan, by the names that the tables use."""
-    if evaluation.origin == ORIGIN_FP16:
-        return front.fp16_name
-    return "all-FP32" if evaluation.origin == ORIGIN_FP32 else str(evaluation.origin)
-
-
 def _engine_line(engine: Path | None) -> str:
     if engine is None:
         return ""
@@ -178,14 +172,9 @@ def _engine_line(engine: Path | None) -> str:
 
 
 def _kept(front: Front, evaluation: Evaluation) -> str:
-    """The first of the FP32 groups, each with its reason."""
-    kept = front.explanation.of(evaluation.plan.fingerprint)
-    lines = [f"  - {explain_kept(group)}" for group in kept[:MOST_KEPT]]
-    if len(kept) > MOST_KEPT:
-        lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")
-    if not lines:
-        lines.append("  none" if not evaluation.plan.fp32_groups else "  not known")
-    return _block(lines)
+    lines = kept_lines(front, evaluation, _MOST_KEPT, "RUN")
+    without = "not known" if evaluation.plan.fp32_groups else "none"
+    return _block(f"  - {line}" for line in lines) or f"  {without}"
 
 
 def _block(lines: Iterable[str]) -> str:

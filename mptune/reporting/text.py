@@ -10,9 +10,10 @@ from pathlib import Path
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
 from mptune.graph.plan import REDUCED, PrecisionPlan
-from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.content import fp16_name
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.limits import error_cell as error_cell
 from mptune.tuning.fronts.limits import error_text as error_text
@@ -61,6 +62,13 @@ def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
     is_apart = faster_beyond_noise(evaluation, fp32) or faster_beyond_noise(fp32, evaluation)
     is_measured = evaluation.latency.source == "measured"
     return f"{text}, not significant" if is_measured and not is_apart and evaluation.plan != fp32.plan else text
+
+
+def origin_name(evaluation: Evaluation) -> str:
+    """Who proposed a plan; the baselines by their names."""
+    if evaluation.origin == ORIGIN_FP32:
+        return "all-FP32"
+    return fp16_name(evaluation.plan) if evaluation.origin == ORIGIN_FP16 else evaluation.origin.label
 
 
 def format_duration(seconds: float) -> str:
@@ -115,6 +123,18 @@ def reasons_of(kept: Iterable[Kept], every: Iterable[str]) -> list[tuple[str, st
 def explain_kept(kept: Kept) -> str:
     """One FP32 group with its name and why it is FP32."""
     return f"{kept.group} {kept.name}: {kept.because}"
+
+
+def more_in_explain(count: int, run: str) -> str:
+    """Where the rest of a list is that is cut here; ``run`` is the run's directory."""
+    return f"and {count} more: mptune report {run} --explain"
+
+
+def kept_lines(front: Front, evaluation: Evaluation, most: int, run: str) -> list[str]:
+    """The first FP32 groups of a plan, each with its reason, and how many more there are."""
+    kept = front.explanation.of(evaluation.plan.fingerprint)
+    more = [more_in_explain(len(kept) - most, run)] if len(kept) > most else []
+    return [*map(explain_kept, kept[:most]), *more]
 
 
 def neighbour_lines(front: Front) -> list[tuple[str, str]]:

@@ -18,6 +18,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.reporting.readme import readme_text
+from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
 from mptune.tuning.evaluation import Evaluation, Origin
@@ -49,6 +51,12 @@ def printed(show: Callable[..., None], content: object, monkeypatch: pytest.Monk
 def front_text(front: object, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
     """A front as it is printed where there is no terminal."""
     return printed(print_front, front, monkeypatch, columns)
+
+
+def readme(front: Front) -> str:
+    """README.txt of the chosen plan, without an engine and samples beside it."""
+    assert front.chosen is not None
+    return readme_text(front, front.chosen, None, None, BuildRecipe(), has_check=False)
 
 
 def make_error(value: float, output: str = "y", non_finite: float = 0.0) -> OutputError:

@@ -7,19 +7,17 @@ import io
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from mptune.commands.common import print_csv
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
-from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page.document import PageContent, page_document
 from mptune.tuning.front import Front, choose
 from mptune.tuning.fronts.limits import MetricLimit
 from mptune.tuning.fronts.table import compared, front_records
-from tests.reporting.conftest import Bench, MakeFront
+from tests.reporting.conftest import Bench, MakeFront, readme
 from tests.reporting.conftest import front_text as printed
 from tests.reporting.page.reading import plans_of
 
@@ -45,13 +43,11 @@ def lucky(make_front: MakeFront) -> Front:
 
 @pytest.mark.parametrize("columns", [80, 130])
 def test_no_view_gives_the_smaller_error_alone(
-    make_front: MakeFront, bench: Bench, run_dir: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+    make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     front = lucky(make_front)
-    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
-    readme = (run_dir / "chosen" / "README.txt").read_text()
     text = printed(front, monkeypatch, columns)
-    views = (text, readme, repr(front), re.sub("</tr>", "\n", front._repr_html_()), repr(front.chosen))
+    views = (text, readme(front), repr(front), re.sub("</tr>", "\n", front._repr_html_()), repr(front.chosen))
     for view in views:
         lines = [line for line in view.splitlines() if re.search(r"1\.1e-05", line)]
         assert lines, view
@@ -95,7 +91,6 @@ def test_an_error_is_larger_beyond_the_intervals(
 def test_every_view_has_a_column_for_each_metric(
     make_front: MakeFront,
     bench: Bench,
-    run_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     columns: int,
@@ -113,9 +108,7 @@ def test_every_view_has_a_column_for_each_metric(
     assert [float(chosen[k]) for k in ("psnr", "held_out_psnr", "text_differs", "held_out_text_differs")] == [
         31.25, 32.5, pytest.approx(0.0278), 0.0,
     ]  # fmt: skip
-    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
-    readme = (run_dir / "chosen" / "README.txt").read_text()
-    assert "psnr             32.5 on held-out samples, 31.25 on the search samples" in readme
+    assert "psnr             32.5 on held-out samples, 31.25 on the search samples" in readme(front)
     document = page_document(PageContent(front, front.points, bench.groups))
     assert document["metrics"] == ["psnr", "text_differs"]
     assert plans_of(document)[front.chosen.plan.fingerprint]["metrics"][0] == [31.25, 32.5, "32.5 (31.25)"]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 
 import pytest
 
 from mptune.reporting.page.document import PageContent, page_document
-from mptune.reporting.readme import readme_text
-from mptune.reporting.recipe import BuildRecipe
-from mptune.reporting.terminal.front import print_front
 from mptune.reporting.text import latency_text, speedup_of
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from tests.reporting.conftest import Bench, MakeFront, predicted
+from tests.reporting.conftest import Bench, MakeFront, front_text, predicted, readme
 from tests.reporting.page.reading import plans_of
 
 
@@ -57,10 +53,7 @@ def test_every_place_shows_the_same_digits(
     assert speedup_of(chosen, front.fp32) == speedup
     assert speedup_of(front.fp32, front.fp32) == "1.00x", "by definition"
 
-    monkeypatch.setenv("COLUMNS", "140")
-    stream = io.StringIO()
-    print_front(front, stream)
-    printed = stream.getvalue().splitlines()
+    printed = front_text(front, monkeypatch, 140).splitlines()
     (row,) = [line.split() for line in printed if line.startswith(f">  {chosen.plan.fingerprint}")]
     assert (row[2], row[4]) == (ms, speedup)
     assert any(f"{chosen.plan.fingerprint}: {ms} ms ({speedup}" in line for line in printed)
@@ -73,10 +66,10 @@ def test_every_place_shows_the_same_digits(
     assert (shown["ms_text"], shown["speedup_text"]) == (ms, speedup)
     assert shown["ms"] == pytest.approx(1.2), "it sorts by all digits"
 
-    readme = readme_text(front, chosen, None, None, BuildRecipe(), has_check=False)
-    assert f"{ms} ms (median)" in readme
-    assert re.search(rf"\b{re.escape(baseline)} ms", readme)
-    assert speedup in readme
+    text = readme(front)
+    assert f"{ms} ms (median)" in text
+    assert re.search(rf"\b{re.escape(baseline)} ms", text)
+    assert speedup in text
 
 
 def test_a_prediction_has_no_noise(make_front: MakeFront) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.printable import counts_text, printable
 from mptune.reporting.breaks import heading
-from mptune.reporting.confirmation_text import place_of, searched_baseline, verdicts
+from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
@@ -42,7 +41,6 @@ from mptune.reporting.text import (
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 from mptune.tuning.fronts.progress import Progress
 
@@ -69,12 +67,13 @@ class PageContent:
 
 def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
     """Both figures of every plan and what became of it; and whether the rankings held."""
-    searched, before = confirmation.searched, searched_baseline(confirmation)
+    before = searched_baseline(confirmation)
+    latency, error = (word.replace("earlier", "measured earlier") for word in sources_before(confirmation))
     return {
         "device": confirmation.front.device,
-        "searched_on": searched.device,
-        "latency_was": "predicted" if searched.latency_source == "predicted" else "measured earlier",
-        "error_was": "emulated" if searched.error_source == "emulated" else "measured earlier",
+        "searched_on": confirmation.searched.device,
+        "latency_was": latency,
+        "error_was": error,
         "verdicts": list(verdicts(confirmation)),
         "plans": [
             {
@@ -101,53 +100,19 @@ def _figures(evaluation: Evaluation, fp32: Evaluation | None) -> dict[str, Any]:
     }
 
 
-MOST = 6
-LEAST_APART = math.log(1.1)
-"""Points between others are worth a row where their errors differ by this much."""
-
-
 def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
-    """At most six plans with what each is, the fastest first: the chosen one, its neighbours, both baselines.
-
-    What room is left goes to the points whose errors lie farthest from those of the others.
-    """
+    """The chosen plan, its neighbours and both baselines with what each is, the fastest first."""
+    named = [
+        (front.chosen, "chosen"),
+        (front.fp32, "all-FP32"),
+        (front.fp16, front.fp16_name),
+        *((beside.evaluation, beside.role) for beside in front.neighbours),
+    ]
     rows: dict[str, tuple[Evaluation, list[str]]] = {}
-    for evaluation, role in _roles(front):
-        fingerprint = evaluation.plan.fingerprint
-        if fingerprint in rows:
-            rows[fingerprint][1].append(role)
-        elif len(rows) < MOST:
-            rows[fingerprint] = (evaluation, [role])
-    mixed = [point for point in front.points if point.plan.reduced_groups]
-    while len(rows) < MOST:
-        gap = _farthest(mixed, [evaluation for evaluation, _ in rows.values()])
-        if gap is None:
-            break
-        rows[gap.plan.fingerprint] = (gap, ["between"])
+    for evaluation, role in named:
+        if evaluation is not None:
+            rows.setdefault(evaluation.plan.fingerprint, (evaluation, []))[1].append(role)
     return sorted(rows.values(), key=lambda row: row[0].latency.median_ms)
-
-
-def _roles(front: Front) -> Iterator[tuple[Evaluation, str]]:
-    chosen = front.chosen
-    if chosen is not None:
-        yield chosen, "chosen"
-    yield front.fp32, "all-FP32"
-    if front.fp16 is not None:
-        yield front.fp16, front.fp16_name
-    for beside in front.neighbours:
-        yield beside.evaluation, beside.role
-
-
-def _farthest(points: Sequence[Evaluation], shown: Sequence[Evaluation]) -> Evaluation | None:
-    """The point whose error is farthest from those that are shown, as a ratio; None where none differs by a tenth."""
-
-    def distance(point: Evaluation) -> float:
-        errors = [max(evaluation.judged_error, ERROR_FLOOR) for evaluation in shown if evaluation.is_finite]
-        own = math.log(max(point.judged_error, ERROR_FLOOR))
-        return min((abs(own - math.log(error)) for error in errors), default=math.inf)
-
-    best = max(points, key=distance, default=None)
-    return best if best is not None and distance(best) > LEAST_APART else None
 
 
 _MOST_WHY = 1_500_000

@@ -6,28 +6,21 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, TextIO
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mptune.reporting.confirmation_text import (
-    INTERVAL,
-    cells_of,
-    failures,
-    has_two_errors,
-    headings,
-    place_of,
-    verdicts,
-)
-from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text
-from mptune.reporting.terminal.front import print_breaks, print_end, written_files
+from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
+from mptune.reporting.terminal.console import make_console, plain_table, print_text, room_beside
+from mptune.reporting.terminal.front import model_fact, print_breaks, print_end, print_facts
 from mptune.reporting.text import (
     describe_engine,
+    error_cell,
     error_source,
-    error_text,
+    format_interval,
     latency_source,
     latency_text,
-    short_path,
+    metric_cell,
+    speedup_of,
 )
 
 if TYPE_CHECKING:
@@ -51,55 +44,60 @@ def print_confirmation(
     console = make_console(sys.stdout if stream is None else stream)
     front, searched = confirmation.front, confirmation.searched
     print_breaks(console, front)
-    facts = [
-        ("model", f"{front.model_path} (sha256 {front.model_sha256[:12]})"),
-        ("searched", f"{searched.name}, latency {searched.latency_source}, error {searched.error_source}"),
-        ("device", describe_engine(front)),
-        ("latency", latency_source(front)),
-        ("error", error_source(front)),
-    ]
-    for name, value in facts:
-        print_fact(console, name, value)
+    print_facts(
+        console,
+        [
+            model_fact(front),
+            ("searched", f"{searched.name}, latency {searched.latency_source}, error {searched.error_source}"),
+            ("device", describe_engine(front)),
+            ("latency", latency_source(front)),
+            ("error", error_source(front)),
+        ],
+    )
     console.print()
-    console.print(_table(confirmation, console.width))
-    if any(has_two_errors(confirmation, plan) for plan in confirmation.plans):
+    table, has_two_errors = _table(confirmation, console.width)
+    console.print(table)
+    if has_two_errors:
         print_text(console, "in brackets: on the search samples", "dim")
     console.print()
-    for line in (*failures(confirmation), *verdicts(confirmation)):
+    for plan in confirmation.plans:
+        if plan.measured is None:
+            name, origin = plan.searched.plan.fingerprint, plan.searched.origin.label
+            print_text(console, f"failed: {name} ({origin}): {plan.failure}")
+    for line in verdicts(confirmation):
         print_text(console, line)
     console.print()
-    for name, value in _outcome(confirmation):
-        print_fact(console, name, value)
     print_end(console, front, warned)
 
 
-def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
-    front = confirmation.front
-    if front.chosen is None:
-        chosen = f"none: {front.chosen_reason}"
-    else:
-        point = front.chosen
-        chosen = f"{point.plan.fingerprint}: {latency_text(point)} ms, error {error_text(point)}; {front.chosen_reason}"
-    files = [(name, path) for name, path in written_files(front) if name != "try it"]
-    another = f"mptune pick {short_path(front.run_dir)} with a limit, --knee or --plan ID"
-    return [("chosen", chosen), *files, ("another", another)]
-
-
-def _table(confirmation: Confirmation, width: int) -> Table:
-    shown = [name for name in headings(confirmation) if name != INTERVAL or width >= WIDE]
-    lines = []
+def _table(confirmation: Confirmation, width: int) -> tuple[Table, bool]:
+    """Both figures of every plan; and whether a figure stands beside that of the search samples, in brackets."""
+    front, before = confirmation.front, searched_baseline(confirmation)
+    latency, error = ({"predicted": "pred.", "emulated": "emul."}.get(w, w) for w in sources_before(confirmation))
+    interval = ["95 %"] if width >= WIDE else []
+    figures = [f"{latency} ms", "meas. ms", *interval, f"{latency} x", "meas. x", f"{error} err", "meas. err"]
+    heads = ("plan", *figures, *front.metrics, "")
+    rows = []
     for plan in confirmation.plans:
-        name, figures, origin = cells_of(confirmation, plan)
-        numbers = dict(zip(headings(confirmation), figures, strict=True))
-        lines.append(([name, *(numbers[head] for head in shown), place_of(confirmation, plan)], origin))
-    heads = ["plan", *shown, ""]
-    widths = [max(len(head), *(len(cells[k]) for cells, _ in lines)) for k, head in enumerate(heads)]
-    left = max(_LEAST_ORIGIN, width - sum(widths) - 2 * len(widths) - 1)
-    table = plain_table((*heads, "origin"), shown)
-    for column, column_width in zip(table.columns, widths, strict=False):
-        column.min_width = column_width
-    for cells, origin in lines:
-        last = Text(origin)
-        last.truncate(left, overflow="ellipsis")
-        table.add_row(*map(escape, cells), last, style=_STYLES[cells[-1]])
-    return table
+        seen, now = plan.searched, plan.measured
+        rows.append(
+            (
+                seen.plan.fingerprint,
+                latency_text(seen),
+                "-" if now is None else latency_text(now),
+                *("" if now is None else format_interval(now) for _ in interval),
+                speedup_of(seen, before).removesuffix("x"),
+                "-" if now is None else speedup_of(now, front.fp32).removesuffix("x"),
+                error_cell(seen),
+                "-" if now is None or now.held_out is None else error_cell(now),
+                *("-" if now is None else metric_cell(now, metric) for metric in front.metrics.values()),
+                place_of(confirmation, plan),
+            )
+        )
+    table = plain_table((*heads, "origin"), heads[1:-1])
+    for column, cells in zip(table.columns, zip(heads, *rows, strict=True), strict=False):
+        column.min_width = max(map(len, cells))  # only the origin is cut
+    table.columns[-1].max_width = max(_LEAST_ORIGIN, room_beside(width, heads, rows))
+    for plan, row in zip(confirmation.plans, rows, strict=True):
+        table.add_row(*map(Text, (*row, plan.searched.origin.label)), style=_STYLES[row[-1]])
+    return table, any("(" in cell for row in rows for cell in row)

@@ -43,18 +43,16 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
         return
     print_breaks(console, front, every=True)
     console.print(Text("groups, by error per millisecond gained", style="bold"))
-    has_bf16 = any(point.plan.bf16_groups for point in front.points)
-    counted = "reduced in" if has_bf16 else "FP16 in"
     words = {} if front.chosen is None else {k.group: k.word for k in explanation.of(front.chosen.plan.fingerprint)}
-    console.print(_groups(explanation.groups, console.width, counted, words))
+    console.print(_groups(explanation.groups, console.width, words))
     console.print()
     gains = explanation.gains_from
     gains_text = "unknown: the search did not measure them" if gains is None else f"from {gains}, without Casts"
     reduced = reduced_names(point.plan for point in front.points)
     alone = "FP16, or in BF16 where FP16 cannot hold its values" if reduced == "FP16 and BF16" else reduced
     print_text(console, f"errors: {front.metric} with this group alone in {alone}; gains: {gains_text}")
-    where = f" where it is {reduced.replace(' and ', ' or ')}" if has_bf16 else ""
-    print_text(console, f"{counted}: points of the front{where}; plan: what the chosen plan does")
+    where = reduced.replace(" and ", " or ")
+    print_text(console, f"reduced in: points of the front where it is {where}; plan: what the chosen plan does")
     console.print()
     _why(console, front)
     console.print(Text("groups in FP32 of each plan, the fastest first", style="bold"))
@@ -82,9 +80,18 @@ def _why(console: Console, front: Front) -> None:
     console.print()
 
 
-def _groups(worths: tuple[GroupWorth, ...], width: int, counted: str, words: Mapping[str, str]) -> Table:
+def _groups(worths: tuple[GroupWorth, ...], width: int, words: Mapping[str, str]) -> Table:
     with_casts = width >= WIDE
-    heads = ("group", "kind", "error", "gain ms", *(["Casts ms"] if with_casts else []), "error/ms", counted, "plan")
+    heads = (
+        "group",
+        "kind",
+        "error",
+        "gain ms",
+        *(["Casts ms"] if with_casts else []),
+        "error/ms",
+        "reduced in",
+        "plan",
+    )
     rows = [
         (
             worth.group,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -22,16 +23,16 @@ from mptune.reporting.text import (
     error_cell,
     error_source,
     error_text,
-    explain_kept,
     format_interval,
-    format_ms,
     front_rows,
     front_warnings,
     group_counts,
+    kept_lines,
     latency_source,
     latency_text,
     memory_text,
     metric_cell,
+    more_in_explain,
     neighbour_lines,
     short_path,
     speedup_of,
@@ -42,7 +43,6 @@ from mptune.tuning.front import Front, knee
 from mptune.tuning.fronts.table import Row, error_marks, has_parts, is_held_out, mark_notes, part_text, shown_rows
 
 _GAP = "  "
-_MOST_DIGITS = 6
 _BECAUSE = "FP32 because"
 _FEW_REASONS = 2
 """Reasons that are named where there is no room for all of them."""
@@ -74,10 +74,7 @@ class _Column:
 
 
 def print_table(console: Console, front: Front, *, every: bool = False) -> None:
-    """Print the front: a dozen rows, or all of them, then what their marks mean.
-
-    In a terminal the header comes again on each screen.
-    """
+    """Print the front: a dozen rows, or all of them, then what their marks mean."""
     rows, left = front_rows(front), 0
     if not every:
         middle = knee(front.points)
@@ -87,11 +84,9 @@ def print_table(console: Console, front: Front, *, every: bool = False) -> None:
         columns = _fitting(_columns(front, rows, most), console.width)
         if any(column.head == _BECAUSE for column in columns):
             break
-    header = Text(_GAP.join(column.line(column.head) for column in columns).rstrip(), style="bold")
-    page = max(console.height - 4, 10) if console.is_terminal else len(rows) + 1
+    header = _GAP.join(column.line(column.head) for column in columns).rstrip()
+    console.print(Text(header, style="bold"), soft_wrap=True)
     for place, row in enumerate(rows):
-        if place % page == 0:
-            console.print(header, soft_wrap=True)
         line = _GAP.join(column.line(column.cells[place]) for column in columns).rstrip()
         style = "bold green" if row.is_chosen else "" if row.on_front else "dim"
         console.print(Text(line, style=style), soft_wrap=True)
@@ -110,7 +105,7 @@ def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> lis
     columns = [
         _Column("", tuple(marks), is_number=False),
         _Column("plan", tuple(plan.plan.fingerprint for plan in plans), is_number=False),
-        _Column("pred. ms" if predicted else "ms", _latencies(plans, predicted=predicted)),
+        _Column("pred. ms" if predicted else "ms", _latencies(plans)),
         _Column("95 %", tuple(map(format_interval, plans)), rank=3),
         _Column("speedup", tuple(speedup_of(plan, front.fp32) for plan in plans)),
         _Column("error", tuple(errors)),
@@ -118,7 +113,7 @@ def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> lis
         _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
         _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
         _Column("memory", tuple(map(memory_text, plans)), rank=4),
-        _Column(_BECAUSE, tuple(because(front, row.evaluation, most_reasons) for row in rows), is_number=False, rank=2),
+        _Column(_BECAUSE, tuple(because(front, plan, most_reasons) for plan in plans), is_number=False, rank=2),
         _Column("origin", tuple(row.name for row in rows), is_number=False),
     ]
     unknown = {"worst part": not has_parts(rows), "memory": all(plan.memory is None for plan in plans)}
@@ -130,7 +125,9 @@ def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
     fixed = [column for column in columns if not column.rank]
     last = fixed[-1]
     left = max(width - sum(column.width + len(_GAP) for column in fixed[:-1]), len(last.head))
-    last = _Column(last.head, tuple(_cut_words(cell, left) for cell in last.cells), is_number=False)
+    last = _Column(
+        last.head, tuple(textwrap.shorten(cell, left, placeholder="...") for cell in last.cells), is_number=False
+    )
     left -= last.width
     shown = {}
     for column in sorted((column for column in columns if column.rank), key=lambda column: column.rank):
@@ -140,37 +137,11 @@ def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
     return [*(column for column in columns[:-1] if not column.rank or column.head in shown), last]
 
 
-def _cut_words(text: str, width: int) -> str:
-    """The text, or as many whole words of it as fit, with dots after them."""
-    if len(text) <= width:
-        return text
-    words = text[: max(0, width - 2)].split(" ")
-    whole = " ".join(words[:-1] or [text[: max(0, width - 3)]])
-    return f"{whole}..."
-
-
-def _latencies(plans: Sequence[Evaluation], *, predicted: bool) -> tuple[str, ...]:
+def _latencies(plans: Sequence[Evaluation]) -> tuple[str, ...]:
     """Of each plan, the decimal points below each other."""
-    if predicted:
-        return distinct_ms([plan.latency.median_ms for plan in plans])
     texts = list(map(latency_text, plans))
-    most = max(len(text) - len(text.partition(".")[0]) for text in texts)
-    return tuple(text + " " * (most - len(text) + len(text.partition(".")[0])) for text in texts)
-
-
-def distinct_ms(values: Sequence[float]) -> tuple[str, ...]:
-    """Milliseconds, with as many digits as tell different ones apart, and never fewer than anywhere else."""
-    texts = list(map(format_ms, values))
-    least = min((len(text.partition(".")[2]) for text in texts), default=0)
-    for digits in range(least + 1, _MOST_DIGITS + 1):
-        alike: dict[str, set[float]] = {}
-        for value, text in zip(values, texts, strict=True):
-            alike.setdefault(text, set()).add(value)
-        texts = [
-            f"{value:.{digits}f}" if len(alike[text]) > 1 and digits > len(text.partition(".")[2]) else text
-            for value, text in zip(values, texts, strict=True)
-        ]
-    return tuple(texts)
+    decimals = [len(text) - len(text.partition(".")[0]) for text in texts]
+    return tuple(text + " " * (max(decimals) - count) for text, count in zip(texts, decimals, strict=True))
 
 
 def _notes(front: Front, rows: Sequence[Row], left: int) -> str:
@@ -193,12 +164,8 @@ def print_breaks(console: Console, front: Front, *, every: bool = False) -> None
     if not breaks:
         print_text(console, _nothing(front), indent=2)
     elif len(breaks) > _MOST_BREAKS and not every:
-        print_text(console, _all_in_explain(front, len(breaks) - _MOST_BREAKS), "dim", 2)
+        print_text(console, more_in_explain(len(breaks) - _MOST_BREAKS, short_path(front.run_dir)), "dim", 2)
     console.print()
-
-
-def _all_in_explain(front: Front, more: int) -> str:
-    return f"and {more} more: mptune report {short_path(front.run_dir)} --explain"
 
 
 def _print_break(console: Console, place: Break) -> None:
@@ -231,10 +198,10 @@ def print_front(
     searched = f"{front.evaluations} plan{'s' * (front.evaluations != 1)}"
     failed = f", {front.failures} of them failed" if front.failures else ""
     samples = "held-out samples" if is_held_out(front) else "the search samples"
-    _facts(
+    print_facts(
         console,
         [
-            ("model", f"{front.model_path} (sha256 {front.model_sha256[:12]})"),
+            model_fact(front),
             ("target", front.target),
             ("engine", describe_engine(front)),
             ("latency", latency_source(front)),
@@ -245,16 +212,16 @@ def print_front(
     console.print()
     print_table(console, front, every=every)
     console.print()
-    _facts(console, [("chosen", _chosen(front)), *neighbour_lines(front)])
-    _print_kept(console, front)
-    other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
-    another = f"mptune pick {short_path(front.run_dir)} with {other}"
-    _facts(console, [*written_files(front), ("another", another), *_other_devices(front)])
     print_end(console, front, (*warned, *nothing))
 
 
 def print_end(console: Console, front: Front, warned: Collection[str]) -> None:
-    """Print what a person must know of a front: warnings that were not printed before, and limits that are not met."""
+    """Print the choice, the files, and what a person must know: new warnings, and limits that are not met."""
+    print_facts(console, [("chosen", _chosen(front)), *neighbour_lines(front)])
+    _print_kept(console, front)
+    other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
+    another = f"mptune pick {short_path(front.run_dir)} with {other}"
+    print_facts(console, [*_written_files(front), ("another", another), *_other_devices(front)])
     for text in front_warnings(front, BREAKING_CODES):
         if text not in warned:
             print_text(console, f"warning: {text}", "yellow")
@@ -262,7 +229,13 @@ def print_end(console: Console, front: Front, warned: Collection[str]) -> None:
         print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
 
 
-def _facts(console: Console, facts: list[tuple[str, str]]) -> None:
+def model_fact(front: Front) -> tuple[str, str]:
+    """The model's path, and the beginning of its hash."""
+    return "model", f"{front.model_path} (sha256 {front.model_sha256[:12]})"
+
+
+def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
+    """Print names with a paragraph beside each."""
     for name, value in facts:
         print_fact(console, name, value, _WIDTH)
 
@@ -281,10 +254,7 @@ def _print_kept(console: Console, front: Front) -> None:
     """The first of the chosen plan's FP32 groups, each with its reason."""
     if front.chosen is None or front.chosen.plan == front.fp32.plan:
         return
-    kept = front.explanation.of(front.chosen.plan.fingerprint)
-    lines = [explain_kept(group) for group in kept[:_MOST_KEPT]]
-    if len(kept) > _MOST_KEPT:
-        lines.append(_all_in_explain(front, len(kept) - _MOST_KEPT))
+    lines = kept_lines(front, front.chosen, _MOST_KEPT, short_path(front.run_dir))
     if lines:
         print_text(console, KEPT_BECAUSE, "dim")
     for line in lines:
@@ -299,7 +269,7 @@ _FILES = {
 }
 
 
-def written_files(front: Front) -> list[tuple[str, str]]:
+def _written_files(front: Front) -> list[tuple[str, str]]:
     """The files of a run that a person looks at, by what each is for; those that are there."""
     paths = ((name, front.run_dir / path) for name, path in _FILES.items())
     return [(name, f"{'python ' * (name == 'try it')}{short_path(path)}") for name, path in paths if path.exists()]

@@ -124,26 +124,22 @@ def _bf16(inspection: Inspection) -> str:
     text = f"{sum(g.no_bf16 is None for g in groups)} of {len(groups)} groups could be BF16"
     if beyond:
         text += f", {beyond} of them pinned to FP32 because of FP16 (--precisions fp32,fp16,bf16)"
-    reasons = Counter(g.no_bf16 for g in groups if g.no_bf16 is not None)
-    shown = [f"{count} not: {reason}" for reason, count in reasons.most_common(_REASONS)]
-    if len(reasons) > _REASONS:
-        shown.append(
-            f"{sum(reasons.values()) - sum(c for _, c in reasons.most_common(_REASONS))} not for other reasons"
-        )
-    return "; ".join([text, *shown])
+    reasons = Counter(g.no_bf16 for g in groups if g.no_bf16 is not None).most_common()
+    shown = [f"{count} not: {reason}" for reason, count in reasons[:_REASONS]]
+    others = sum(count for _, count in reasons[_REASONS:])
+    return "; ".join([text, *shown, *([f"{others} not for other reasons"] if others else [])])
 
 
 def _memory(need: MemoryNeed) -> str:
     """Weights and the largest sum of live activations, in both precisions."""
-    parts = [
+    return "; ".join(
         f"{quantity(need.total(precision), 'B')} in {precision.upper()} ({quantity(weights, 'B')} of weights, "
         f"{quantity(activations, 'B')} of values at {peak or 'the inputs'})"
         for precision, weights, activations, peak in (
             (Precision.FP32, need.fp32_weights, need.fp32_activations, need.fp32_peak),
             (Precision.FP16, need.fp16_weights, need.fp16_activations, need.fp16_peak),
         )
-    ]
-    return "; ".join(parts)
+    )
 
 
 def _value(info: TensorInfo) -> str:

@@ -21,9 +21,8 @@ from rich.text import Text
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
-from mptune.reporting.text import format_duration, format_error, group_counts, latency_text, speedup_of
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin
-from mptune.tuning.fronts.content import fp16_name
+from mptune.reporting.text import format_duration, format_error, group_counts, latency_text, origin_name, speedup_of
+from mptune.tuning.evaluation import Evaluation, Origin
 
 _LAST = 20
 """Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
@@ -197,12 +196,9 @@ class TerminalListener:
         grid.add_column(style="dim", no_wrap=True, min_width=len(self._best_label()))
         grid.add_column(no_wrap=True, overflow="ellipsis")
         grid.add_row("now", Text(self._stage + self._detail))
-        if self._best is not None:
-            grid.add_row(self._best_label(), Text(self._fitting(self._best), style="green"))
-        elif self._done:
-            grid.add_row(self._best_label(), "none yet")
-        if self._last is not None:
-            grid.add_row("last", Text(self._fitting(self._last)))
+        for label, evaluation, style in ((self._best_label(), self._best, "green"), ("last", self._last, "")):
+            if evaluation is not None:
+                grid.add_row(label, Text("  ".join(_parts(evaluation)), style=style))
         if self._failures:
             count = len(self._failures)
             grid.add_row("failures", Text(f"{count}, latest:" if count > 1 else "1:"))
@@ -210,27 +206,11 @@ class TerminalListener:
                 grid.add_row("", Text(text, style="red"))
         return Group(self._progress(), grid)
 
-    def _fitting(self, evaluation: Evaluation) -> str:
-        """As many of a plan's figures as the line holds, each of them whole."""
-        parts = _parts(evaluation)
-        left = self._console.width - len(self._best_label()) - 4
-        while len(parts) > 1 and len("  ".join(parts)) > left:
-            parts.pop()
-        return "  ".join(parts)
-
     def _progress(self) -> RenderableType:
         bar = Table.grid(padding=(0, 2))
+        counts = (ProgressBar(total=self._budget, completed=self._done, width=30), f"{self._done}/{self._budget}")
         elapsed = format_duration(time.monotonic() - self._started_s)
-        if not self._budget:
-            bar.add_row("mptune", elapsed)
-            return bar
-        bar.add_row(
-            "mptune",
-            ProgressBar(total=self._budget, completed=self._done, width=30),
-            f"{self._done}/{self._budget}",
-            elapsed,
-            self._remaining(),
-        )
+        bar.add_row("mptune", *(counts if self._budget else ()), elapsed, self._remaining())
         return bar
 
     def _remaining(self) -> str:
@@ -257,12 +237,5 @@ def _parts(evaluation: Evaluation) -> list[str]:
         speedup_of(evaluation),
         f"error {format_error(evaluation.error_value)}{emulated}",
         f"{group_counts(evaluation.plan)} {'FP16+BF16/FP32' if evaluation.plan.bf16_groups else 'FP16/FP32'}",
-        _name(evaluation),
+        origin_name(evaluation),
     ]
-
-
-def _name(evaluation: Evaluation) -> str:
-    """Who proposed a plan; the baselines by their names."""
-    if evaluation.origin == ORIGIN_FP32:
-        return "all-FP32"
-    return fp16_name(evaluation.plan) if evaluation.origin == ORIGIN_FP16 else evaluation.origin.label

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from mptune.choice import Choice
 from mptune.reporting.confirmation_text import verdicts
 from mptune.reporting.terminal.confirmation import print_confirmation
 from mptune.tuning.runs.confirmation import Confirmation, latency_agreement
@@ -21,7 +20,9 @@ def test_both_figures_of_every_plan(confirmation: Confirmation, monkeypatch: pyt
         if plan.measured is not None:
             assert f"{plan.measured.latency.median_ms:.3f}" in line
             assert "+-0.5%" in line
-    assert "searched h200, latency predicted, error emulated" in text
+    (failed,) = (p for p in confirmation.plans if p.measured is None)
+    assert f"failed: {failed.searched.plan.fingerprint} (sampler): its outputs are <not> finite" in text
+    assert "searched   h200, latency predicted, error emulated" in text
     assert "onnxruntime on NVIDIA H200" in text
     chosen = confirmation.front.chosen
     assert chosen is not None
@@ -38,12 +39,6 @@ def test_no_line_of_the_table_is_cut(confirmation: Confirmation, monkeypatch: py
     assert all(len(line.rstrip()) <= columns for line in rows)
 
 
-def test_what_failed_and_why(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
-    (plan,) = (p for p in confirmation.plans if p.measured is None)
-    text = printed(print_confirmation, confirmation, monkeypatch, 130)
-    assert f"failed: {plan.searched.plan.fingerprint} (sampler): its outputs are <not> finite" in text
-
-
 def test_verdicts_in_plain_words(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
     latency, error = verdicts(confirmation)
     assert latency == (
@@ -56,11 +51,3 @@ def test_verdicts_in_plain_words(confirmation: Confirmation, monkeypatch: pytest
     assert all("the earlier ranking held" in line for line in verdicts(replace(confirmation, searched=measured)))
     nothing = replace(confirmation, latency=latency_agreement([]))
     assert "Kendall's tau not defined over 0 plans" in verdicts(nothing)[0]
-
-
-def test_limits_that_are_not_met(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
-    choice = Choice(reason="no plan is feasible", unmet="no plan has error <= 1e-9")
-    front = replace(confirmation.front, choice=choice, chosen=None)
-    text = printed(print_confirmation, replace(confirmation, front=front), monkeypatch, 130)
-    assert "none: no plan is feasible" in text
-    assert "limits not met: no plan has error <= 1e-9" in text

@@ -11,9 +11,6 @@ import pytest
 from mptune.cli import main
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.reporting.chosen import write_chosen
-from mptune.reporting.page.document import PageContent
-from mptune.reporting.page.html import render
 from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.text import explain_kept, id_ranges, reasons_of
@@ -21,8 +18,7 @@ from mptune.tuning.explanation import REASON_WORDS, Explanation, GroupWorth, Kep
 from mptune.tuning.front import Front
 from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, Law
-from tests.reporting.conftest import Bench, MakeFront, printed
-from tests.reporting.page.reading import data_of
+from tests.reporting.conftest import Bench, MakeFront, printed, readme
 
 
 def explained(front: Front, bench: Bench) -> Explanation:
@@ -95,29 +91,13 @@ def test_nothing_to_explain(make_front: MakeFront, monkeypatch: pytest.MonkeyPat
     assert "holds nothing to explain" in printed(print_explanation, make_front()[0], monkeypatch)
 
 
-def test_the_page_says_why_and_escapes(front: Front, bench: Bench) -> None:
-    page = render(PageContent(front, (), bench.groups))
-    assert "why <" not in page
+def test_readme_says_why(front: Front, make_front: MakeFront) -> None:
     assert front.chosen is not None
-    document = data_of(page)
-    reasons = document["reasons"]
-    shown = reasons["plans"][str(document["chosen"])]
-    kept = front.explanation.of(front.chosen.plan.fingerprint)
-    assert [(reasons["words"][word], reasons["texts"][text]) for _, word, text, *_ in shown] == [
-        (group.word, group.because) for group in kept
-    ]
-
-
-def test_readme_says_why(front: Front, bench: Bench, run_dir: Path, make_front: MakeFront) -> None:
-    assert front.chosen is not None
-    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
-    text = (run_dir / "chosen" / "README.txt").read_text()
+    text = readme(front)
     for group in front.explanation.of(front.chosen.plan.fingerprint):
         assert group.name in text
         assert group.why in text
-    plain, _ = make_front()
-    write_chosen(plain, plain.chosen, bench.grouped, run_dir / "chosen", None)
-    assert "not known" in (run_dir / "chosen" / "README.txt").read_text()
+    assert "not known" in readme(make_front()[0])
 
 
 def test_reasons_are_counted_in_the_order_of_the_groups() -> None:

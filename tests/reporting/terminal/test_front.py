@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from dataclasses import replace
@@ -13,16 +12,15 @@ import pytest
 from rich.cells import cell_len
 
 from mptune.choice import Choice
-from mptune.commands.common import print_csv
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
 from mptune.printable import printable
 from mptune.reporting.breaks import breaks_in_fp16
-from mptune.reporting.terminal.front import distinct_ms, print_front
+from mptune.reporting.terminal.front import print_front
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth
 from mptune.tuning.front import Front, knee
-from mptune.tuning.fronts.table import compared, front_records
+from mptune.tuning.fronts.table import compared
 from tests.reporting.conftest import Bench, MakeFront, Terminal, predicted
 from tests.reporting.conftest import front_text as printed
 
@@ -136,13 +134,6 @@ def test_says_what_was_written_and_what_comes_next(
     assert "try it     python model.mptune/chosen/infer.py" in text
     assert "page       model.mptune/report.html" in text
     assert "mptune pick model.mptune with --max-error X" in text
-
-
-def test_names_are_never_markup(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
-    front, _ = make_front(warnings=("[red]odd[/red] name",), target="[bold]", model_path=Path("[i]m.onnx"))
-    text = printed(front, monkeypatch)
-    for needed in ("[red]odd[/red] name", "target     [bold]", "[i]m.onnx"):
-        assert needed in text
 
 
 def overflow(group: str, node: str, value: float = 1e6, code: str = "overflow", **changes: object) -> Finding:
@@ -284,14 +275,6 @@ def test_a_dozen_rows_unless_all_are_asked_for(
     assert sum(point.plan.fingerprint in line for point in front.points for line in table_of(stream.getvalue())) == 41
 
 
-def test_the_header_stays_in_sight(make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = on_screen(long_front(make_front, bench, 60), monkeypatch, lines=24, every=True)
-    heads = [k for k, line in enumerate(lines) if line.split()[:1] == ["plan"]]
-    rows = [k for k, line in enumerate(lines) if re.match(r"[> ] {2}[0-9a-f]{12}  ", line)]
-    assert len(rows) == 61
-    assert all(any(0 < row - head < 24 for head in heads) for row in rows)
-
-
 def test_no_word_breaks_at_80_columns(make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     front = long_front(make_front, bench, 20)
     sentence = " ".join(f"word{k}" for k in range(60))
@@ -306,14 +289,6 @@ def test_no_word_breaks_at_80_columns(make_front: MakeFront, bench: Bench, monke
     assert sum(bool(re.match(r"[> ] {2}[0-9a-f]{12}  ", line)) for line in lines) == 12, "one line a plan"
     (row,) = [line for line in lines if line.startswith(f">  {named.plan.fingerprint}")]
     assert re.search(r"  activations over( 512( in( FP32( and( the)?)?)?)?)?\.\.\.$", row)
-
-
-def test_equal_speedups_are_told_apart_by_ms() -> None:
-    assert distinct_ms([1.23451, 1.23451, 1.23458, 2.0]) == ("1.2345", "1.2345", "1.2346", "2.000")
-    assert distinct_ms([100.01, 100.04]) == ("100.01", "100.04")
-    assert distinct_ms([0.5, 0.6]) == ("0.500", "0.600")
-    assert distinct_ms([0.13474, 0.13521, 0.2]) == ("0.1347", "0.1352", "0.200"), "no digit less than the choice has"
-    assert distinct_ms([0.012344, 0.012344, 0.5]) == ("0.01234", "0.01234", "0.500")
 
 
 def test_one_error_column_with_one_meaning(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,15 +308,6 @@ def test_a_warning_that_was_read_already_is_not_repeated(
     stream = io.StringIO()
     print_front(front, stream, warned=front.warnings)
     assert "warning: " not in stream.getvalue()
-
-
-def test_csv_has_a_line_for_each_plan(make_front: MakeFront, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    front = long_front(make_front, bench, 20)
-    print_csv(front_records(front))
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [row["plan"] for row in rows] == [point.plan.fingerprint for point in front.points]
-    assert float(rows[3]["latency_ms"]) == front.points[3].latency.median_ms
-    assert [row["plan"] for row in rows if row["chosen"] == "True"] == [front.chosen.plan.fingerprint]
 
 
 @pytest.mark.parametrize(

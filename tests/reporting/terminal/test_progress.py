@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pty
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
-from mptune.reporting.terminal.progress import RemainingTime, TerminalListener, describe_failure
+from mptune.reporting.terminal.progress import RemainingTime, TerminalListener
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.listener import Listener, count_down, passed_on
-from tests.reporting.conftest import Bench, Terminal
+from tests.reporting.conftest import Bench
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
@@ -103,16 +102,6 @@ def test_live_lines_in_a_terminal(bench: Bench, terminal: tuple[io.TextIOWrapper
     assert "\x1b[?25h" in read(), "the cursor comes back"
 
 
-def test_says_which_plan_is_in_work(bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
-    stream, read = terminal
-    with TerminalListener(stream) as listener:
-        listener.stage("observing ranges")
-        listener.evaluated(bench.evaluation(0, 2.0, 0.0), 1, 5)
-        assert listener._live is not None
-        listener._live.refresh()
-        assert "evaluating plan 2" in read()
-
-
 def test_says_how_far_a_build_is(bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
     stream, read = terminal
     with TerminalListener(stream) as listener:
@@ -164,11 +153,6 @@ def test_the_best_so_far_follows_the_limit(bench: Bench, limits: dict[str, float
     assert listener._best.latency.median_ms == best_ms
 
 
-def test_failures_in_words() -> None:
-    assert describe_failure(TIMEOUT) == "build: timeout: no answer after 1800 s; log: logs/3.log"
-    assert describe_failure("not finite") == "not finite"
-
-
 def test_a_log_says_now_and_then_how_long_the_rest_takes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -205,24 +189,6 @@ def test_a_listener_need_not_count_down() -> None:
     for done in range(1, 5):
         count_down(listeners, done, 10 - done)
     assert "left" in stream.getvalue()
-
-
-def test_live_lines_show_whole_figures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("LINES", "24")
-    plan = bench.evaluation(6, 0.9, 2.4e-2, origin=Origin("seed", "all-fp16"), source="predicted")
-    shown = {}
-    for columns in (66, 80, 120):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        stream = Terminal()
-        with TerminalListener(stream, max_error=0.1) as listener:
-            listener.evaluated(plan, 1, 5)
-            listener._live.refresh()  # type: ignore[union-attr]
-        (line, *_) = [shown_line for shown_line in stream.getvalue().splitlines() if "last" in shown_line]
-        shown[columns] = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).partition("last")[2].strip()
-    assert shown[66] == "0.900 ms predicted  2.22x"
-    assert shown[80] == "0.900 ms predicted  2.22x  error 2.4e-02"
-    assert shown[120] == "0.900 ms predicted  2.22x  error 2.4e-02  6/2 FP16/FP32  all-FP16 but 2 pinned"
 
 
 @pytest.mark.parametrize(
