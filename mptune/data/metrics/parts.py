@@ -16,11 +16,10 @@ do not have is measured by the samples that have it.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.files import write_json
-from mptune.json_form import decode_float, encode_float
+from mptune.files import parse_json, write_json
+from mptune.json_form import JsonForm, encode, encode_float
 
 Floats = NDArray[np.float64]
 
@@ -70,7 +69,7 @@ _KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
 
 
 @dataclass(frozen=True)
-class OutputParts:
+class OutputParts(JsonForm):
     """The parts of one output: the whole of it, or its columns."""
 
     axis: int | None
@@ -121,7 +120,7 @@ class OutputParts:
 
 
 @dataclass(frozen=True)
-class ColumnErrors:
+class ColumnErrors(JsonForm):
     """The error of each column of one output under one plan, over all samples: one value per column in each."""
 
     worst_part: tuple[float, ...]
@@ -131,14 +130,9 @@ class ColumnErrors:
     max_abs: tuple[float, ...]
     """The largest absolute difference on any sample."""
 
-    def to_json(self) -> dict[str, list[float | str]]:
+    def to_json(self) -> dict[str, Any]:
         """To four digits: non-finite numbers as strings."""
         return {name: [encode_float(float(f"{v:.4g}")) for v in values] for name, values in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Sequence[float | str]]) -> ColumnErrors:
-        """Inverse of ``to_json``."""
-        return cls(**{field.name: tuple(map(decode_float, document[field.name])) for field in fields(cls)})
 
 
 def part_statistic(columns: range) -> str:
@@ -365,32 +359,13 @@ def parts_path(reference: Path) -> Path:
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
     """Write the JSON file that ``load_parts`` reads."""
-    outputs = {
-        name: {
-            "axis": part.axis,
-            "scale": encode_float(part.whole),
-            "column_scales": [encode_float(scale) for scale in part.scales],
-            "is_split": part.is_split,
-            "units": list(part.units),
-        }
-        for name, part in parts.items()
-    }
-    write_json(path, {"format": 1, "outputs": outputs})
+    write_json(path, {"format": 2, "outputs": encode(parts)})
 
 
 def load_parts(path: Path) -> dict[str, OutputParts] | None:
     """What ``save_parts`` wrote; None where there is nothing that can be read."""
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: OutputParts(
-                part["axis"],
-                decode_float(part["scale"]),
-                tuple(map(decode_float, part["column_scales"])),
-                part["is_split"],
-                tuple(part["units"]),
-            )
-            for name, part in document["outputs"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        outputs = parse_json(path.read_text(encoding="utf-8"))["outputs"]
+        return {name: OutputParts.from_json(part) for name, part in outputs.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
