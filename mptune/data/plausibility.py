@@ -45,7 +45,7 @@ def _constant(inputs: Mapping[str, Sequence[np.ndarray]], states: Collection[str
         if not all((array == value).all() for array in arrays):
             return []
         if name not in states:
-            evidence = {"value": float(value[0]), "samples": len(arrays)}
+            evidence: dict[str, float | str] = {"value": float(value[0]), "samples": len(arrays)}
             findings.append(Finding.of("constant-data", "search", Where(inputs=(name,)), evidence))
     return findings
 
@@ -71,7 +71,7 @@ def _random(inputs: Mapping[str, Sequence[np.ndarray]]) -> list[Finding]:
         distribution, correlation = _looks_random(arrays)
         if not distribution:
             return []
-        evidence = {"distribution": distribution, "correlation": correlation}
+        evidence: dict[str, float | str] = {"distribution": distribution, "correlation": correlation}
         findings.append(Finding.of("random-data", "search", Where(inputs=(name,)), evidence))
     return findings
 
