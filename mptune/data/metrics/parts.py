@@ -106,8 +106,8 @@ class OutputParts(JsonForm):
         if not arrays:
             return self
         if not all(self.fits(array.shape) for array in arrays):
-            return replace(self, whole=max(self.whole, _Columns.along(arrays, None).parts.whole))
-        other = _Columns.along(arrays, self.axis, self.units).parts
+            return replace(self, whole=max(self.whole, _parts_along(arrays, None)[0].whole))
+        other = _parts_along(arrays, self.axis, self.units)[0]
         return replace(self, whole=max(self.whole, other.whole), scales=tuple(map(max, self.scales, other.scales)))
 
     def least_scale(self, columns: Sequence[int]) -> float:
@@ -194,79 +194,71 @@ def _parts_of(arrays: Sequence[np.ndarray], units: Mapping[int, tuple[int, ...]]
     """The parts of one output, along the axis that its columns lie on."""
     rank = arrays[0].ndim
     if any(array.ndim != rank for array in arrays):
-        return _Columns.along(arrays, None).parts
+        return _parts_along(arrays, None)[0]
     same = [axis for axis in range(rank) if len({array.shape[axis] for array in arrays}) == 1]
     axes = [axis for axis in range(int(has_batch), rank) if axis in same and arrays[0].shape[axis] > 0]
     usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
     axis = min(usual, key=lambda axis: (arrays[0].shape[axis], -axis)) if usual else None
-    parts = _Columns.along(arrays, axis, units.get(axis, ()) if axis is not None else ()).parts
+    parts = _parts_along(arrays, axis, units.get(axis, ()) if axis is not None else ())[0]
     last = rank - 1
     if parts.is_split or axis == last or last not in axes or arrays[0].shape[last] > MOST_COLUMNS:
         return parts
     # One sample says cheaply that an axis is height, width or time, as most are.
-    others = [other for other in axes if other != axis and _Columns.along(arrays[:1], other).has_step]
-    every = (_Columns.along(arrays, other, units.get(other, ())) for other in others)
-    stepped = [columns for columns in every if columns.has_step]
-    return stepped[0].parts if len(stepped) == 1 and stepped[0].parts.axis == last else parts
+    others = [other for other in axes if other != axis and _parts_along(arrays[:1], other)[1]]
+    along_others = (_parts_along(arrays, other, units.get(other, ())) for other in others)
+    stepped = [columns for columns, has_step in along_others if has_step]
+    return stepped[0] if len(stepped) == 1 and stepped[0].axis == last else parts
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The parts that the columns along one axis make.
+def _parts_along(
+    arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()
+) -> tuple[OutputParts, bool]:
+    """The parts of one axis, and whether neighbouring columns are of two kinds; constant ones are of none."""
+    columns = 1 if axis is None else arrays[0].shape[axis]
+    count, total, squares = (np.zeros(columns) for _ in range(3))
+    deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
+    for array in arrays:
+        for rows in _chunks(array, axis):
+            values = rows.astype(np.float64)
+            finite = np.isfinite(values)
+            values = np.where(finite, values, 0.0)
+            n = finite.sum(axis=1).astype(np.float64)
+            mean = values.sum(axis=1) / np.maximum(n, 1)
+            apart = np.where(finite, values - mean[:, None], 0.0)
+            before = total / np.maximum(count, 1)
+            deviations += (apart**2).sum(axis=1) + (mean - before) ** 2 * count * n / np.maximum(count + n, 1)
+            squares += (values**2).sum(axis=1)
+            total += mean * n
+            count += n
+    scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
+    least = min(_LEAST_SCALE, _CONSTANT * max(scales, default=0.0))
+    scales = [max(scale, least) if scale else 0.0 for scale in scales]
+    spread = np.sqrt(deviations / np.maximum(count, 1))
+    constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
+    spread = np.where(constant, 0.0, spread)
 
-    ``has_step``: neighbouring columns are of two kinds, by their scales; constant columns are of none.
-    """
+    def together(members: NDArray[np.bool_]) -> float:
+        n, own = count[members], total[members]
+        mean = own.sum() / max(n.sum(), 1)
+        within = deviations[members] + n * (own / np.maximum(n, 1) - mean) ** 2
+        return _scale(n.sum(), squares[members].sum(), within.sum())
 
-    parts: OutputParts
-    has_step: bool
-
-    @classmethod
-    def along(cls, arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()) -> _Columns:
-        columns = 1 if axis is None else arrays[0].shape[axis]
-        count, total, squares = (np.zeros(columns) for _ in range(3))
-        deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
-        for array in arrays:
-            for rows in _chunks(array, axis):
-                values = rows.astype(np.float64)
-                finite = np.isfinite(values)
-                values = np.where(finite, values, 0.0)
-                n = finite.sum(axis=1).astype(np.float64)
-                mean = values.sum(axis=1) / np.maximum(n, 1)
-                apart = np.where(finite, values - mean[:, None], 0.0)
-                before = total / np.maximum(count, 1)
-                deviations += (apart**2).sum(axis=1) + (mean - before) ** 2 * count * n / np.maximum(count + n, 1)
-                squares += (values**2).sum(axis=1)
-                total += mean * n
-                count += n
-        scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
-        least = min(_LEAST_SCALE, _CONSTANT * max(scales, default=0.0))
-        scales = [max(scale, least) if scale else 0.0 for scale in scales]
-        spread = np.sqrt(deviations / np.maximum(count, 1))
-        constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
-        spread = np.where(constant, 0.0, spread)
-
-        def together(members: NDArray[np.bool_]) -> float:
-            n, own = count[members], total[members]
-            mean = own.sum() / max(n.sum(), 1)
-            within = deviations[members] + n * (own / np.maximum(n, 1) - mean) ** 2
-            return _scale(n.sum(), squares[members].sum(), within.sum())
-
-        whole = together(np.ones(columns, bool))
-        units = units if len(units) == columns and any(units) else ()
-        for unit in set(units) - {0}:
-            members = np.array(units) == unit
-            least = LEAST_SHARE * together(members)
-            spread[members] = np.maximum(spread[members], least)
-            scales = [max(scale, least) if member else scale for scale, member in zip(scales, members, strict=True)]
-        if axis is None or columns < 2:
-            return cls(OutputParts(axis, whole, tuple(scales) if axis is not None else ()), has_step=False)
-        is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
-        if not is_split and columns > MOST_COLUMNS:
-            return cls(OutputParts(None, whole), has_step=False)
-        moving = spread[spread > 0]
-        steps = np.abs(np.diff(np.log(moving)))
-        has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
-        return cls(OutputParts(axis, whole, tuple(scales), is_split, units), bool(has_step))
+    whole = together(np.ones(columns, bool))
+    units = units if len(units) == columns and any(units) else ()
+    for unit in set(units) - {0}:
+        members = np.array(units) == unit
+        least = LEAST_SHARE * together(members)
+        spread[members] = np.maximum(spread[members], least)
+        scales = [max(scale, least) if member else scale for scale, member in zip(scales, members, strict=True)]
+    if axis is None or columns < 2:
+        return OutputParts(axis, whole, tuple(scales) if axis is not None else ()), False
+    is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
+    if not is_split and columns > MOST_COLUMNS:
+        return OutputParts(None, whole), False
+    moving = spread[spread > 0]
+    steps = np.abs(np.diff(np.log(moving)))
+    has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
+    return OutputParts(axis, whole, tuple(scales), is_split, units), bool(has_step)
 
 
 def _scale(count: float, squares: float, deviations: float) -> float:
