@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,10 +89,17 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Non
     members.insert(0, ("header", np.frombuffer(json.dumps(header).encode(), np.uint8)))
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in members:
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+        write_arrays(path, members, zipfile.ZIP_STORED)
+
+
+def write_arrays(path: Path, members: Iterable[tuple[str, np.ndarray]], compression: int) -> None:
+    """Write an ``.npz``, whole or not at all; the same arrays give the same bytes."""
+    with whole_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
+        for name, array in members:
+            entry = zipfile.ZipInfo(f"{name}.npy")  # without a time
+            entry.compress_type = compression
+            with archive.open(entry, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.ndarray], ...]:
@@ -117,20 +124,6 @@ def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.nda
     except (KeyError, ValueError, IndexError, TypeError):
         raise foreign from None
     return tuple(samples)
-
-
-def read_sample_bytes(path: Path) -> tuple[int, ...]:
-    """How many bytes each sample takes in a file that ``save_samples`` wrote; only the directory is read."""
-    sizes: dict[int, int] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                number, _, index = entry.filename.partition("_")
-                if index:
-                    sizes[int(number)] = sizes.get(int(number), 0) + entry.file_size
-    except Exception as error:  # as in ``_read``
-        raise _unreadable(path, error, "archive of arrays") from None
-    return tuple(sizes.get(number, 0) for number in range(max(sizes, default=-1) + 1))
 
 
 def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:

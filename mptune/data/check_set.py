@@ -23,12 +23,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mptune.data.archive import read_sample_bytes, read_samples
+from mptune.data.archive import read_samples, write_arrays
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, UNMATCHED, OutputError
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, load_parts, parts_path
 from mptune.data.rollout import Rollout
 from mptune.errors import DataError
-from mptune.files import whole_file, writing
+from mptune.files import writing
 from mptune.json_form import encode_float
 
 FORMAT = 1
@@ -61,12 +61,8 @@ class CheckSet:
         for number, outputs in enumerate(self.references):
             names = [output["name"] for output in self.header["outputs"]]
             members.update({f"reference_{number}_{k}": outputs[name] for k, name in enumerate(names)})
-        with writing(path), whole_file(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, array in members.items():
-                entry = zipfile.ZipInfo(f"{name}.npy")  # without a time
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                with archive.open(entry, "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+        with writing(path):
+            write_arrays(path, members.items(), zipfile.ZIP_DEFLATED)
 
 
 def collect_check(
@@ -89,12 +85,14 @@ def collect_check(
     samples, reference = data / f"{which}.npz", data / f"{which}_reference.npz"
     steps = 1 if rollout is None else rollout.steps
     try:
-        count = min(_count(read_sample_bytes(samples), read_sample_bytes(reference), steps), error.sample_count)
-        inputs, references = read_samples(samples, count * steps), read_samples(reference, count)
-    except (DataError, ValueError):
+        most = min(MOST_SAMPLES, error.sample_count)
+        inputs, references = read_samples(samples, most * steps), read_samples(reference, most)
+    except DataError:
         return None
-    if not count or len(references) < count or not inputs:
+    count = _count(inputs, references, steps)
+    if not count or not inputs:
         return None
+    inputs, references = inputs[: count * steps], references[:count]
     every = [name for name in references[0] if name not in ignored]
     names = [name for name in every if _is_plain(name, error, references)]
     if not names:
@@ -126,11 +124,12 @@ def collect_check(
     return CheckSet(header, inputs, references)
 
 
-def _count(inputs: Sequence[int], references: Sequence[int], steps: int) -> int:
+def _count(inputs: Sequence[Arrays], references: Sequence[Arrays], steps: int) -> int:
     """How many samples are kept."""
     total = count = 0
-    for number, nbytes in enumerate(references[:MOST_SAMPLES]):
-        total += nbytes + sum(inputs[number * steps : (number + 1) * steps])
+    for number, outputs in enumerate(references):
+        feeds = (outputs, *inputs[number * steps : (number + 1) * steps])
+        total += sum(array.nbytes for feed in feeds for array in feed.values())
         if total > (MOST_BYTES if count else LARGEST_SAMPLE):
             break
         count += 1

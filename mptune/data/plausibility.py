@@ -27,30 +27,27 @@ def data_findings(samples: Sequence[Mapping[str, np.ndarray]], states: Collectio
     ``states`` are inputs that hold a recurrent state, which may well start as one number in every sample.
     """
     few = samples.spread(_MOST_READ) if isinstance(samples, LazySamples) else samples
-    return (*_random(few), *_constant(few, states), *_duplicates(samples))
+    feature_maps = {
+        name: [sample[name] for sample in few]
+        for name, first in (few[0].items() if few else ())
+        if first.dtype.kind == "f" and first.ndim >= _MIN_RANK
+    }
+    return (*_random(feature_maps), *_constant(feature_maps, states), *_duplicates(samples))
 
 
-def _constant(samples: Sequence[Mapping[str, np.ndarray]], states: Collection[str]) -> list[Finding]:
-    """Inputs but states with one value everywhere, unless another floating-point input of rank 3 or more varies."""
-    found = []
-    for name in samples[0] if samples else ():
-        arrays = [sample[name] for sample in samples]
-        if arrays[0].dtype.kind != "f" or arrays[0].ndim < _MIN_RANK or sum(a.size for a in arrays) < _MIN_VALUES:
+def _constant(inputs: Mapping[str, Sequence[np.ndarray]], states: Collection[str]) -> list[Finding]:
+    """Inputs but states with one value everywhere, unless another one varies."""
+    findings = []
+    for name, arrays in inputs.items():
+        if sum(array.size for array in arrays) < _MIN_VALUES:
             continue
         value = next(array for array in arrays if array.size).reshape(-1)[:1]
         if not all((array == value).all() for array in arrays):
             return []
-        if name in states:
-            continue
-        found.append(
-            Finding.of(
-                "constant-data",
-                "search",
-                Where(inputs=(name,)),
-                {"value": float(value[0]), "samples": len(samples)},
-            )
-        )
-    return found
+        if name not in states:
+            evidence: dict[str, float | str] = {"value": float(value[0]), "samples": len(arrays)}
+            findings.append(Finding.of("constant-data", "search", Where(inputs=(name,)), evidence))
+    return findings
 
 
 def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
@@ -67,28 +64,16 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
     return [Finding.of("duplicate-samples", "search", Where(samples=tuple(repeated)), evidence)]
 
 
-def _random(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
-    """The inputs that look like random numbers, unless another floating-point input of rank 3 or more looks real.
-
-    A model that takes noise beside an image (diffusion, flow matching) is fed as it should be.
-    """
-    found = []
-    for name in samples[0] if samples else ():
-        arrays = [sample[name] for sample in samples]
-        if arrays[0].dtype.kind != "f" or arrays[0].ndim < _MIN_RANK:
-            continue
+def _random(inputs: Mapping[str, Sequence[np.ndarray]]) -> list[Finding]:
+    """The inputs that look like random numbers, unless another one looks real, as an image beside diffusion's noise."""
+    findings = []
+    for name, arrays in inputs.items():
         distribution, correlation = _looks_random(arrays)
         if not distribution:
             return []
-        found.append(
-            Finding.of(
-                "random-data",
-                "search",
-                Where(inputs=(name,)),
-                {"distribution": distribution, "correlation": correlation},
-            )
-        )
-    return found
+        evidence: dict[str, float | str] = {"distribution": distribution, "correlation": correlation}
+        findings.append(Finding.of("random-data", "search", Where(inputs=(name,)), evidence))
+    return findings
 
 
 def _looks_random(arrays: Sequence[np.ndarray]) -> tuple[str, float]:

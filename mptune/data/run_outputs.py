@@ -399,8 +399,8 @@ def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
 def read_names(path: Path) -> tuple[str, ...]:
     """The names in ``HELD_OUT_NAMES_JSON``; empty where there are none."""
     try:
-        names: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        names: Any = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return ()
     return tuple(map(str, names)) if isinstance(names, list) else ()
 

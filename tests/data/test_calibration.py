@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.data.archive import read_samples
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.errors import DataError
 from mptune.graph.loading.model import TensorInfo
@@ -368,11 +367,3 @@ class TestSplit:
         with pytest.raises(DataError, match="at most 0") as caught:
             self.numbered(3).split(0, 0.25, 0)
         assert caught.value.hint
-
-
-def test_saved_samples_read_back(tmp_path: Path, npz) -> None:
-    whole = load(npz(image=images(3), t=np.float32(1)), IMAGE, T)
-    whole.save(tmp_path / "run" / "search.npz")
-    back = read_samples(tmp_path / "run" / "search.npz")
-    assert [list(s) for s in back] == [["image", "t"]] * 3
-    np.testing.assert_array_equal(back[2]["image"], images(3)[2:])

@@ -60,16 +60,10 @@ def test_what_may_be_real_is_left_alone(sample: dict[str, np.ndarray]) -> None:
 
 def test_calibration_warns(tmp_path: Path) -> None:
     info = TensorInfo("image", "float", ("batch", 3, 32, 32))
-    for name, images, warned in (
-        ("drawn", RNG.standard_normal((4, 3, 32, 32)), 1),
-        ("real", np.concatenate([image(k) for k in range(4)]), 0),
-    ):
-        np.savez(tmp_path / f"{name}.npz", image=images.astype(np.float32))
-        found = load_calibration(tmp_path / f"{name}.npz", [info], DataSettings(), 0).findings
-        assert sum("look like random numbers" in finding.text for finding in found) == warned
-        assert [finding.code for finding in found] == ["random-data"] * warned
-    drawn = load_calibration(None, [info], DataSettings(), 0)
-    assert len(drawn.findings) == 1, "one finding for missing data"
+    np.savez(tmp_path / "drawn.npz", image=RNG.standard_normal((4, 3, 32, 32)).astype(np.float32))
+    (finding,) = load_calibration(tmp_path / "drawn.npz", [info], DataSettings(), 0).findings
+    assert finding.code == "random-data"
+    assert "look like random numbers" in finding.text
 
 
 def test_an_input_that_is_the_same_everywhere_is_constant() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from mptune.data.forms.samples import copied_samples
 from mptune.data.metrics.tasks import run_script
 from mptune.errors import DataError
+from mptune.files import parse_json
 
 LOADER = "load_data"
 """The function of a loader script where none is named."""
@@ -31,10 +31,10 @@ _CALLED = "it is called without arguments and gives one dictionary of arrays per
 def read_json_inputs(path: Path) -> tuple[dict[str, np.ndarray], ...]:
     """The feeds of a JSON file of Polygraphy."""
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}", "check the path given to --data") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is not JSON: {' '.join(str(error).split())}", _HINT) from None
     if isinstance(document, dict) and "lst" in document:  # RunResults, which hold outputs
         raise DataError(f"{path} holds the outputs of a run of Polygraphy, not inputs", _HINT)

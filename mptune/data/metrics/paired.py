@@ -25,8 +25,6 @@ Floats = NDArray[np.float64]
 LEAST_ERROR = 1e-12
 """Smaller errors count as this one, so that their logarithm exists."""
 
-_COVERAGE = 0.95
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -76,17 +74,12 @@ def t_quantile(level: float, degrees: float) -> float:
     return float(stdtrit(degrees, level))
 
 
-def quantile_of_mean(samples: int) -> float:
-    """The 97.5 % quantile of Student's t for a mean of so many values (at least 2)."""
-    return t_quantile(0.5 + _COVERAGE / 2.0, samples - 1)
-
-
 def error_interval(error: OutputError, metric: str) -> tuple[float, float] | None:
     """The 95 % interval of an error; None where it cannot be known."""
     pseudo = pseudo_values(error, metric)
     if pseudo is None:
         return None
-    value, half = error.value(metric), quantile_of_mean(len(pseudo)) * _standard_error(pseudo)
+    value, half = error.value(metric), _half_width(pseudo)
     if not is_compared_by_ratio(metric):
         return value - half, value + half
     return value * math.exp(-half), value * math.exp(half)
@@ -97,7 +90,7 @@ def compare_errors(error: OutputError, other: OutputError, metric: str) -> Diffe
     first, second = pseudo_values(error, metric), pseudo_values(other, metric)
     if first is None or second is None or len(first) != len(second):
         return None
-    half = quantile_of_mean(len(first)) * _standard_error(first - second)
+    half = _half_width(first - second)
     values = error.value(metric), other.value(metric)
     if not is_compared_by_ratio(metric):
         difference = values[0] - values[1]
@@ -139,10 +132,11 @@ def significantly_smaller(values: Floats, pseudo: Sequence[Floats | None]) -> ND
         # What rounding leaves of equal series is no doubt.
         variance[variance < 1e-24 * (squares[:, None] + squares[None, :] + 1.0)] = 0.0
         means = table.mean(axis=1)
-        apart = means[None, :] - means[:, None] > quantile_of_mean(samples) * np.sqrt(variance)
+        apart = means[None, :] - means[:, None] > t_quantile(0.975, samples - 1) * np.sqrt(variance)
         smaller[np.ix_(rows, rows)] &= apart
     return smaller
 
 
-def _standard_error(pseudo: Floats) -> float:
-    return float(np.std(pseudo, ddof=1)) / math.sqrt(len(pseudo))
+def _half_width(pseudo: Floats) -> float:
+    """Of the 95 % interval of the mean of at least 2 values."""
+    return t_quantile(0.975, len(pseudo) - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(len(pseudo))

@@ -16,11 +16,10 @@ do not have is measured by the samples that have it.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.files import write_json
-from mptune.json_form import decode_float, encode_float
+from mptune.files import parse_json, write_json
+from mptune.json_form import JsonForm, encode, encode_float
 
 Floats = NDArray[np.float64]
 
@@ -70,7 +69,7 @@ _KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
 
 
 @dataclass(frozen=True)
-class OutputParts:
+class OutputParts(JsonForm):
     """The parts of one output: the whole of it, or its columns."""
 
     axis: int | None
@@ -107,8 +106,8 @@ class OutputParts:
         if not arrays:
             return self
         if not all(self.fits(array.shape) for array in arrays):
-            return replace(self, whole=max(self.whole, _Columns.along(arrays, None).parts.whole))
-        other = _Columns.along(arrays, self.axis, self.units).parts
+            return replace(self, whole=max(self.whole, _parts_along(arrays, None)[0].whole))
+        other = _parts_along(arrays, self.axis, self.units)[0]
         return replace(self, whole=max(self.whole, other.whole), scales=tuple(map(max, self.scales, other.scales)))
 
     def least_scale(self, columns: Sequence[int]) -> float:
@@ -121,7 +120,7 @@ class OutputParts:
 
 
 @dataclass(frozen=True)
-class ColumnErrors:
+class ColumnErrors(JsonForm):
     """The error of each column of one output under one plan, over all samples: one value per column in each."""
 
     worst_part: tuple[float, ...]
@@ -131,14 +130,9 @@ class ColumnErrors:
     max_abs: tuple[float, ...]
     """The largest absolute difference on any sample."""
 
-    def to_json(self) -> dict[str, list[float | str]]:
+    def to_json(self) -> dict[str, Any]:
         """To four digits: non-finite numbers as strings."""
         return {name: [encode_float(float(f"{v:.4g}")) for v in values] for name, values in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Sequence[float | str]]) -> ColumnErrors:
-        """Inverse of ``to_json``."""
-        return cls(**{field.name: tuple(map(decode_float, document[field.name])) for field in fields(cls)})
 
 
 def part_statistic(columns: range) -> str:
@@ -200,79 +194,71 @@ def _parts_of(arrays: Sequence[np.ndarray], units: Mapping[int, tuple[int, ...]]
     """The parts of one output, along the axis that its columns lie on."""
     rank = arrays[0].ndim
     if any(array.ndim != rank for array in arrays):
-        return _Columns.along(arrays, None).parts
+        return _parts_along(arrays, None)[0]
     same = [axis for axis in range(rank) if len({array.shape[axis] for array in arrays}) == 1]
     axes = [axis for axis in range(int(has_batch), rank) if axis in same and arrays[0].shape[axis] > 0]
     usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
     axis = min(usual, key=lambda axis: (arrays[0].shape[axis], -axis)) if usual else None
-    parts = _Columns.along(arrays, axis, units.get(axis, ()) if axis is not None else ()).parts
+    parts = _parts_along(arrays, axis, units.get(axis, ()) if axis is not None else ())[0]
     last = rank - 1
     if parts.is_split or axis == last or last not in axes or arrays[0].shape[last] > MOST_COLUMNS:
         return parts
     # One sample says cheaply that an axis is height, width or time, as most are.
-    others = [other for other in axes if other != axis and _Columns.along(arrays[:1], other).has_step]
-    every = (_Columns.along(arrays, other, units.get(other, ())) for other in others)
-    stepped = [columns for columns in every if columns.has_step]
-    return stepped[0].parts if len(stepped) == 1 and stepped[0].parts.axis == last else parts
+    others = [other for other in axes if other != axis and _parts_along(arrays[:1], other)[1]]
+    along_others = (_parts_along(arrays, other, units.get(other, ())) for other in others)
+    stepped = [columns for columns, has_step in along_others if has_step]
+    return stepped[0] if len(stepped) == 1 and stepped[0].axis == last else parts
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The parts that the columns along one axis make.
+def _parts_along(
+    arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()
+) -> tuple[OutputParts, bool]:
+    """The parts of one axis, and whether neighbouring columns are of two kinds; constant ones are of none."""
+    columns = 1 if axis is None else arrays[0].shape[axis]
+    count, total, squares = (np.zeros(columns) for _ in range(3))
+    deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
+    for array in arrays:
+        for rows in _chunks(array, axis):
+            values = rows.astype(np.float64)
+            finite = np.isfinite(values)
+            values = np.where(finite, values, 0.0)
+            n = finite.sum(axis=1).astype(np.float64)
+            mean = values.sum(axis=1) / np.maximum(n, 1)
+            apart = np.where(finite, values - mean[:, None], 0.0)
+            before = total / np.maximum(count, 1)
+            deviations += (apart**2).sum(axis=1) + (mean - before) ** 2 * count * n / np.maximum(count + n, 1)
+            squares += (values**2).sum(axis=1)
+            total += mean * n
+            count += n
+    scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
+    least = min(_LEAST_SCALE, _CONSTANT * max(scales, default=0.0))
+    scales = [max(scale, least) if scale else 0.0 for scale in scales]
+    spread = np.sqrt(deviations / np.maximum(count, 1))
+    constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
+    spread = np.where(constant, 0.0, spread)
 
-    ``has_step``: neighbouring columns are of two kinds, by their scales; constant columns are of none.
-    """
+    def together(members: NDArray[np.bool_]) -> float:
+        n, own = count[members], total[members]
+        mean = own.sum() / max(n.sum(), 1)
+        within = deviations[members] + n * (own / np.maximum(n, 1) - mean) ** 2
+        return _scale(n.sum(), squares[members].sum(), within.sum())
 
-    parts: OutputParts
-    has_step: bool
-
-    @classmethod
-    def along(cls, arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()) -> _Columns:
-        columns = 1 if axis is None else arrays[0].shape[axis]
-        count, total, squares = (np.zeros(columns) for _ in range(3))
-        deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
-        for array in arrays:
-            for rows in _chunks(array, axis):
-                values = rows.astype(np.float64)
-                finite = np.isfinite(values)
-                values = np.where(finite, values, 0.0)
-                n = finite.sum(axis=1).astype(np.float64)
-                mean = values.sum(axis=1) / np.maximum(n, 1)
-                apart = np.where(finite, values - mean[:, None], 0.0)
-                before = total / np.maximum(count, 1)
-                deviations += (apart**2).sum(axis=1) + (mean - before) ** 2 * count * n / np.maximum(count + n, 1)
-                squares += (values**2).sum(axis=1)
-                total += mean * n
-                count += n
-        scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
-        least = min(_LEAST_SCALE, _CONSTANT * max(scales, default=0.0))
-        scales = [max(scale, least) if scale else 0.0 for scale in scales]
-        spread = np.sqrt(deviations / np.maximum(count, 1))
-        constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
-        spread = np.where(constant, 0.0, spread)
-
-        def together(members: NDArray[np.bool_]) -> float:
-            n, own = count[members], total[members]
-            mean = own.sum() / max(n.sum(), 1)
-            within = deviations[members] + n * (own / np.maximum(n, 1) - mean) ** 2
-            return _scale(n.sum(), squares[members].sum(), within.sum())
-
-        whole = together(np.ones(columns, bool))
-        units = units if len(units) == columns and any(units) else ()
-        for unit in set(units) - {0}:
-            members = np.array(units) == unit
-            least = LEAST_SHARE * together(members)
-            spread[members] = np.maximum(spread[members], least)
-            scales = [max(scale, least) if member else scale for scale, member in zip(scales, members, strict=True)]
-        if axis is None or columns < 2:
-            return cls(OutputParts(axis, whole, tuple(scales) if axis is not None else ()), has_step=False)
-        is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
-        if not is_split and columns > MOST_COLUMNS:
-            return cls(OutputParts(None, whole), has_step=False)
-        moving = spread[spread > 0]
-        steps = np.abs(np.diff(np.log(moving)))
-        has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
-        return cls(OutputParts(axis, whole, tuple(scales), is_split, units), bool(has_step))
+    whole = together(np.ones(columns, bool))
+    units = units if len(units) == columns and any(units) else ()
+    for unit in set(units) - {0}:
+        members = np.array(units) == unit
+        least = LEAST_SHARE * together(members)
+        spread[members] = np.maximum(spread[members], least)
+        scales = [max(scale, least) if member else scale for scale, member in zip(scales, members, strict=True)]
+    if axis is None or columns < 2:
+        return OutputParts(axis, whole, tuple(scales) if axis is not None else ()), False
+    is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
+    if not is_split and columns > MOST_COLUMNS:
+        return OutputParts(None, whole), False
+    moving = spread[spread > 0]
+    steps = np.abs(np.diff(np.log(moving)))
+    has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
+    return OutputParts(axis, whole, tuple(scales), is_split, units), bool(has_step)
 
 
 def _scale(count: float, squares: float, deviations: float) -> float:
@@ -365,32 +351,13 @@ def parts_path(reference: Path) -> Path:
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
     """Write the JSON file that ``load_parts`` reads."""
-    outputs = {
-        name: {
-            "axis": part.axis,
-            "scale": encode_float(part.whole),
-            "column_scales": [encode_float(scale) for scale in part.scales],
-            "is_split": part.is_split,
-            "units": list(part.units),
-        }
-        for name, part in parts.items()
-    }
-    write_json(path, {"format": 1, "outputs": outputs})
+    write_json(path, {"format": 2, "outputs": encode(parts)})
 
 
 def load_parts(path: Path) -> dict[str, OutputParts] | None:
     """What ``save_parts`` wrote; None where there is nothing that can be read."""
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: OutputParts(
-                part["axis"],
-                decode_float(part["scale"]),
-                tuple(map(decode_float, part["column_scales"])),
-                part["is_split"],
-                tuple(part["units"]),
-            )
-            for name, part in document["outputs"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        outputs = parse_json(path.read_text(encoding="utf-8"))["outputs"]
+        return {name: OutputParts.from_json(part) for name, part in outputs.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

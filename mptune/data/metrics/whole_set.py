@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,14 @@ class _Judged:
     def error(self, text: str, hint: str) -> DataError:
         return DataError(f"{self.metric}: {text}", hint)
 
+    def check_rows(self) -> None:
+        """Refuse shapes that vary between samples, and other numbers of rows."""
+        if not isinstance(self.output, np.ndarray) or not isinstance(self.target, np.ndarray):
+            raise self.error(f"the shapes of {self.name!r} vary between samples", "use your own script.py:function")
+        rows, wanted = len(self.output), len(self.target)
+        if rows != wanted:
+            raise self.error(f"{self.name!r} has {rows} rows, its target {wanted}", "give one per row")
+
     def check_shape(self, output: np.ndarray, target: np.ndarray) -> None:
         """Refuse what cannot be compared element by element."""
         if output.shape != target.shape:
@@ -53,13 +61,11 @@ def _worst_output(
     worst = np.max if is_largest else np.min  # not min and max, which may lose NaN
 
     def decorate(value: Callable[[_Judged], float]) -> SetFunction:
-        def function(
-            outputs: Mapping[str, Any],
-            references: Mapping[str, Any],
-            inputs: Mapping[str, Any],
-            labels: Mapping[str, Any],
-        ) -> float:
-            judged = _judged(metric, outputs, references, labels, fits, kind, is_dense)
+        def function(outputs: Any, references: Any, inputs: Any, labels: Any) -> float:
+            targets, is_label = _targets(metric, references, labels, fits, kind, is_dense)
+            judged = [_Judged(metric, name, outputs[name], target, is_label) for name, target in targets.items()]
+            for each in judged:
+                each.check_rows()
             return float(worst([value(each) for each in judged]))
 
         function.__doc__ = value.__doc__
@@ -68,19 +74,10 @@ def _worst_output(
     return decorate
 
 
-def _judged(
-    metric: str,
-    outputs: Mapping[str, Any],
-    references: Mapping[str, Any],
-    labels: Mapping[str, Any],
-    fits: Callable[[np.ndarray], bool],
-    kind: str,
-    is_dense: bool,
-) -> list[_Judged]:
-    """A label belongs to the output of its name; one label for one output that fits needs no name in common.
-
-    Without labels every output that fits is judged against the reference.
-    """
+def _targets(
+    metric: str, references: Arrays, labels: Arrays, fits: Callable[[np.ndarray], bool], kind: str, is_dense: bool
+) -> tuple[Arrays, bool]:
+    """Each output's target, and whether it is a label: that of its name, or the only one; else the reference."""
     fitting = [name for name, array in references.items() if isinstance(array, np.ndarray) and fits(array)]
     if not fitting:
         raise DataError(
@@ -90,24 +87,17 @@ def _judged(
     if is_dense and not any(name in labels for name in fitting):
         sizes = {np.size(references[name]) for name in fitting}
         labels = {name: label for name, label in labels.items() if np.size(label) in sizes}
+    if not labels:
+        return {name: references[name] for name in fitting}, False
+    if len(labels) == len(fitting) == 1:
+        return {fitting[0]: next(iter(labels.values()))}, True
     targets = {name: labels[name] for name in fitting if name in labels}
-    if labels and not targets and len(labels) == len(fitting) == 1:
-        targets = {fitting[0]: next(iter(labels.values()))}
-    if labels and not targets:
+    if not targets:
         raise DataError(
             f"{metric} cannot tell which output the labels {', '.join(map(repr, labels))} belong to",
             f"name them as the outputs are named: {', '.join(map(repr, fitting))}",
         )
-    targets = targets or {name: references[name] for name in fitting}
-    judged = [_Judged(metric, name, outputs[name], target, bool(labels)) for name, target in targets.items()]
-    for each in judged:
-        if not isinstance(each.output, np.ndarray) or not isinstance(each.target, np.ndarray):
-            raise each.error(f"the shapes of {each.name!r} vary between samples", "use your own script.py:function")
-        if len(each.output) != len(each.target):
-            raise each.error(
-                f"{each.name!r} has {len(each.output)} rows, its target {len(each.target)}", "give one per row"
-            )
-    return judged
+    return targets, True
 
 
 IGNORED = 255
@@ -350,9 +340,7 @@ class _Image:
         return _Image(self.boxes[kept], self.scores[kept], self.classes[kept])
 
 
-def mean_average_precision(
-    outputs: Mapping[str, Any], references: Mapping[str, Any], inputs: Mapping[str, Any], labels: Mapping[str, Any]
-) -> float:
+def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Mean average precision over the classes and the IoU thresholds 0.5 to 0.95, 0 to 1, as of COCO.
 
     Outputs: by name, ``boxes`` [N, M, 4] as corners, ``scores`` [N, M] with ``classes`` [N, M], or ``scores``
@@ -360,16 +348,14 @@ def mean_average_precision(
     be lists with one image's each. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box.
     Without labels the reference's detections with a score of at least 0.25 are the labels.
     """
-    detections = _detections(outputs, "output")
+    detections = _detections(outputs)
     if labels:
-        truths = _truths(labels)
+        truths = [image.take(image.classes >= 0) for image in _detections(labels, are_labels=True)]
     else:
-        truths = [image.take(image.scores >= _LEAST_SCORE) for image in _detections(references, "output")]
+        truths = [image.take(image.scores >= _LEAST_SCORE) for image in _detections(references)]
     if len(detections) != len(truths):
         raise DataError(f"map: {len(detections)} images have detections, {len(truths)} have labels", _NAMES)
-    detections = [
-        _best(image.take(np.isfinite(image.scores) & np.isfinite(image.boxes).all(-1))) for image in detections
-    ]
+    detections = [_best(image) for image in detections]
     classes = sorted({int(c) for image in truths for c in image.classes})
     if not classes:
         return 0.0 if any(len(image.scores) for image in detections) else 1.0
@@ -377,6 +363,7 @@ def mean_average_precision(
 
 
 def _best(image: _Image) -> _Image:
+    image = image.take(np.isfinite(image.scores) & np.isfinite(image.boxes).all(-1))
     return image.take(np.argsort(-image.scores, kind="stable")[:_MOST_DETECTIONS])
 
 
@@ -391,21 +378,28 @@ def _images(array: Any, rank: int) -> list[np.ndarray]:
     return [np.asarray(image, dtype=np.float64) for image in images]
 
 
-def _detections(arrays: Mapping[str, Any], what: str) -> list[_Image]:
-    boxes, scores = _named(arrays, "box"), _named(arrays, "score", "conf", "prob")
-    if boxes is not None and scores is not None:
-        return _separate(boxes, scores, _named(arrays, "class", "label", "cls"))
+def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[_Image]:
+    """The boxes of each image; labels have the score 1."""
+    boxes, classes = _named(arrays, "box"), _named(arrays, "class", "label", "cls")
+    scores = None if are_labels else _named(arrays, "score", "conf", "prob")
+    if boxes is not None and (classes if are_labels else scores) is not None:
+        return _separate(boxes, scores, classes)
+    if are_labels:
+        raise DataError(f"map: the labels are {', '.join(map(repr, arrays))}", _NAMES)
     whole = [a for a in arrays.values() if (a[0] if isinstance(a, list) else a).shape[-1:] == (6,)]
     if len(whole) != 1:
-        raise DataError(f"map found no boxes with scores among the {what}s {', '.join(map(repr, arrays))}", _NAMES)
+        raise DataError(f"map found no boxes with scores among the outputs {', '.join(map(repr, arrays))}", _NAMES)
     return [_Image(image[:, :4], image[:, 4], image[:, 5]) for image in _images(whole[0], 2)]
 
 
 def _separate(boxes: Any, scores: Any, classes: Any) -> list[_Image]:
     places = _images(boxes, 2)
-    rank = (scores[0].ndim if isinstance(scores, list) else scores.ndim - 1) if classes is None else 1
-    scores = _images(scores, min(rank, 2))
     kinds = [np.zeros(len(place)) for place in places] if classes is None else _images(classes, 1)
+    if scores is None:
+        scores = [np.ones(len(place)) for place in places]
+    else:
+        rank = (scores[0].ndim if isinstance(scores, list) else scores.ndim - 1) if classes is None else 1
+        scores = _images(scores, min(rank, 2))
     if not len(places) == len(scores) == len(kinds):
         raise DataError("map: boxes, scores and classes are of different numbers of images", _NAMES)
     images = []
@@ -416,17 +410,6 @@ def _separate(boxes: Any, scores: Any, classes: Any) -> list[_Image]:
         else:
             images.append(_Image(place, score, kind))
     return images
-
-
-def _truths(labels: Mapping[str, Any]) -> list[_Image]:
-    boxes, classes = _named(labels, "box"), _named(labels, "class", "label", "cls")
-    if boxes is None or classes is None:
-        raise DataError(f"map: the labels are {', '.join(map(repr, labels))}", _NAMES)
-    places, kinds = _images(boxes, 2), _images(classes, 1)
-    if len(places) != len(kinds):
-        raise DataError(f"map: {len(places)} images have boxes, {len(kinds)} have classes", _NAMES)
-    images = [_Image(place, np.ones(len(place)), kind) for place, kind in zip(places, kinds, strict=True)]
-    return [image.take(image.classes >= 0) for image in images]
 
 
 def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -503,8 +486,7 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
     return np.concatenate(arrays)
 
 
-@dataclass(frozen=True)
-class SampleSetArrays:
+class SampleSetArrays(NamedTuple):
     """What a set metric is computed from, sample by sample; labels are empty dictionaries where there are none."""
 
     outputs: Sequence[Arrays]
@@ -519,16 +501,11 @@ class SampleSetArrays:
     def without(self, left_out: range) -> SampleSetArrays:
         """The same without some samples."""
         kept = [k for k in range(len(self.outputs)) if k not in left_out]
-        return SampleSetArrays(*([part[k] for k in kept] for part in self.parts))
-
-    @property
-    def parts(self) -> tuple[Sequence[Arrays], ...]:
-        """The four arguments of a set metric, sample by sample."""
-        return self.outputs, self.references, self.inputs, self.labels
+        return SampleSetArrays(*([part[k] for k in kept] for part in self))
 
     def arguments(self) -> tuple[dict[str, Any], ...]:
         """The four arguments of a set metric."""
-        return tuple(map(together, self.parts))
+        return tuple(map(together, self))
 
 
 def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float]) -> tuple[float, ...]:

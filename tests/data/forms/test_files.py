@@ -32,9 +32,6 @@ def test_files_with_more_rows_than_the_batch_are_shards(tmp_path: Path) -> None:
     np.savez(tmp_path / "part10.npz", x=numbered(4, 3))
     np.savez(tmp_path / "part2.npz", x=numbered(3))
     assert first_values(load(tmp_path)) == [0, 1, 2, 3, 4, 5, 6]
-    np.save(tmp_path / "part2.npy", numbered(3))
-    with pytest.raises(DataError, match="both"):
-        load(tmp_path)
 
 
 def test_with_a_dynamic_batch_a_file_is_a_feed_unless_it_is_called_a_shard(tmp_path: Path) -> None:

@@ -137,11 +137,6 @@ def test_a_declaration_that_does_not_fit(declared: str, shape: tuple[Any, ...], 
     assert caught.value.hint
 
 
-def test_images_without_a_declaration_are_an_error(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"no preprocess\.toml says how they become inputs"):
-        load_calibration(folder, (TensorInfo("image", "float", (1, 3, 20, 30)),), DataSettings(), 0)
-
-
 def test_the_declaration_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
     declared = tmp_path / "mine.toml"
     declared.write_text('folder = "val"\nresize = "none"')

@@ -11,7 +11,7 @@ from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.calling import metric_limit, number_of
 from mptune.data.metrics.paired import error_interval
 from mptune.data.metrics.table import METRICS
-from mptune.data.metrics.tasks import is_own, law_metric, resolve_metric, sample_functions, script_of
+from mptune.data.metrics.tasks import is_own, law_metric, load_metric, resolve_metric, sample_functions, script_of
 from mptune.data.metrics.whole_set import (
     SampleSetArrays,
     cosine_similarity,
@@ -45,9 +45,8 @@ def test_accuracy_on_any_axis(shape: tuple[int, ...], axis: int) -> None:
     wrong = labels.copy().reshape(-1)
     wrong[: len(wrong) // 2] = (wrong[: len(wrong) // 2] + 1) % 7
     share = 1 - (len(wrong) // 2) / len(wrong)
-    assert top1_accuracy({"y": output}, {"y": output}, {}, {"label": wrong.reshape(labels.shape)}) == pytest.approx(
-        share
-    )
+    accuracy = top1_accuracy({"y": output}, {"y": output}, {}, {"label": wrong.reshape(labels.shape)})
+    assert accuracy == pytest.approx(share)
     order = np.argsort(-output, axis=axis)
     fifth, sixth = np.take(order, 4, axis=axis), np.take(order, 5, axis=axis)
     assert top5_accuracy({"y": output}, {"y": output}, {}, {"label": fifth}) == 1.0
@@ -214,8 +213,6 @@ def test_a_metric_that_takes_for_ever_or_leaves_is_one_error(tmp_path) -> None:
         "    except Exception:\n        pass\n"
         "\n\ndef spins(*arguments):\n    while True:\n        pass\n\n\ndef leaves(*arguments):\n    os._exit(0)\n"
     )
-    from mptune.data.metrics.tasks import load_metric
-
     for name, words in (("sleeps", "it ran longer than 0.2 s"), ("spins", "it ran longer"), ("leaves", "SystemExit")):
         with metric_limit(0.2), pytest.raises(DataError) as caught:
             number_of("m", load_metric(f"{script}:{name}"), ({}, {}), "", "outputs, reference")
