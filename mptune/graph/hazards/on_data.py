@@ -103,6 +103,11 @@ _ELEMENTWISE = frozenset(
 _MAX_STEPS = 64
 
 
+def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float:
+    """The limit of a precision, or of the one whose mantissa is most like its own."""
+    return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
+
+
 def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
     """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16."""
     nodes = {node.name: node for node in types.model.nodes}
@@ -219,7 +224,7 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
         return None
     factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
     relative = math.sqrt(error / result)
-    if factor < _CANCELLATION_FACTOR or relative < _CANCELLATION_ERROR[record.precision]:
+    if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, record.precision):
         return None
     worst = largest(record.scalars["error"])
     return Hazard(
@@ -273,7 +278,7 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
         return []
     share = moved / rows
     is_softmax = record.kind == "softmax"
-    if share < (_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS)[record.precision] or (
+    if share < _by_digits(_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS, record.precision) or (
         not is_softmax and moved < _FEWEST_MOVED
     ):
         return []
