@@ -68,10 +68,14 @@ def same_keys(mine: Floats, its: Floats) -> Iterator[tuple[Indices, Indices]]:
     if mine.shape[1] == 0:
         yield np.arange(len(mine), dtype=np.intp), np.arange(len(its), dtype=np.intp)
         return
-    _, keys = np.unique(np.concatenate([mine, its]), axis=0, return_inverse=True)
-    rows, others = np.split(keys.reshape(-1), [len(mine)])
-    for key in np.intersect1d(rows, others):
-        yield np.flatnonzero(rows == key), np.flatnonzero(others == key)
+    rows: dict[bytes, list[int]] = {}
+    others: dict[bytes, list[int]] = {}
+    for keys, members_of in ((mine, rows), (its, others)):
+        for k, key in enumerate(np.ascontiguousarray(keys + 0.0)):  # -0.0 is 0.0
+            members_of.setdefault(key.tobytes(), []).append(k)
+    for key, members in rows.items():
+        if key in others:
+            yield np.array(members, dtype=np.intp), np.array(others[key], dtype=np.intp)
 
 
 def pair(mine: Columns, its: Columns) -> tuple[Indices, Indices]:
@@ -80,7 +84,8 @@ def pair(mine: Columns, its: Columns) -> tuple[Indices, Indices]:
         every = np.arange(min(len(mine.keys), len(its.keys)), dtype=np.intp)
         return every, every
     if len(mine.keys) * len(its.keys) <= _MOST_PAIRS:
-        return _assign(_costs(mine, its))
+        costs = _costs(mine, its)
+        return _assign(costs)
     return _by_tree(mine.floats, its.floats)
 
 
@@ -101,13 +106,24 @@ def _costs(mine: Columns, its: Columns) -> Floats:
 
 
 def _assign(costs: Floats) -> tuple[Indices, Indices]:
-    """The pairs with the least total cost, as many as there can be."""
-    from scipy.optimize import linear_sum_assignment  # Slow to import, and few models need it.
+    """Nearest neighbours of each other first, then the rest with the least total cost."""
+    nearest, back = costs.argmin(axis=1), costs.argmin(axis=0)
+    rows = np.arange(len(costs))
+    mutual = (back[nearest] == rows) & np.isfinite(costs[rows, nearest])
+    a, b = rows[mutual], nearest[mutual]
+    left, right = rows[~mutual], np.setdiff1d(np.arange(costs.shape[1]), b)
+    rest = costs[np.ix_(left, right)]
+    possible = np.isfinite(rest)
+    left, right = left[possible.any(axis=1)], right[possible.any(axis=0)]
+    rest = costs[np.ix_(left, right)]
+    if rest.size:
+        from scipy.optimize import linear_sum_assignment  # Slow to import, and few models need it.
 
-    forbidden = 1e6
-    rows, others = linear_sum_assignment(np.where(np.isfinite(costs), costs, forbidden))
-    allowed = np.isfinite(costs[rows, others])
-    return rows[allowed], others[allowed]
+        forbidden = 1e6
+        i, j = linear_sum_assignment(np.where(np.isfinite(rest), rest, forbidden))
+        allowed = np.isfinite(rest[i, j])
+        a, b = np.concatenate([a, left[i[allowed]]]), np.concatenate([b, right[j[allowed]]])
+    return a, b
 
 
 def _by_tree(mine: Floats, its: Floats) -> tuple[Indices, Indices]:
