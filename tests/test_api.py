@@ -374,8 +374,8 @@ def test_a_run_in_a_database_without_an_evaluation_pins_nothing(place: Path, cha
     assert (front.evaluations, front.device) == (4, "Fake 2000")
 
 
-def test_another_model_takes_over_a_run_in_a_database_without_an_evaluation(place: Path) -> None:
-    storage = f"sqlite:///{place}/x.db"
+@pytest.mark.parametrize("storage", [None, "sqlite:///x.db"])
+def test_another_model_takes_over_a_run_without_an_evaluation(place: Path, storage: str | None) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(make_toolchain(interrupt_after=0), storage=storage)
     save_cnn(place / "cnn.onnx")
@@ -412,13 +412,6 @@ def test_a_plan_that_another_process_has_in_work_pins_a_database(place: Path) ->
     front = search(Asks(make_toolchain().law), storage=storage, budget=4)
     assert "another seed" in others[0]
     assert front.evaluations == 4
-
-
-def test_another_model_takes_over_a_run_without_an_evaluation(place: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        search(make_toolchain(interrupt_after=0))
-    save_cnn(place / "cnn.onnx")
-    assert search(make_toolchain("cnn.onnx"), "cnn.onnx", data=None, out="model.mptune").evaluations
 
 
 @pytest.mark.usefixtures("searched")
