@@ -92,30 +92,21 @@ def resolve_plan(
     return replace(resolved, warnings=(*resolved.warnings, *doubts))
 
 
-def apply_plan(
-    model: Path,
-    plan: PrecisionPlan | Path | None,
-    out: Path,
-    keep_fp32: Sequence[str],
-    *,
-    force: bool,
-    data: CheckedData | None = None,
-    reduced: Precision = Precision.FP16,
-    keep_bf16: Sequence[str] = (),
-    opset: int | None = None,
-) -> tuple[Path, tuple[str, ...]]:
-    """Write the mixed-precision model of a plan. The arguments are those of ``mptune.apply``."""
+def check_out(plan: PrecisionPlan | Path | None, out: Path, *, force: bool) -> None:
+    """Refuse a place where the mixed model may not be written, before a large model is read."""
     if out.is_dir() or (out.exists() and not force):
-        refuse(out)  # before a large model is read
+        refuse(out)
     if isinstance(plan, Path) and out.exists() and plan.exists() and out.samefile(plan):
         raise PlanError(f"{out} is what the mixed model is made from", "give another path with -o")
+
+
+def load_for_plan(model: Path, plan: PrecisionPlan | Path | None, opset: int | None) -> Model:
+    """The model, raised to an operator set that is given, else to the one that a file's plan is of."""
     loaded = load_typed_model(model, opset=opset)
     wanted = _opset_of(plan) if opset is None and isinstance(plan, Path) else None
-    if wanted is not None and wanted > loaded.opset:  # the plan is of the raised model
-        loaded = load_typed_model(model, opset=wanted)
-    resolved = resolve_plan(loaded, plan, keep_fp32, data, reduced=reduced, keep_bf16=keep_bf16)
-    doubts = write_model(loaded, resolved, out, force=force)
-    return out, (*resolved.warnings, *doubts)
+    if wanted is not None and wanted > loaded.opset:
+        return load_typed_model(model, opset=wanted)
+    return loaded
 
 
 def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool = False) -> tuple[str, ...]:

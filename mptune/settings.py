@@ -142,11 +142,6 @@ class ShapeRange:
         shapes = ["x".join(map(str, shape)) for shape in (self.smallest, self.usual, self.largest)]
         return f"{self.name}:{shapes[0] if len(set(shapes)) == 1 else ','.join(shapes)}"
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ShapeRange:
-        """Inverse of ``dataclasses.asdict``, after a way through JSON."""
-        return cls(document["name"], *(tuple(document[part]) for part in ("smallest", "usual", "largest")))
-
 
 _SHAPES_HINT = "write NAME:SMALLEST,USUAL,LARGEST, such as x:1x3x224x224,4x3x224x224,8x3x224x224"
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -15,6 +16,9 @@ import scipy.linalg  # noqa: F401 - its BLAS is not NumPy's, and is limited belo
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 from threadpoolctl import threadpool_limits
+
+if TYPE_CHECKING:
+    from mptune.tuning.front import Front
 
 OPSET = 17
 
@@ -173,6 +177,32 @@ def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     shutil.copy(mlp_data, tmp_path / "data.npz")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    """A run directory of 12 plans on the fake toolchain; copy it."""
+    from tests.fakes import make_toolchain, search
+
+    folder = tmp_path_factory.mktemp("finished")
+    save_mlp(folder / "model.onnx")
+    shutil.copy(mlp_data, folder / "data.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        search(make_toolchain())
+    return folder / "model.mptune"
+
+
+@pytest.fixture
+def searched(place: Path, finished: Path) -> Front:
+    """The front of a copy of it in the working directory."""
+    from mptune import report
+
+    shutil.copytree(finished, place / "model.mptune")
+    for name in ("run.json", "front.json"):
+        path = place / "model.mptune" / name
+        path.write_text(path.read_text().replace(str(finished.parent), str(place)))
+    return report("model.mptune")
 
 
 @pytest.fixture

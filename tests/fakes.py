@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+import mptune
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import (
     EmulatedSamples,
@@ -41,6 +42,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Origin
+from mptune.tuning.front import Front
 
 SHA = "0" * 64
 FAST = LatencySettings()
@@ -375,3 +377,9 @@ def make_plan(bits: str, sha: str = SHA) -> PrecisionPlan:
 def make_toolchain(model: str | Path = "model.onnx", **options: object) -> FakeToolchain:
     """A fake toolchain for the layer groups of a model."""
     return FakeToolchain(Law([group.id for group in find_groups(load_model(model))]), **options)  # type: ignore[arg-type]
+
+
+def search(toolchain: FakeToolchain, model: str = "model.onnx", **settings: object) -> Front:
+    """Search data.npz in the working directory, with 12 plans unless another budget is given."""
+    wanted = {"data": "data.npz", "budget": 12, "target": "cpu", "latency": FAST, **settings}
+    return mptune.search(model, open_toolchain=toolchain.open, **wanted)

@@ -43,8 +43,8 @@ from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.settings import DataSettings
 from mptune.tuning.front import Front
 from mptune.tuning.steps import limits
-from tests.conftest import save_cnn, save_mlp
-from tests.fakes import FAST, Diary, FakeToolchain, Law, make_toolchain
+from tests.conftest import save_cnn
+from tests.fakes import Diary, FakeToolchain, Law, make_toolchain, search
 from tests.graph import models
 
 
@@ -59,33 +59,6 @@ def save_deep(path: Path) -> None:
         x = nodes[-1].output[0]
     proto = models.model(nodes, [models.value("x", [1, 8])], [models.value(x, [1, 8])], [models.weight("w", 8, 8)])
     path.write_bytes(proto.SerializeToString())
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
-    """A run directory of 12 plans; copy it."""
-    folder = tmp_path_factory.mktemp("finished")
-    save_mlp(folder / "model.onnx")
-    shutil.copy(mlp_data, folder / "data.npz")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        search(make_toolchain())
-    return folder / "model.mptune"
-
-
-@pytest.fixture
-def searched(place: Path, finished: Path) -> Front:
-    """The front of such a run in the working directory."""
-    shutil.copytree(finished, place / "model.mptune")
-    for name in ("run.json", "front.json"):
-        path = place / "model.mptune" / name
-        path.write_text(path.read_text().replace(str(finished.parent), str(place)))
-    return mptune.report("model.mptune")
-
-
-def search(toolchain: FakeToolchain, model: str = "model.onnx", **settings: object) -> Front:
-    wanted = {"data": "data.npz", "budget": 12, "target": "cpu", "latency": FAST, **settings}
-    return mptune.search(model, open_toolchain=toolchain.open, **wanted)
 
 
 def test_the_recipe_has_the_settings_and_shapes_of_the_search(place: Path) -> None:
@@ -171,8 +144,7 @@ def test_ctrl_c_and_on(place: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from tests.fakes import make_toolchain
-from tests.test_api import search
+from tests.fakes import make_toolchain, search
 print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30, sampler="tpe").evaluations)
 """
 
@@ -402,8 +374,8 @@ def test_a_run_in_a_database_without_an_evaluation_pins_nothing(place: Path, cha
     assert (front.evaluations, front.device) == (4, "Fake 2000")
 
 
-def test_another_model_takes_over_a_run_in_a_database_without_an_evaluation(place: Path) -> None:
-    storage = f"sqlite:///{place}/x.db"
+@pytest.mark.parametrize("storage", [None, "sqlite:///x.db"])
+def test_another_model_takes_over_a_run_without_an_evaluation(place: Path, storage: str | None) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(make_toolchain(interrupt_after=0), storage=storage)
     save_cnn(place / "cnn.onnx")
@@ -440,13 +412,6 @@ def test_a_plan_that_another_process_has_in_work_pins_a_database(place: Path) ->
     front = search(Asks(make_toolchain().law), storage=storage, budget=4)
     assert "another seed" in others[0]
     assert front.evaluations == 4
-
-
-def test_another_model_takes_over_a_run_without_an_evaluation(place: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        search(make_toolchain(interrupt_after=0))
-    save_cnn(place / "cnn.onnx")
-    assert search(make_toolchain("cnn.onnx"), "cnn.onnx", data=None, out="model.mptune").evaluations
 
 
 @pytest.mark.usefixtures("searched")

@@ -15,8 +15,8 @@ from mptune.cli import main
 from mptune.errors import SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.rundir import read_run
-from tests.fakes import make_toolchain
-from tests.test_api import search
+from mptune.tuning.front import Front
+from tests.fakes import make_toolchain, search
 
 RUN = Path("model.mptune")
 IMPOSSIBLE = {"max_latency_ms": 1e-3, "max_error": 1e-9}
@@ -70,15 +70,14 @@ def agree(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     return check
 
 
-def test_limits_that_nothing_meets_leave_the_choice(agree, capsys: pytest.CaptureFixture[str]) -> None:
-    front = search(make_toolchain())
+def test_limits_that_nothing_meets_leave_the_choice(searched: Front, agree, capsys: pytest.CaptureFixture[str]) -> None:
     assert mptune.pick(RUN, knee=True).limits_met
     knee = agree()
     model = (RUN / "chosen" / "model.onnx").read_bytes()
     assert main(["pick", str(RUN), "--max-latency-ms", "0.001", "--max-error", "1e-9"]) == 3
     last = capsys.readouterr().out.splitlines()[-1]
     assert agree() == knee
-    fp32 = front.fp32.plan.fingerprint
+    fp32 = searched.fp32.plan.fingerprint
     assert last.startswith("limits not met: no plan has error <= 1e-09 and latency <= 0.001 ms; the nearest is " + fp32)
     assert last.endswith(f"chosen/ still holds {knee}")
     assert (RUN / "chosen" / "model.onnx").read_bytes() == model
@@ -88,8 +87,8 @@ def test_limits_that_nothing_meets_leave_the_choice(agree, capsys: pytest.Captur
     assert agree() == knee
 
 
-def test_a_search_with_limits_that_nothing_meets_leaves_the_choice(agree) -> None:
-    knee = search(make_toolchain()).chosen.plan.fingerprint
+def test_a_search_with_limits_that_nothing_meets_leaves_the_choice(searched: Front, agree) -> None:
+    knee = searched.chosen.plan.fingerprint
     front = search(make_toolchain(), budget=20, **IMPOSSIBLE)
     assert not front.limits_met
     assert front.choice.unmet.endswith(f"chosen/ still holds {knee}")
@@ -174,18 +173,17 @@ def test_an_interrupted_search_names_what_lies_in_chosen(agree, capsys: pytest.C
     assert front.chosen.plan.fingerprint == before == written()
 
 
-def test_a_confirmation_keeps_its_pick(agree) -> None:
-    front = search(make_toolchain())
+def test_a_confirmation_keeps_its_pick(searched: Front, agree) -> None:
     for which in ("search", "held_out"):  # the fake toolchain computes no reference
         (RUN / f"data/{which}_reference.npz").write_bytes((RUN / f"data/{which}.npz").read_bytes())
     confirmed = mptune.confirm(RUN, open_toolchain=make_toolchain().open).front
-    assert confirmed.chosen.plan == front.chosen.plan
+    assert confirmed.chosen.plan == searched.chosen.plan
     device = confirmed.run_dir
     other = next(p.plan.fingerprint for p in confirmed.points if p.plan != confirmed.chosen.plan)
     mptune.pick(device, plan=other)
     again = mptune.confirm(RUN, open_toolchain=make_toolchain().open).front
     assert agree(device) == again.chosen.plan.fingerprint == other
-    (output,) = front.fp32.counted.per_output
+    (output,) = searched.fp32.counted.per_output
     limited = mptune.confirm(RUN, open_toolchain=make_toolchain().open, tolerance=[f"{output}=1e-3"]).front
     assert limited.choice.kind == "limits"
     agree(device)

@@ -80,13 +80,12 @@ _HELP = "`mptune {} --help` shows what is expected, with an example"
             ["search", "mlp.onnx", "--engine", "trt"],
             2,
             "there is no engine 'trt'",
-            "did you mean --engine tensorrt or --engine tensorrt-rtx? "
             "--engine takes auto, tensorrt, tensorrt-rtx, onnxruntime",
         ),
         (
-            ["confirm", "run", "--engine=ort"],
+            ["confirm", "run", "--engine=onnxrt"],
             2,
-            "there is no engine 'ort'",
+            "there is no engine 'onnxrt'",
             "did you mean --engine onnxruntime? --engine takes auto, tensorrt, tensorrt-rtx, onnxruntime",
         ),
         (

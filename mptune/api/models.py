@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mptune.api.arguments import ModelLike, check_batch, data_argument, loaded_model
-from mptune.applying import CheckedData, apply_plan
+from mptune.applying import CheckedData, check_out, load_for_plan, resolve_plan, write_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection.model import inspect_model
 from mptune.inspection.record import Inspection
@@ -82,20 +82,13 @@ def apply(
         DataError: the data do not fit the model.
         BaselineError: the model does not run on them in FP32.
     """
-    given, samples = Path(plan) if isinstance(plan, str) else plan, data_argument(data)
+    given, written, samples = Path(plan) if isinstance(plan, str) else plan, Path(out), data_argument(data)
     checked = None if samples is None else CheckedData(samples, batch)
-    written, warnings = apply_plan(
-        Path(model),
-        given,
-        Path(out),
-        keep_fp32,
-        force=force,
-        data=checked,
-        reduced=Precision(reduced),
-        keep_bf16=keep_bf16,
-        opset=opset,
-    )
+    check_out(given, written, force=force)
+    loaded = load_for_plan(Path(model), given, opset)
+    resolved = resolve_plan(loaded, given, keep_fp32, checked, reduced=Precision(reduced), keep_bf16=keep_bf16)
+    doubts = write_model(loaded, resolved, written, force=force)
     if warn is not None:
-        for text in warnings:
+        for text in (*resolved.warnings, *doubts):
             warn(text)
     return written

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mptune.commands.common import JsonOption, ModelArgument, guarded, print_json
-from mptune.commands.options import BatchOption, read_options
-from mptune.errors import EXIT_NOT_MET, SettingsError
+from mptune.commands.options import BatchOption, IgnoreOption, read_options
+from mptune.errors import EXIT_NOT_MET
 from mptune.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def compare(
             " Default: twice the emulated error of all-FP16, at most 0.1.",
         ),
     ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(metavar="OUTPUT", help="Leave this output out. Repeatable.")
-    ] = None,
+    ignore: IgnoreOption = None,
     trace: Annotated[
         bool,
         typer.Option(
@@ -112,8 +110,6 @@ def check(
     Example:
       mptune check mixed.onnx --against model.onnx --data val.npz --max-error 1e-2
     """
-    if not max_error > 0:
-        raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
     arguments = read_options(locals())
     from mptune.api import comparing
 

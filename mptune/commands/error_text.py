@@ -65,7 +65,7 @@ def _usage(error: BaseException) -> Complaint:
     _, is_choice, listed = message.partition(" is not one of ")
     choices = re.findall(r"'([^']*)'", listed)
     if is_choice and value:
-        close = close_to(value, choices)
+        close = difflib.get_close_matches(value.lower(), choices, 2)
         meant = f"did you mean {' or '.join(f'{option} {word}' for word in close)}? " if close else ""
         return Complaint(
             f"there is no {option[2:]} {value!r}", f"{meant}{option} takes {', '.join(choices)}", EXIT_USAGE
@@ -85,18 +85,3 @@ def _value_of(option: str, invocation: object) -> str:
         if name == option:
             given = value if is_joined else following
     return given
-
-
-def close_to(word: str, words: Sequence[str]) -> tuple[str, ...]:
-    """The words that a word may stand for: those that it abbreviates (``trt``: ``tensorrt``), else close ones."""
-    short = [other for other in words if len(word) > 1 and _abbreviates(word.lower(), other.lower())]
-    return tuple(short or difflib.get_close_matches(word.lower(), words, 2))
-
-
-def _abbreviates(word: str, other: str) -> bool:
-    """Whether the letters of a word stand in another one in their order, from the beginning of one of its parts on."""
-    for start in (0, *(match.end() for match in re.finditer("-", other))):
-        letters = iter(other[start:])
-        if other[start : start + 1] == word[:1] and all(letter in letters for letter in word):
-            return True
-    return False

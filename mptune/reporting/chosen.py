@@ -9,6 +9,7 @@ from pathlib import Path, PureWindowsPath
 from string import Template
 from typing import Any
 
+from mptune._version import __version__
 from mptune.data.check_set import CheckSet
 from mptune.data.forms.images import READ_IMAGES, image_reader, load_preprocessing
 from mptune.engines.environment import Environment
@@ -19,7 +20,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.reporting.provenance import provenance
+from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import read_template
@@ -147,3 +148,37 @@ def infer_script(model: Model, preprocessing: Mapping[str, Any] | None = None) -
     return Template(read_template("infer.py.in")).substitute(
         use_tf32=use_tf32, images=images, read_images=READ_IMAGES if images else ""
     )
+
+
+def provenance(front: Front, evaluation: Evaluation) -> dict[str, str]:
+    """What ``model.onnx`` says of itself in ``metadata_props``; keys without the prefix ``mptune.``.
+
+    ``precision`` is JSON: layer group -> precision. The same plan with the same figures gives the same text.
+    """
+    latency = evaluation.latency
+    facts = {
+        "version": __version__,
+        "source_sha256": front.model_sha256,
+        "plan": evaluation.plan.fingerprint,
+        "origin": str(evaluation.origin),
+        "target": front.target,
+        "engine": front.engine,
+        "device": front.device,
+        "metric": front.metric,
+        "error": _number(evaluation.error_value),
+        "error_source": evaluation.error_source,
+        "held_out_error": "" if evaluation.held_out_value is None else _number(evaluation.held_out_value),
+        "latency_ms": _number(latency.median_ms),
+        "latency_source": latency.source,
+        "speedup": _number(evaluation.speedup),
+        "remeasured": "yes" if evaluation.remeasured else "no",
+        "confirmed": "yes" if evaluation.confirmed else "no",
+        "precision": json.dumps(
+            {group: str(precision) for group, precision in evaluation.plan.precision.items()}, separators=(",", ":")
+        ),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _number(value: float) -> str:
+    return str(encode_float(float(f"{value:.6g}")))
