@@ -197,9 +197,8 @@ class TerminalListener:
         grid.add_column(no_wrap=True, overflow="ellipsis")
         grid.add_row("now", Text(self._stage + self._detail))
         for label, evaluation, style in ((self._best_label(), self._best, "green"), ("last", self._last, "")):
-            if self._done:
-                parts = ["none yet"] if evaluation is None else _parts(evaluation)
-                grid.add_row(label, Text("  ".join(parts), style=style))
+            if evaluation is not None:
+                grid.add_row(label, Text("  ".join(_parts(evaluation)), style=style))
         if self._failures:
             count = len(self._failures)
             grid.add_row("failures", Text(f"{count}, latest:" if count > 1 else "1:"))
