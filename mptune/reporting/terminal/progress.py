@@ -196,9 +196,12 @@ class TerminalListener:
         grid.add_column(style="dim", no_wrap=True, min_width=len(self._best_label()))
         grid.add_column(no_wrap=True, overflow="ellipsis")
         grid.add_row("now", Text(self._stage + self._detail))
-        for label, evaluation, style in ((self._best_label(), self._best, "green"), ("last", self._last, "")):
-            if evaluation is not None:
-                grid.add_row(label, Text("  ".join(_parts(evaluation)), style=style))
+        if self._best is not None:
+            grid.add_row(self._best_label(), Text(self._fitting(self._best), style="green"))
+        elif self._done:
+            grid.add_row(self._best_label(), "none yet")
+        if self._last is not None:
+            grid.add_row("last", Text(self._fitting(self._last)))
         if self._failures:
             count = len(self._failures)
             grid.add_row("failures", Text(f"{count}, latest:" if count > 1 else "1:"))
@@ -206,11 +209,27 @@ class TerminalListener:
                 grid.add_row("", Text(text, style="red"))
         return Group(self._progress(), grid)
 
+    def _fitting(self, evaluation: Evaluation) -> str:
+        """As many of a plan's figures as the line holds, each of them whole."""
+        parts = _parts(evaluation)
+        left = self._console.width - len(self._best_label()) - 4
+        while len(parts) > 1 and len("  ".join(parts)) > left:
+            parts.pop()
+        return "  ".join(parts)
+
     def _progress(self) -> RenderableType:
         bar = Table.grid(padding=(0, 2))
-        counts = (ProgressBar(total=self._budget, completed=self._done, width=30), f"{self._done}/{self._budget}")
         elapsed = format_duration(time.monotonic() - self._started_s)
-        bar.add_row("mptune", *(counts if self._budget else ()), elapsed, self._remaining())
+        if not self._budget:
+            bar.add_row("mptune", elapsed)
+            return bar
+        bar.add_row(
+            "mptune",
+            ProgressBar(total=self._budget, completed=self._done, width=30),
+            f"{self._done}/{self._budget}",
+            elapsed,
+            self._remaining(),
+        )
         return bar
 
     def _remaining(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.reporting.terminal.progress import RemainingTime, TerminalListener
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.listener import Listener, count_down, passed_on
-from tests.reporting.conftest import Bench
+from tests.reporting.conftest import Bench, Terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
@@ -189,6 +190,24 @@ def test_a_listener_need_not_count_down() -> None:
     for done in range(1, 5):
         count_down(listeners, done, 10 - done)
     assert "left" in stream.getvalue()
+
+
+def test_live_lines_show_whole_figures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("LINES", "24")
+    plan = bench.evaluation(6, 0.9, 2.4e-2, origin=Origin("seed", "all-fp16"), source="predicted")
+    shown = {}
+    for columns in (66, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = Terminal()
+        with TerminalListener(stream, max_error=0.1) as listener:
+            listener.evaluated(plan, 1, 5)
+            listener._live.refresh()  # type: ignore[union-attr]
+        (line, *_) = [shown_line for shown_line in stream.getvalue().splitlines() if "last" in shown_line]
+        shown[columns] = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).partition("last")[2].strip()
+    assert shown[66] == "0.900 ms predicted  2.22x"
+    assert shown[80] == "0.900 ms predicted  2.22x  error 2.4e-02"
+    assert shown[120] == "0.900 ms predicted  2.22x  error 2.4e-02  6/2 FP16/FP32  all-FP16 but 2 pinned"
 
 
 @pytest.mark.parametrize(
