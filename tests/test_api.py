@@ -70,6 +70,7 @@ def test_the_recipe_has_the_settings_and_shapes_of_the_search(place: Path) -> No
     assert [f"--minShapes={name}:" in script for name in dynamic] == [True] * len(dynamic) != []
 
 
+@pytest.mark.smoke
 def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     toolchain, diary = make_toolchain(), Diary()
     front = search(toolchain, listener=diary)
@@ -203,6 +204,7 @@ def test_limits_of_a_search(place: Path) -> None:
     assert search(make_toolchain(), max_error=1e-2).limits_met
 
 
+@pytest.mark.smoke
 def test_apply(place: Path, searched: Front) -> None:
     written = mptune.apply("model.onnx", "model.mptune/chosen/plan.json", "mixed.onnx")
     chosen = onnx.load(place / "model.mptune/chosen/model.onnx")

@@ -177,6 +177,7 @@ def _variables(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.attr.lstrip("_"), node.lineno
 
 
+@pytest.mark.smoke
 def test_names_say_what_a_value_is() -> None:
     assert [
         f"{path.relative_to(PACKAGE)}:{line}: {name}"

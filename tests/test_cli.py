@@ -77,6 +77,7 @@ def test_a_models_names_cannot_break_a_line(tmp_path: Path, capsys: pytest.Captu
     assert line.startswith(r"warning: a\nb\u2028\x1b[31m")
 
 
+@pytest.mark.smoke
 def test_version_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"mptune {__version__}\n"
@@ -247,6 +248,7 @@ def test_apply_without_a_plan(mlp_path: Path, tmp_path: Path, capsys: pytest.Cap
         assert sum(c.dtype == "float16" for c in load_model(out).initializers.values()) == halves
 
 
+@pytest.mark.smoke
 def test_inspect_prints_tables_or_json(mlp_path: Path, mlp_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(mlp_path), "--data", str(mlp_data)]) == 0
     captured = capsys.readouterr()

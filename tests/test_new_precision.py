@@ -32,6 +32,7 @@ def network(tmp_path: Path) -> Path:
     return save(model(nodes, [value("y0", [32, 1024])], [value("y4", [32, 1024])], weights), tmp_path)
 
 
+@pytest.mark.smoke
 def test_a_new_precision_is_searched(tf32: Precision, network: Path, tmp_path: Path) -> None:
     run = mptune.search(
         network,

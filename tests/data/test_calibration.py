@@ -327,6 +327,7 @@ class TestSplit:
         fraction=st.floats(0, 1),
         cap=st.none() | st.integers(1, 50),
     )
+    @pytest.mark.smoke
     def test_disjoint_not_empty_capped_and_repeatable(self, count, seed, fraction, cap) -> None:
         whole = self.numbered(count)
         parts = [[int(s["x"]) for s in part.samples] for part in whole.split(seed, fraction, cap)]

@@ -236,6 +236,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_with_a_hint(
     assert caught.value.hint
 
 
+@pytest.mark.smoke
 def test_infer_runs_alone(chosen_dir: Path) -> None:
     done = infer(chosen_dir, "--iterations", "3", "--provider", "cpu")
     assert done.returncode == 0, done.stderr

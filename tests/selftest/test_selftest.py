@@ -32,6 +32,7 @@ def statuses(test: EngineTest) -> dict[str, str]:
     return {check.name: check.status for check in test.run()}
 
 
+@pytest.mark.smoke
 def test_every_check_holds_on_the_cpu(cases: Sequence[Case], tmp_path: Path) -> None:
     test = EngineTest(CPU, cases, tmp_path, lambda text: None)
     checks = {check.name: check for check in test.run()}

@@ -230,6 +230,7 @@ class TestLaw:
 
     @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
+    @pytest.mark.smoke
     def test_boundaries_are_crossed_exactly_where_the_rewriter_casts(self, model: Model, data) -> None:
         for granularity in ("op", "fusion"):
             grouped = GroupedModel(model, find_groups(model, granularity))

@@ -31,6 +31,7 @@ def test_a_backend_takes_few_lines() -> None:
     assert sum(len(file.read_text().splitlines()) for file in files) <= MOST_LINES
 
 
+@pytest.mark.smoke
 def test_it_is_searched_end_to_end(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ("--engine", "evaluator", "--target", "cpu", "--budget", "4", "--seed", "1")

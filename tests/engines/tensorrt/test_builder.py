@@ -59,6 +59,7 @@ def refusal(call: Callable[[], object]) -> EngineError:
     return caught.value
 
 
+@pytest.mark.smoke
 def test_typed_models_beside_the_weight_bank_are_built(library: Library, mlp_path: Path, tmp_path: Path) -> None:
     model = load_model(mlp_path)
     groups = find_groups(model)

@@ -140,6 +140,7 @@ def test_a_crash_leaves_a_traceback_in_the_log(worker: Worker) -> None:
     assert "faults.py" in log_of(failure)  # faulthandler
 
 
+@pytest.mark.smoke
 def test_a_hang_is_killed_with_everything_it_started(worker: Worker, tmp_path: Path) -> None:
     worker.call(faults.Pid(), PLENTY_S)
     pids = tmp_path / "pids"

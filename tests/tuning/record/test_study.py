@@ -72,6 +72,7 @@ def test_a_plan_in_work_is_taken_up_again(open_record: OpenRecord, space: Search
     assert len(again.trials.waiting()) == 2
 
 
+@pytest.mark.smoke
 def test_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     proposal = record.ask()
