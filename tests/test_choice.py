@@ -129,6 +129,7 @@ def test_a_pick_by_id_outlives_further_searches(agree, limits: dict[str, float])
     assert met.choice.replaced == other != agree()
 
 
+@pytest.mark.smoke
 def test_a_kind_of_choice_is_applied_again(agree) -> None:
     first = search(make_toolchain(), budget=4)
     picked = mptune.pick(RUN, max_error=1e-3).chosen

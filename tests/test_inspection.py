@@ -52,6 +52,7 @@ def test_memory_in_both_precisions(mlp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "in FP16 (" in shown(inspection, monkeypatch)
 
 
+@pytest.mark.smoke
 def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
         node("MatMul", ["x", "w"], "a", "/one/MatMul"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from mptune.diagnosis.patterns.orders import find_stale
 from mptune.diagnosis.patterns.roundings import Compared
@@ -31,6 +32,7 @@ def test_rows_of_an_earlier_run_are_stale() -> None:
     assert not stale.torn
 
 
+@pytest.mark.smoke
 def test_rows_of_later_samples_are_not_stale() -> None:
     found = find_stale(Compared.of_rows(np.concatenate([BOXES[:2], BOXES[3:], BOXES[-1:]]), BOXES, BOXES), 1)
     assert found is not None

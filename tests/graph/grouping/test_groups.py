@@ -72,6 +72,7 @@ def stack(layers: int, *, named: bool = True, cut: bool = False) -> onnx.ModelPr
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+@pytest.mark.smoke
 def test_every_node_with_a_precision_is_in_exactly_one_group(path: Path, granularity: str) -> None:
     model = load_model(path)
     groups = find_groups(model, granularity)  # type: ignore[arg-type]

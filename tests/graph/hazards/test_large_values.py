@@ -70,6 +70,7 @@ def test_values_that_become_equal_are_counted_against_those_that_are(tmp_path: P
 
 
 @pytest.mark.parametrize(("deviation", "offset", "is_named"), [(0.3, 300.0, True), (1.0, 3.0, False)])
+@pytest.mark.smoke
 def test_a_norm_that_takes_an_offset_out(deviation: float, offset: float, is_named: bool, tmp_path: Path) -> None:
     constants = [constant("one", np.ones(8, np.float32)), constant("zero", np.zeros(8, np.float32))]
     norm = [node("LayerNormalization", ["x", "one", "zero"], "y", "norm", axis=-1)]

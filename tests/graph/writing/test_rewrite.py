@@ -39,6 +39,7 @@ def rewriter(path: Path, *, bank: bool = True) -> tuple[Rewriter, tuple[Precisio
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.smoke
 def test_any_plan_checks_runs_and_keeps_the_interface(family: str, tmp_path: Path) -> None:
     path = models.save(FAMILIES[family](), tmp_path)
     made, some, folder = rewriter(path)

@@ -81,6 +81,7 @@ def test_the_expected_improvement_is_kept_with_the_trial_and_falls() -> None:
     assert np.mean(expected[:5]) > 10 * np.mean(expected[-5:])
 
 
+@pytest.mark.smoke
 def test_before_the_baseline_it_proposes_at_random_and_then_learns() -> None:
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
     trial = study.ask(SPACE)
