@@ -11,6 +11,7 @@ import pytest
 from benchmarks.chaos import GOAL, Known, main, plan_kills, repeated
 
 
+@pytest.mark.slow
 def test_three_searches_lose_nothing_to_kills_and_faults(tmp_path: Path) -> None:
     size = ["--runs", "3", "--undisturbed", "1", "--kills", "3", "--budget", "14", "--confirm-points", "4"]
     out = tmp_path / "chaos.json"

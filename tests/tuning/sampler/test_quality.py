@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 MODELS, BUILDS = 16, 25
 LEAST = {12: 0.990, 40: 0.948}
@@ -20,6 +21,7 @@ of 9, 24 and 5) give 0.926 at 40 groups.
 """
 
 
+@pytest.mark.slow
 def test_share_of_the_hypervolume_after_25_builds(tmp_path: Path) -> None:
     """In a process of its own, where NumPy has one thread: on a busy machine more of them wait for each other."""
     out = tmp_path / "quality.json"
