@@ -185,7 +185,7 @@ def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool
         resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
         return resolved
     if scoring.callable_takes_set:
-        return Metric(spec, "set", lambda data: _ask(state, *data.parts))
+        return Metric(spec, "set", lambda data: _ask(state, *data))
     return Metric(spec, "sample", lambda outputs, reference: _ask(state, [outputs, reference]))
 
 

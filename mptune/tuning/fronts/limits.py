@@ -148,10 +148,10 @@ def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
             )
         count, last = len(kept.max_abs), max(tolerance.columns)
         if last >= count:
-            one = f"it has one column: --tolerance {name}=X limits it"
+            single = f"it has one column: --tolerance {name}=X limits it"
             raise SettingsError(
                 f"--tolerance {tolerance}: output {name!r} has no column {last}",
-                f"its columns are 0 to {count - 1}" if count > 1 else one,
+                f"its columns are 0 to {count - 1}" if count > 1 else single,
             )
 
 

@@ -181,7 +181,7 @@ def test_terms_that_do_not_fit_together_explain_nothing(place: Path, key: str) -
 def test_a_count_that_is_not_finite_is_no_error(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = RUN / "data" / "sensitivity.json"
     document = json.loads(path.read_text())
-    error = next(iter(document["taken"].values()))
+    error = next(iter(document["output_errors"].values()))
     next(iter(error.values()))["non_finite"][0] = "inf"
     path.write_text(json.dumps(document))
     assert main(["report", str(RUN)]) == 0

@@ -82,7 +82,7 @@ class Storage:
         """Number those of some precisions."""
         stored = {name: Precision(name).stored for name in (Precision.FP32, *precisions)}
         types = list(dict.fromkeys(stored.values()))
-        self.of = {name: types.index(row) for name, row in stored.items()}
+        self.numbers = {name: types.index(row) for name, row in stored.items()}
         self.count = len(types)
 
 
@@ -101,11 +101,11 @@ class Crossings:
         width = max(map(len, of_ends), default=0)
         rows = [(*own, *(len(precisions) + 1,) * (width - len(own))) for own in of_ends]
         self._columns = np.array(rows, dtype=np.int64).reshape(len(ends), width).T  # (width, n_ends)
-        of_column = np.array([*(storage.of[name] for name in precisions), 0, 0], dtype=np.uint8)
+        of_column = np.array([*(storage.numbers[name] for name in precisions), 0, 0], dtype=np.uint8)
         self._type_of: NDArray[np.uint8] = of_column[self._columns]
         for index, end in enumerate(ends):
             if isinstance(end, str):
-                self._type_of[:1, index] = storage.of[end]
+                self._type_of[:1, index] = storage.numbers[end]
         by_readers: dict[int, list[int]] = {}
         for index, boundary in enumerate(boundaries):
             by_readers.setdefault(len(boundary.readers), []).append(index)

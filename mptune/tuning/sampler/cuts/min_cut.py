@@ -47,7 +47,7 @@ class CutSolver:
         fixed = [name for boundary in boundaries for name in boundary.fixed]
         names = [Precision.FP32, *(p for p in Precision if p is not Precision.FP32 and p in {*precisions, *fixed})]
         storage = Storage(names)
-        self._type_of = np.array([storage.of[name] for name in names], dtype=np.uint8)  # (n_labels,)
+        self._type_of = np.array([storage.numbers[name] for name in names], dtype=np.uint8)  # (n_labels,)
         self._n_types = storage.count
         self._taken_labels = [label for label, name in enumerate(names) if name in precisions]
         position = {group: index for index, group in enumerate(dict.fromkeys(groups))}
