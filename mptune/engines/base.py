@@ -217,7 +217,7 @@ def in_parts(count: int) -> tuple[range, ...]:
 
 
 class Predictor(Protocol):
-    """What can be told about plans without building them: emulated errors, and the roofline's latencies."""
+    """What is predicted of plans without building them: emulated errors, and the roofline's latencies."""
 
     @property
     def emulated_samples(self) -> EmulatedSamples:
@@ -263,7 +263,7 @@ class Toolchain(Protocol):
 
     @property
     def predictor(self) -> Predictor:
-        """What is told about plans that are not built."""
+        """What is predicted of plans that are not built."""
         ...
 
     def environment(self) -> Environment:
