@@ -93,7 +93,6 @@ class TraceJob:
     right: Path
     pairs: tuple[tuple[str, str], ...]
     samples: Path
-    which: tuple[int, ...] | None = None
     right_samples: Path | None = None
     """File of the same samples under the right model's names of the inputs; None where they are alike."""
 
@@ -101,15 +100,14 @@ class TraceJob:
         """Returns, for each pair, the largest error over the samples: ``value_error``."""
         samples = cached_samples(state, self.samples)
         others = samples if self.right_samples is None else read_samples(self.right_samples)
-        chosen = range(len(samples)) if self.which is None else self.which
         errors = [0.0] * len(self.pairs)
         options = SessionOptions(timing=False, node_by_node=True)
         state.enter(Stage.BUILD)
         with closing(open_session(self.left, options)) as left, closing(open_session(self.right, options)) as right:
             state.enter(Stage.RUN)
             run_left, run_right = _taking_some(left), _taking_some(right)
-            for k in chosen:
-                expected, values = run_left(samples[k]), run_right(others[k])
+            for sample, other_sample in zip(samples, others, strict=True):
+                expected, values = run_left(sample), run_right(other_sample)
                 for index, (name, other) in enumerate(self.pairs):
                     errors[index] = max(errors[index], value_error(values[other], expected[name]))
         return tuple(errors)
