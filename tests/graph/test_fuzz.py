@@ -18,8 +18,8 @@ from mptune.graph.loading.model import load_model
 from tests.graph import models
 from tests.graph.mutate import Said, check_result, complaint, mutant, originals, outcome, write_companions
 
-COUNT = int(os.environ.get("MPTUNE_FUZZ_COUNT", "50"))
-CHUNK = 25
+COUNT = int(os.environ.get("MPTUNE_FUZZ_COUNT", "20"))
+CHUNK = 10
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))
