@@ -54,7 +54,7 @@ def search(law: Options | None = None, toolchain: Options | None = None, **setti
     ids = [g.id for g in find_groups(load_model("model.onnx"))]
     fake = FakeToolchain(Law(ids, **(law(ids) if law else {})), **(toolchain(ids) if toolchain else {}))  # type: ignore[arg-type]
     diary = Diary()
-    wanted = {"data": "data.npz", "budget": 20, "target": "cpu", "latency": FAST, **settings}
+    wanted = {"data": "data.npz", "budget": 14, "target": "cpu", "latency": FAST, **settings}
     front = mptune.search("model.onnx", listener=diary, open_toolchain=fake.open, **wanted)
     assert front.chosen is not None
     assert front.limits_met
@@ -87,7 +87,7 @@ def test_one_free_group() -> None:
 
 
 def test_every_group_overflows() -> None:
-    done = search(toolchain=lambda ids: {"non_finite": set(ids)})
+    done = search(toolchain=lambda ids: {"non_finite": set(ids)}, budget=20)
     assert "every layer group that was tried gives NaN or Inf in FP16" in done.said
     assert done.front.chosen == done.front.fp32
     assert "stopped: no plan is expected to improve the front beyond the noise" in done.diary.stages
@@ -132,9 +132,9 @@ def test_a_budget_below_the_number_of_seeds(budget: int, says: str) -> None:
     assert "larger --budget" in done.said
     assert done.diary.stages[2] == "stopped: the budget is spent"
     assert done.front.evaluations == budget
-    more = search(budget=16)
+    more = search(budget=8)
     assert says not in more.said
-    assert len(more.toolchain.built) == 16 - budget
+    assert len(more.toolchain.built) == 8 - budget
 
 
 def test_a_noise_of_20_percent() -> None:

@@ -197,7 +197,8 @@ SIMULATED = {
 0.078 and 0.936; where slow plans are only taken for odd ones, 0.50 and 0.830, 0.79 and 0.370."""
 
 
-@pytest.mark.parametrize("kind", [pytest.param("two groups", marks=pytest.mark.slow), "one operator of four groups"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SIMULATED)
 def test_searches_leave_cliffs_behind(kind: str, tmp_path: Path) -> None:
     """Each of these groups takes ten times the model: of what follows the third build that met one few meet any."""
     options, most_slow, least_share = SIMULATED[kind]
