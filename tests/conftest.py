@@ -163,7 +163,7 @@ def run_mptune(*arguments: object, where: Path) -> subprocess.CompletedProcess[s
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the README's command ran, with a smaller budget; do not change its run."""
     folder = tmp_path_factory.mktemp("digits")
-    options = ("--data", DIGITS_DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb")
+    options = ("--data", DIGITS_DATA, "--budget", 16, "--target", "jetson-orin-nano-8gb")
     done = run_mptune("search", DIGITS, *options, where=folder)
     assert done.returncode == 0, done.stderr
     assert "PREDICTED for jetson-orin-nano-8gb" in done.stdout

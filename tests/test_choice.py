@@ -118,13 +118,13 @@ def test_a_pick_by_id_outlives_further_searches(agree, limits: dict[str, float])
     other = next(p.plan.fingerprint for p in reversed(front.points) if p != front.chosen and p != front.fp32)
     held_out = mptune.pick(RUN, plan=other[:6]).chosen.held_out
     assert agree() == other
-    for budget in (20, 40):
+    for budget in (16, 20):
         before, front = front, search(make_toolchain(), budget=budget, **limits)
         assert front.evaluations > before.evaluations
         assert agree() == front.chosen.plan.fingerprint == other
         assert (front.choice.kind, front.choice.replaced) == ("plan", None)
         assert front.chosen.held_out == held_out, "also where it is off the front now"
-    met = search(make_toolchain(), budget=40, max_error=1e-3)
+    met = search(make_toolchain(), budget=20, max_error=1e-3)
     assert met.choice.kind == "limits"
     assert met.choice.replaced == other != agree()
 
@@ -135,15 +135,15 @@ def test_a_kind_of_choice_is_applied_again(agree) -> None:
     picked = mptune.pick(RUN, max_error=1e-3).chosen
     assert picked != first.chosen
     before = agree()
-    front = search(make_toolchain(), budget=40)
+    front = search(make_toolchain(), budget=20)
     assert front.choice.max_error == 1e-3
     within = [p for p in front.points if p.judged_error <= 1e-3]
     assert front.chosen == min(within, key=lambda p: p.latency.median_ms)
     assert agree() != before, "a faster one was found"
     assert front.chosen_reason == f"the fastest with error <= 0.001; it replaces {before}, which was chosen before"
-    assert search(make_toolchain(), budget=40) == front, "said until it is chosen anew"
+    assert search(make_toolchain(), budget=20) == front, "said until it is chosen anew"
     assert mptune.pick(RUN, knee=True).choice.replaced is None
-    knee = search(make_toolchain(), budget=60)
+    knee = search(make_toolchain(), budget=24)
     assert knee.choice.kind in ("knee", "fastest")
     agree()
 

@@ -57,13 +57,20 @@ class VersionedOpener(Opener):
         return toolchain
 
 
+@pytest.fixture(scope="module")
+def finished(mlp_path: Path, mlp_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished search on the device "Fake 1000"; copy it."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "diaries").mkdir()
+    search(mlp_path, mlp_data, folder / "run.mptune", Opener(folder / "diaries", 0.0), budget=BUDGET)
+    return folder
+
+
 @pytest.fixture
-def prepared(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> Path:
-    """The run of a finished search on the device "Fake 1000"."""
-    place = tmp_path / "run.mptune"
-    (tmp_path / "diaries").mkdir()
-    search(mlp_path, mlp_data, place, Opener(tmp_path / "diaries", 0.0), budget=BUDGET)
-    return place
+def prepared(finished: Path, tmp_path: Path) -> Path:
+    """The run of a copy of it."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "run.mptune"
 
 
 def other(tmp_path: Path, device: str = "Fake 2000", delay_s: float = 0.0) -> Opener:

@@ -44,7 +44,7 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-BUDGET = 24
+BUDGET = 16
 USER = "postgres"
 
 
@@ -147,9 +147,9 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
         joined.send_signal(signal.SIGKILL)
         joined.wait()
         gate.touch()
-        until(lambda: len(begun(first, second)) >= 12)
+        until(lambda: len(begun(first, second)) >= 9)
         server.stop()
-        time.sleep(3)
+        time.sleep(1.5)
         server.start()
 
     disturbing = threading.Thread(target=disturb)

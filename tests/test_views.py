@@ -24,6 +24,7 @@ from benchmarks.browser import missing, open_browser, show
 from mptune.cli import main
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.front import print_front
+from mptune.settings import LatencySettings
 from tests.conftest import save_mlp
 from tests.reporting.conftest import Terminal
 from tests.zoo.detector import LAYOUTS, detector, images
@@ -58,7 +59,7 @@ def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         folder: Path = request.getfixturevalue("digits_run")
         return folder / "digits_vit.mptune"
     folder = tmp_path_factory.mktemp(request.param)
-    predicted: dict[str, Any] = {"out": folder / "run", "target": "jetson-orin-nano-8gb", "budget": 24}
+    predicted: dict[str, Any] = {"out": folder / "run", "target": "jetson-orin-nano-8gb", "budget": 12}
     if request.param == "detector":
         onnx.save(detector(LAYOUTS[0]), folder / "detector.onnx")
         np.savez(folder / "data.npz", image=images(16))
@@ -66,8 +67,9 @@ def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         np.savez(folder / "data.npz", x=np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32))
         path = save_mlp(folder / "mlp.onnx")
+        quick = LatencySettings(warmup_ms=1.0, duration_ms=2.0)
         given: dict[str, Any] = {"out": folder / "run", "target": "cpu", "budget": 3, "confirm_rounds": 1}
-        fp16 = mptune.search(path, data=folder / "data.npz", **given).fp16
+        fp16 = mptune.search(path, data=folder / "data.npz", latency=quick, **given).fp16
         assert fp16 is not None
         mptune.pick(folder / "run", plan=fp16.plan.fingerprint)  # off the front: FP16 is slower on a CPU
     return folder / "run"

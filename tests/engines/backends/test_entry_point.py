@@ -17,9 +17,23 @@ FOLDER = Path(__file__).with_name("evaluator")
 MOST_LINES = 150
 
 
+QUICK = """
+import sys, mptune
+from mptune.settings import LatencySettings
+model, data, out = sys.argv[1:]
+latency = LatencySettings(warmup_ms=1.0, duration_ms=2.0)
+mptune.search(model, data=data, out=out, engine="evaluator", target="cpu", budget=4, seed=1, latency=latency)
+"""
+
+
 def mptune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return run("-m", "mptune", *arguments)
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Python where the backend is installed."""
     path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[3])))
-    command = [sys.executable, "-m", "mptune", *map(str, arguments)]
+    command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=250
     )
@@ -33,18 +47,17 @@ def test_a_backend_takes_few_lines() -> None:
 
 @pytest.mark.smoke
 def test_it_is_searched_end_to_end(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    options = ("--engine", "evaluator", "--target", "cpu", "--budget", "4", "--seed", "1")
-    done = mptune("search", mlp_path, "--data", mlp_data, *options, "--out", run)
+    out = tmp_path / "run"
+    done = run("-c", QUICK, mlp_path, mlp_data, out)
     assert done.returncode == 0, done.stderr
-    front = json.loads((run / "front.json").read_text())
+    front = json.loads((out / "front.json").read_text())
     assert front["target"]["engine"] == "evaluator"
     assert front["evaluations"] == 4
     fp32, fp16 = front["baseline"]["fp32"], front["baseline"]["fp16"]
     assert (fp32["latency"]["source"], fp32["error"]["source"]) == ("measured", "measured")
     assert fp32["error"]["value"] < 1e-5 < fp16["error"]["value"] < 1e-1
-    assert (run / "chosen" / "model.onnx").exists()
-    assert json.loads((run / "run.json").read_text())["environment"]["versions"]["mptune-evaluator"] == "1.0"
+    assert (out / "chosen" / "model.onnx").exists()
+    assert json.loads((out / "run.json").read_text())["environment"]["versions"]["mptune-evaluator"] == "1.0"
 
 
 def test_doctor_lists_it() -> None:
