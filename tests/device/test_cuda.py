@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.system import _CALLS, SystemRuntime
 from tests.device import handles as fake
@@ -56,70 +55,6 @@ def test_what_is_enqueued_is_done_at_the_synchronisation(device: FakeCuda) -> No
     stream.close()
     assert device.leaks == []
     assert device.rules.forbidden == device.rules.refused == []
-
-
-def test_events_time_what_lies_between_them(device: FakeCuda) -> None:
-    stream, start, end, buffer = cuda.Stream(), cuda.Event(), cuda.Event(), cuda.DeviceBuffer((1000,), FLOATS)
-    start.record(stream)
-    with pytest.raises(EngineError, match="cudaErrorInvalidResourceHandle"):
-        start.elapsed_ms(end)
-    end.record(stream)
-    with pytest.raises(EngineError, match="cudaErrorNotReady"):
-        start.elapsed_ms(end)
-    end.synchronize()
-    assert start.elapsed_ms(end) == 0.0
-    start.record(stream)
-    buffer.upload(np.zeros(1000, FLOATS), stream)
-    end.record(stream)
-    stream.synchronize()
-    assert start.elapsed_ms(end) == pytest.approx(4000 / 10e6)
-    for thing in (start, end, buffer, stream):
-        thing.close()
-    assert device.leaks == []
-
-
-def test_a_graph_replays_what_was_captured(device: FakeCuda) -> None:
-    stream, buffer, host = cuda.Stream(), cuda.DeviceBuffer((4,), FLOATS), filled(1.0)
-    kind = device.cudaMemcpyKind.cudaMemcpyHostToDevice
-
-    def enqueue() -> None:
-        cuda.check(device.cudaMemcpyAsync(buffer.address, host.ctypes.data, 16, kind, stream.handle), "copy")
-
-    graph = cuda.Graph(stream, enqueue)
-    assert np.isnan(buffer.download(stream)).all()
-    for value in (2.0, 3.0):
-        host[:] = value
-        graph.launch(stream)
-        np.testing.assert_array_equal(buffer.download(stream), filled(value))
-    for thing in (graph, buffer, stream):
-        thing.close()
-    assert device.leaks == []
-    assert device.rules.refused == []
-
-
-@pytest.mark.parametrize("call", ["malloc", "free", "synchronize"])
-def test_what_a_capture_does_not_bear_spoils_it(device: FakeCuda, call: str) -> None:
-    stream, buffer = cuda.Stream(), cuda.DeviceBuffer((4,), FLOATS)
-    calls: dict[str, Callable[[], Any]] = {
-        "malloc": lambda: device.cudaMalloc(8),
-        "free": lambda: device.cudaFree(buffer.address),
-        "synchronize": lambda: device.cudaStreamSynchronize(stream.handle),
-    }
-    with pytest.raises(EngineError, match="cudaErrorStreamCaptureInvalidated"):
-        cuda.Graph(stream, calls[call])
-    assert len(device.rules.refused) == 1
-    stream.synchronize()
-    buffer.close()
-    stream.close()
-    assert device.leaks == []
-
-
-def test_memory_runs_out(device: FakeCuda) -> None:
-    with pytest.raises(EngineError, match="cudaErrorMemoryAllocation: memory allocation") as caught:
-        cuda.DeviceBuffer((1 << 20,), FLOATS)
-    assert caught.value.kind is FailureKind.OUT_OF_MEMORY
-    assert device.cudaGetLastError() == (2,)
-    assert device.cudaGetLastError() == (0,)
 
 
 def _upload(device: FakeCuda, address: int, host: int, size: int, stream: Any) -> Any:

@@ -11,9 +11,7 @@ import pytest
 from tests.device.blueprint import Blueprint
 from tests.device.building import ILogger
 from tests.device.cuda import FakeCuda
-from tests.device.engine import IOutputAllocator, IProfiler
-from tests.device.native import Overridable
-from tests.device.programs import double, nonzero, reshape
+from tests.device.programs import double
 from tests.device.rules import ForbiddenError
 from tests.device.tensorrt import make_module
 from tests.engines.tensorrt.api.record import names_in_module
@@ -74,18 +72,6 @@ def test_rtxs_names_are_there_too() -> None:
 def test_its_objects_take_no_attributes_of_ones_own(twice: Runner) -> None:
     with pytest.raises(AttributeError, match="no attribute 'nvtx_verbosty'"):
         twice.context.nvtx_verbosty = 1
-
-
-@pytest.mark.parametrize("kind", [ILogger, IOutputAllocator, IProfiler])
-def test_a_subclass_must_call_its_base(kind: type[Overridable]) -> None:
-    made, runner = type("Made", (kind,), {"__init__": lambda self: None})(), Runner(nonzero())
-    uses: dict[type[Any], Callable[[], Any]] = {
-        ILogger: lambda: runner.trt.Runtime(made),
-        IOutputAllocator: lambda: runner.context.set_output_allocator("where", made),
-        IProfiler: lambda: setattr(runner.context, "profiler", made),
-    }
-    with pytest.raises(TypeError, match="must be called when overriding"):
-        uses[kind]()
 
 
 def test_engines_of_others_are_refused_in_tensorrts_words() -> None:
@@ -174,25 +160,3 @@ def test_an_inspector_does_not_keep_its_context(twice: Runner) -> None:
     del twice.context
     with pytest.raises(ForbiddenError, match="its execution context was freed"):
         inspector.get_engine_information(twice.trt.LayerInformationFormat.JSON)
-
-
-def test_outputs_on_the_host_and_of_shapes_by_values() -> None:
-    runner = Runner(reshape())
-    runner.context.set_input_shape("x", (2, 6))
-    runner.bind(x=48, y=48)
-    assert runner.context.infer_shapes() == ["shape"]
-    assert runner.context.get_tensor_shape("y") == (-1, -1)
-    assert runner.context.set_tensor_address("shape", runner.cuda.cudaMalloc(16)[1])
-    with pytest.raises(ForbiddenError, match="shape must lie on the host"):
-        runner.enqueue()
-
-
-def test_memory_is_counted() -> None:
-    runner = Runner(double())
-    assert runner.cuda.used_bytes == len(double().model) + runner.engine.device_memory_size_v2
-    del runner.context
-    assert runner.cuda.used_bytes == len(double().model)
-    runner.cuda.memory_bytes = runner.cuda.used_bytes
-    assert runner.engine.create_execution_context() is None
-    assert "OutOfMemory" in runner.log.lines[-1]
-    assert runner.runtime.deserialize_cuda_engine(double().to_bytes()) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from mptune.graph.plan import Precision
 from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
 from mptune.tuning.steps.kernels import MissingKernels
-from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.graph.norms_written_out import X, rms_norm
 from tests.graph.test_fused import NORM
@@ -28,15 +26,6 @@ from tests.graph.test_fused import NORM
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 SOFTMAX = MissingKernel("mixing/Softmax", "Softmax", CUDA, CPU)
 BROKEN = Failure(Stage.BUILD, FailureKind.CRASH, "killed by SIGSEGV")
-
-
-@pytest.fixture
-def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with model.onnx and data.npz."""
-    save_mlp(tmp_path / "model.onnx")
-    shutil.copy(mlp_data, tmp_path / "data.npz")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def grouped() -> GroupedModel:
