@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,6 +178,25 @@ def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     shutil.copy(mlp_data, tmp_path / "data.npz")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def opened_here() -> Iterator[None]:
+    """What a search or a pick writes is opened in this process: one of its own takes half of a search on a fake."""
+    from mptune.engines import loading
+    from mptune.engines.base import EngineError, Failure, Stage
+    from mptune.engines.worker.child import WorkerState
+
+    def open_here(job: loading.OpenJob) -> Failure | None:
+        try:
+            job.run(WorkerState())
+        except EngineError as error:
+            return Failure(Stage.BUILD, error.kind, error.message)
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_in_own_worker", open_here)
+        yield
 
 
 @pytest.fixture(scope="session")

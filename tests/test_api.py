@@ -47,6 +47,8 @@ from tests.conftest import save_cnn
 from tests.fakes import Diary, FakeToolchain, Law, make_toolchain, search
 from tests.graph import models
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 
 def save_deep(path: Path) -> None:
     """Two modules of six products, every other one with a residual: 18 groups of nodes, 12 of layers, 2 of blocks."""

@@ -24,6 +24,8 @@ from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSetti
 from mptune.tuning.front import Front
 from tests.fakes import Diary, make_toolchain
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 Feed = Mapping[str, np.ndarray]
 
 ROWS = np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32)

@@ -18,6 +18,8 @@ from mptune.rundir import read_run
 from mptune.tuning.front import Front
 from tests.fakes import make_toolchain, search
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 RUN = Path("model.mptune")
 IMPOSSIBLE = {"max_latency_ms": 1e-3, "max_error": 1e-9}
 

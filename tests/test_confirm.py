@@ -33,6 +33,8 @@ from mptune.tuning.runs.confirmation import Confirmation
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 QUICK = LatencySettings(warmup_ms=1.0, duration_ms=2.0)
 
 

@@ -27,6 +27,8 @@ from tests.graph import models
 from tests.graph.models import node, value
 from tests.reporting.page.reading import data_of
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 KEYS = ["code", "severity", "origin", "where", "evidence", "text", "cure"]
 PLACES = ["nodes", "groups", "tensors", "outputs", "inputs", "samples"]
 LISTS_OF_TEXT = ("nodes", "groups", "tensors", "inputs")

@@ -21,6 +21,8 @@ from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, make_plan, make_toolchain
 from tests.reporting.page.reading import data_of
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\u2066\r\x9b31m\nFORGED"
 
 

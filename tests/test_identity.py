@@ -20,6 +20,8 @@ from tests.conftest import save_mlp
 from tests.test_joining import Opener
 from tests.test_mixed import evaluated_in
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 ROWS = np.random.default_rng(3).normal(size=(12, 32)).astype(np.float32)
 
 

@@ -22,6 +22,8 @@ from mptune.tuning.front import Front
 from mptune.tuning.runs.result import read_record
 from tests.fakes import Diary, FakeToolchain, Law
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 BUDGET = 14
 
 

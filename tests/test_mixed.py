@@ -27,6 +27,8 @@ from mptune.tuning.runs.result import read_record
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.test_joining import Opener, evaluated, search, until
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 BUDGET = 6
 
 

@@ -13,6 +13,8 @@ from mptune.errors import MptuneError
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 
 def broken_search(folder: Path, body: str, listener: Diary) -> MptuneError:
     """The error of a search whose metric has this body, with ONNX Runtime on the CPU."""

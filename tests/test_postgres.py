@@ -32,6 +32,7 @@ pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
 
 # Connections that broke while the server was away, and processes that were killed, end with the garbage collector.
 pytestmark = [
+    pytest.mark.usefixtures("opened_here"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -12,6 +12,8 @@ import mptune
 from tests.conftest import save_mlp
 from tests.fakes import FAST, make_toolchain
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 
 @pytest.fixture(scope="session")
 def searched(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:

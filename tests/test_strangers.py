@@ -17,6 +17,8 @@ from mptune.rundir import open_run, read_run
 from tests.conftest import save_mlp
 from tests.fakes import FAST, make_toolchain
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:

@@ -15,6 +15,8 @@ from mptune.cli import main
 from tests.conftest import save_mlp
 from tests.fakes import FakeToolchain, make_toolchain
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 COMMAND = ["search", "model.onnx", "--data", "data.npz", "--target", "cpu", "--budget", "3"]
 
 

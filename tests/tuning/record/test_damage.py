@@ -21,6 +21,8 @@ from mptune.tuning.record.study import copy_to_memory
 from tests.conftest import save_mlp
 from tests.fakes import FAST, make_toolchain
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 RUN = Path("model.mptune")
 JOURNAL = RUN / "study.journal"
 

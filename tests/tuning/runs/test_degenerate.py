@@ -23,6 +23,8 @@ from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.graph import models
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -22,6 +22,8 @@ from mptune.graph.writing.weights import WeightBank
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 
 class Referring(FakeToolchain):
     """A fake that writes reference outputs, and counts how often."""

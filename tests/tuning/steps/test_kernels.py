@@ -23,6 +23,8 @@ from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.graph.norms_written_out import X, rms_norm
 from tests.graph.test_fused import NORM
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 SOFTMAX = MissingKernel("mixing/Softmax", "Softmax", CUDA, CPU)
 BROKEN = Failure(Stage.BUILD, FailureKind.CRASH, "killed by SIGSEGV")
