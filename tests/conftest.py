@@ -182,7 +182,7 @@ def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 @pytest.fixture(scope="module")
 def opened_here() -> Iterator[None]:
-    """What a search or a pick writes is opened in this process: one of its own takes half of a search on a fake."""
+    """What a search or a pick writes is opened in this process: one of its own takes a third to half of a search."""
     from mptune.engines import loading
     from mptune.engines.base import EngineError, Failure, Stage
     from mptune.engines.worker.child import WorkerState

@@ -22,6 +22,8 @@ from mptune.reporting.terminal.front import print_front
 from mptune.tuning.explanation import Explanation
 from tests.graph.models import constant, model, node, save, value
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 ALL = ("fp32", "fp16", "bf16")
 BUDGET, TARGET = 8, "jetson-orin-nano-8gb"
 

@@ -11,6 +11,8 @@ from mptune.selftest.cases import attention
 from mptune.settings import LatencySettings
 from mptune.tuning.front import Front
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=3)
 
 

@@ -14,6 +14,8 @@ from mptune.errors import RunError
 from mptune.settings import LatencySettings
 from tests.engines.engine_support import save_graph
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 CLASSES = 20
 OPTIONS = {"target": "jetson-orin-nano-8gb", "budget": 3}
 

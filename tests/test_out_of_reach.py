@@ -15,6 +15,8 @@ from mptune.engines.tensorrt.operators import PARSED
 from mptune.finding import Finding
 from tests.contrib_models import BATCH, BUILDERS, CHANNELS, LENGTH, between_products, optimised, transformer
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 CODE = "operators-out-of-reach"
 RTX = pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
 

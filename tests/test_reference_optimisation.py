@@ -15,6 +15,8 @@ from tests.contrib_models import BATCH, CHANNELS, LENGTH, transformer
 from tests.graph.grouping.test_quantised import _residual
 from tests.zoo.fp32 import specimens
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 CODE = "reference-depends-on-optimisation"
 
 

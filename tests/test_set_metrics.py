@@ -12,6 +12,8 @@ import mptune
 from mptune.errors import DataError, SettingsError
 from tests.conftest import save_mlp
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 SCRIPT = """
 def accuracy(outputs, references, inputs, labels):
     assert len(outputs["y"]) == len(inputs["x"]) == len(labels["kind"])

@@ -32,6 +32,8 @@ from tests.conftest import save_mlp
 from tests.graph.helpers import run
 from tests.selecting import detector, images, points
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 CODE = "value-dependent-shape"
 
 

@@ -29,6 +29,8 @@ from tests.conftest import save_mlp
 from tests.reporting.conftest import Terminal
 from tests.zoo.detector import LAYOUTS, detector, images
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 RUNS = ("digits", "detector", "measured")
 
 

@@ -24,6 +24,8 @@ from tests.graph.verify import typed_graph
 from tests.networks.expected import NETWORKS, expected
 from tests.networks.networks import FILES, filled, samples, shapes_of
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 REFUSED = {"classifier": "holds maps, not tensors"}
 STEMS = [stem for stem in FILES if stem not in REFUSED]
 DEVICE = Path(__file__).parent / "device.toml"

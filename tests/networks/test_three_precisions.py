@@ -21,6 +21,8 @@ from tests.graph.verify import verify
 from tests.networks.networks import filled, samples
 from tests.networks.test_networks import STEMS
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 PLANS, RUN_EVERY = 100, 10
 """Random plans of each network, and every which of them is run and held against its emulation: that takes longest."""
 

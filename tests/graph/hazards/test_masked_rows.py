@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 import mptune
 from mptune.finding import Finding
 
+pytestmark = pytest.mark.usefixtures("opened_here")
+
 LENGTH, CHANNELS = 4, 16
 
 
