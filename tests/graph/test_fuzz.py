@@ -176,6 +176,12 @@ def test_refuses_names_that_are_there_twice(tmp_path: Path) -> None:
     assert "there twice" in refused(proto, tmp_path)
 
 
+def test_refuses_an_input_without_a_name(tmp_path: Path) -> None:
+    proto = models.mlp()
+    proto.graph.input[0].name = ""
+    assert "has no name" in refused(proto, tmp_path)
+
+
 def test_a_value_may_be_an_output_twice(tmp_path: Path) -> None:
     proto = models.mlp()
     proto.graph.output.append(proto.graph.output[0])
