@@ -156,7 +156,6 @@ class ConfirmRun(MeasuringRun):
             model=search.model,
             fixed_settings=search.fixed_settings.model_copy(update=place),
             search=search.search.model_copy(update={"metric": self._settings.metric}),
-            seeds=search.seeds,
             study=STUDY,
             data=search.data,
             target=section,
