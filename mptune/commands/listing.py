@@ -83,7 +83,7 @@ def doctor(
         bool,
         typer.Option(
             "--selftest",
-            help="Build, run, time and check three tiny models on every engine here. Exit code 1 if a check fails.",
+            help="Build, run, time and check two tiny models on every engine here. Exit code 1 if a check fails.",
         ),
     ] = False,
     json_: JsonOption = False,

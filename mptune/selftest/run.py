@@ -152,9 +152,7 @@ class EngineTest:
             plan,
             case.reference,
             case.fused if fuses else case.unfused,
-            case.quantised,
-            workload.rewriter.node_precisions(case.plans[plan]),
-            run=EngineRun(0.0, None, "", ()),
+            run=EngineRun(0.0, None, ()),
         )
         built = builder.build(case.plans[plan])
         if isinstance(built, Failure):
