@@ -8,10 +8,9 @@ OC3 instantaneous over-current); the Linux kernel's documentation of devfreq.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,15 +22,9 @@ TIMEOUT_S = 10.0
 
 def ask_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
     """What nvidia-smi prints; None where there is none, or it fails or does not answer in time."""
-    program = shutil.which("nvidia-smi")
-    return None if program is None else output_of(Path(program), *arguments, timeout_s=timeout_s)
-
-
-def output_of(program: Path, *arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """The standard output of a program; None where it is missing, fails or does not answer in time."""
     try:
         done = subprocess.run(
-            [str(program), *arguments],
+            ["nvidia-smi", *arguments],
             capture_output=True,
             text=True,
             errors="replace",
@@ -48,8 +41,6 @@ _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 """Series of JetPack by that of Jetson Linux (NVIDIA's JetPack archive)."""
 
 _RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
-
-_NVPMODEL = "usr/sbin/nvpmodel"
 
 _MEMORY_TOLERANCE = 0.15
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
@@ -101,9 +92,9 @@ class JetsonState(Clocks, JsonForm):
         return [(name, value) for name, value in lines if value]
 
 
-def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> JetsonState | None:
+def read_jetson(root: Path = Path("/")) -> JetsonState | None:
     """Read the device's files; None where this is no Jetson."""
-    model = _model(root) or _unnamed(gpu_names)
+    model = _model(root)
     if not model:
         return None
     total = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
@@ -132,28 +123,15 @@ def _model(root: Path) -> str:
     return ""
 
 
-def _unnamed(gpu_names: Iterable[str]) -> str:
-    """A Jetson whose files do not name it, in a container: by nvidia-smi."""
-    nvgpus = (re.fullmatch(r"(?:NVIDIA )?(\w+) \(nvgpu\)", name.strip()) for name in gpu_names)
-    return next((f"NVIDIA Jetson {nvgpu[1]}" for nvgpu in nvgpus if nvgpu), "")
-
-
 def same_memory(reported_gb: float, named_gb: float) -> bool:
     """Whether what a device reports can be the memory in a product's name."""
     return abs(reported_gb / named_gb - 1) <= _MEMORY_TOLERANCE
 
 
 def _part(compatible: Sequence[str]) -> str:
-    """``nvidia,p3767-0005`` among ``nvidia,p3768-0000+p3767-0005-super``, ``nvidia,p3767-0005``, ``nvidia,tegra234``.
-
-    Where a carrier board's maker left the second out, the module stands behind the carrier board in the first.
-    """
-    for pattern in (r"nvidia,(p\d{4}-\d{4})", r".*\+(p\d{4}-\d{4}).*"):
-        for entry in compatible:
-            match = re.fullmatch(pattern, entry.strip())
-            if match:
-                return match[1]
-    return ""
+    """Of ``nvidia,p3768-0000+p3767-0005-super``, ``nvidia,p3767-0005``, ``nvidia,tegra234`` the second."""
+    matches = (re.fullmatch(r"nvidia,(p\d{4}-\d{4})", entry.strip()) for entry in compatible)
+    return next((match[1] for match in matches if match), "")
 
 
 def _jetpack(root: Path, l4t: str) -> str:
@@ -165,21 +143,14 @@ def _jetpack(root: Path, l4t: str) -> str:
     return _JETPACK_MAJORS.get(l4t.partition(".")[0], "")
 
 
-def _power_modes(root: Path) -> dict[int, str]:
-    """Id -> name of every mode in ``/etc/nvpmodel.conf``."""
+def _power_mode(root: Path) -> str:
+    """The name of the power mode, by the files of ``nvpmodel``."""
     modes = re.findall(
         r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", read_text(root / "etc/nvpmodel.conf"), re.MULTILINE
     )
-    return {int(number): name.removeprefix("MODE_") for number, name in modes}
-
-
-def _power_mode(root: Path) -> str:
-    """The power mode by ``nvpmodel -q``, else by nvpmodel's status file."""
-    asked = re.search(r"^NV Power Mode:\s*(\S+)", output_of(root / _NVPMODEL, "-q") or "", re.MULTILINE)
-    if asked:
-        return asked[1].removeprefix("MODE_")
     kept = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
-    return _power_modes(root).get(int(kept[1]), "") if kept else ""
+    names = {int(number): name.removeprefix("MODE_") for number, name in modes}
+    return names.get(int(kept[1]), "") if kept else ""
 
 
 def gpu_clocks(root: Path) -> Clocks:
