@@ -116,10 +116,7 @@ def files_sha256(*paths: Path) -> str:
 def _delete_leftovers(path: Path) -> None:
     """Delete what killed processes left of earlier attempts: weights take gigabytes."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        import psutil  # type: ignore[import-untyped]
-
-        pid = leftover.name.split(".")[-3]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if _is_left(leftover.name):
             with suppress(OSError):
                 leftover.unlink()
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mptune.commands.common import JsonOption, guarded, print_json
+from mptune.commands.common import JsonOption, print_json
 
 
-@guarded
 def targets(
     name: Annotated[
         str | None,
@@ -53,7 +52,6 @@ def targets(
     print_targets(profiles)
 
 
-@guarded
 def spaces(json_: JsonOption = False) -> None:
     """List the search spaces.
 
@@ -77,7 +75,6 @@ def spaces(json_: JsonOption = False) -> None:
     print_spaces(named)
 
 
-@guarded
 def doctor(
     selftest: Annotated[
         bool,

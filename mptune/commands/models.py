@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
+from mptune.commands.common import JsonOption, ModelArgument, complain, print_json, say
 from mptune.commands.options import BatchOption, OpsetOption, read_options
 from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 
 
-@guarded
 def inspect(
     model: ModelArgument,
     data: Annotated[
@@ -54,7 +53,6 @@ def inspect(
         raise typer.Exit(EXIT_STOPPED)
 
 
-@guarded
 def apply(
     model: ModelArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="File to write the mixed model to.")],

@@ -16,7 +16,6 @@ from mptune.commands.common import (
     at_most_one,
     complain,
     finish,
-    guarded,
     print_csv,
     print_json,
     resumable,
@@ -38,7 +37,6 @@ from mptune.commands.options import (
 from mptune.errors import BaselineError, EndedEarlyError, SettingsError
 
 
-@guarded
 @with_settings
 def search(
     context: typer.Context, model: ModelArgument, metric: MetricOption = None, json_: JsonOption = False, **given: Any
@@ -74,7 +72,6 @@ def _print_stopped(model: Path, out: Path | None) -> None:
     print_json(stopped_document(read_run(run_path(model, out))[1]))
 
 
-@guarded
 def worker(
     context: typer.Context,
     run: RunArgument,
@@ -106,7 +103,6 @@ def worker(
         joining.worker(**arguments, listener=listener)
 
 
-@guarded
 def report(
     run: RunArgument,
     explain: Annotated[
@@ -158,7 +154,6 @@ def report(
         print_explanation(front)
 
 
-@guarded
 def pick(
     run: RunArgument,
     max_error: MaxErrorOption = None,
