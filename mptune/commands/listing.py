@@ -37,7 +37,7 @@ def targets(
     if name is not None:
         target = load_target(name)
         if json_:
-            print_json(asdict(target))
+            print_json(target.model_dump())
             return
         from mptune.reporting.terminal.listings import print_target
 
@@ -45,7 +45,7 @@ def targets(
         return
     profiles = list_targets()
     if json_:
-        print_json([asdict(target) for target in profiles])
+        print_json([target.model_dump() for target in profiles])
         return
     from mptune.reporting.terminal.listings import print_targets
 
