@@ -88,12 +88,17 @@ def known_values(grouped: GroupedModel, data: Path | InMemory | None, batch: int
     if data is None:
         static = static_shapes(grouped.model, batch)
         return KnownValues(static.shapes, static.assumed)
-    settings = DataSettings(batch=batch)
-    samples = load_calibration(data, grouped.model.inputs, settings, 0, state_inputs(grouped.model))
-    samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
+    samples = load_samples(grouped.model, data, batch)
     ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)))
     shapes = {name: seen.shape for name, seen in ranges.items()}
     return KnownValues(shapes, samples=samples, ranges=ranges, findings=findings)
+
+
+def load_samples(model: Model, data: Path | InMemory, batch: int) -> CalibrationSet:
+    """As many samples as a search would take."""
+    settings = DataSettings(batch=batch)
+    samples = load_calibration(data, model.inputs, settings, 0, state_inputs(model))
+    return replace(samples, samples=samples.samples[: settings.max_search_samples])
 
 
 def observe_values(
