@@ -19,7 +19,6 @@ from mptune.commands.common import (
     print_csv,
     print_json,
     resumable,
-    start_no_blas_threads,
 )
 from mptune.commands.options import (
     AllowMixedOption,
@@ -131,7 +130,6 @@ def report(
     """
     at_most_one({"--explain": explain, "--csv": csv_})
     at_most_one({"--json": json_, "--csv": csv_})
-    start_no_blas_threads()
     from mptune.api import reading
 
     if repair:
