@@ -31,12 +31,8 @@ _KEYS = frozenset({"format", "model_sha256", "opset", "precision", "nodes"})
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'
 
 _UNSEEN = (
-    "the values of this model were not observed, only its weights and its structure were checked: give --data PATH, so "
-    "that groups whose values FP16 cannot hold stay in FP32"
-)
-_UNCHECKED = (
-    "the values of this model were not checked, only its weights: give --data PATH, so that groups whose values FP16 "
-    "cannot hold are named"
+    "the values of this model were not checked, only its weights and its structure: give --data PATH, so that groups "
+    "whose values FP16 cannot hold are found"
 )
 
 
@@ -206,7 +202,7 @@ def _doubts(model: Model, resolved: ResolvedPlan, samples: CalibrationSet | None
     pins = tuple(line for precision in REDUCED for line in _ruled_out(hazards, resolved, precision, cure))
     if samples is not None:
         return (*warnings, *pins, *_finding_lines(hazards, resolved.plan, pinned_by_hazards(hazards)))
-    return (*warnings, *pins, *([_UNCHECKED] if resolved.is_of_other_weights else []))
+    return (*warnings, *pins, *([_UNSEEN] if resolved.is_of_other_weights else []))
 
 
 def _ruled_out(hazards: Sequence[Hazard], resolved: ResolvedPlan, precision: Precision, cure: str) -> tuple[str, ...]:
@@ -257,13 +253,11 @@ def _of_other_weights(
     if not nodes or not document.get("precision"):
         raise PlanError(other, "give the model that was searched")
     names = {node.name for node in model.nodes}
-    missing = [name for name in nodes if name not in names]
-    grouped = [name for group in find_groups(model, "op") for name in group.nodes]
-    more = [name for name in grouped if name not in nodes]
-    if missing or more:
-        which = f"the plan's node {missing[0]!r} is not in it" if missing else f"the plan has no node {more[0]!r}"
+    grouped = {name for group in find_groups(model, "op") for name in group.nodes}
+    unlike = [name for name in nodes if name not in names] or sorted(grouped - nodes.keys())
+    if unlike:
         raise PlanError(
-            f"{other} with other nodes: {which}",
+            f"{other} with other nodes, such as {unlike[0]!r}",
             "give the model that was searched, or one of the same structure, such as one that was trained again",
         )
     plan = replace(PrecisionPlan.from_json(dict(document), str(path)), model_sha256=model.sha256)
