@@ -13,7 +13,7 @@ import numpy as np
 
 from mptune.engines.base import Failure
 from mptune.json_form import JsonForm
-from mptune.selftest.cases import FIRST, FP32, SECOND
+from mptune.selftest.cases import FIRST, FP32, SECOND, Case
 from mptune.selftest.job import EngineRun
 
 Status = Literal["holds", "does not hold", "cannot be checked here"]
@@ -48,24 +48,32 @@ class Seen:
     """One engine that was built and run.
 
     Attributes:
-        reference: FP32 outputs of both samples.
-        emulated: outputs of the first sample by plan.
+        fuses: whether the engine rounds as one that fuses nodes.
         outputs: of the first sample, of the second, of the first again; empty where it failed.
     """
 
-    model: str
+    case: Case
     plan: str
-    reference: tuple[np.ndarray, ...]
-    emulated: Mapping[str, np.ndarray]
+    fuses: bool
     run: EngineRun | Failure
     outputs: tuple[np.ndarray, ...] = ()
     build_s: float = 0.0
     nbytes: int | None = None
 
     @property
+    def reference(self) -> tuple[np.ndarray, ...]:
+        """FP32 outputs of both samples."""
+        return self.case.reference
+
+    @property
+    def emulated(self) -> Mapping[str, np.ndarray]:
+        """Emulated outputs of the first sample by plan."""
+        return self.case.fused if self.fuses else self.case.unfused
+
+    @property
     def title(self) -> str:
         """Model and plan as text."""
-        return f"{self.model}, {self.plan}"
+        return f"{self.case.name}, {self.plan}"
 
     @property
     def error(self) -> float:
@@ -160,7 +168,7 @@ def _tf32(engine: str, ran: Sequence[Seen], is_off: bool) -> Check:
     if is_off or not plain:
         return unchecked(engine, "tf32", limit, "its outputs are off" if is_off else "all-FP32 could not be run")
     worst = max(plain, key=lambda each: each.error)
-    text = f"FP32 error is {worst.error:.2g} with TF32 off ({worst.model}); TF32 would give about 3e-4"
+    text = f"FP32 error is {worst.error:.2g} with TF32 off ({worst.case.name}); TF32 would give about 3e-4"
     return _check(engine, "tf32", worst.error <= MOST_FP32_ERROR, worst.error, limit, text)
 
 

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mptune.engines.backends.backend import Availability
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.selftest.cases import FP16, FP32, Case, make_cases
 from mptune.selftest.checks import Seen, judge
-from mptune.selftest.job import EngineRun
 from mptune.selftest.run import Engines, EngineTest, SelfTest, engines_here, run_selftest
 from tests.selftest.faulty import FaultyTest
 
@@ -68,14 +66,10 @@ def test_each_fault_fails_its_own_line(cases: Sequence[Case], tmp_path: Path, fa
 
 def test_an_engine_that_cannot_be_built_is_a_line(cases: Sequence[Case]) -> None:
     failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no kernel for conv0")
-    checks = judge("tensorrt", [_seen(cases[0], FP16, failure)])
+    checks = judge("tensorrt", [Seen(cases[0], FP16, True, failure)])
     assert [(check.name, check.status) for check in checks] == [("builds", "does not hold")]
     assert "convolutions, all-fp16: build: no tactic: no kernel for conv0" in checks[0].text
     assert not SelfTest(checks, (), 1.0).holds
-
-
-def _seen(case: Case, plan: str, run: EngineRun | Failure, outputs: tuple[np.ndarray, ...] = ()) -> Seen:
-    return Seen(case.name, plan, case.reference, case.fused, run, outputs)
 
 
 def test_an_engine_that_cannot_run_here_is_named_with_the_reason() -> None:
