@@ -197,7 +197,7 @@ def delete_scratch(folders: Iterable[Path]) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=1)
 def _this_process(pid: int) -> str:
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     return f"{pid}-{int(psutil.Process(pid).create_time())}-{_host()}"
 

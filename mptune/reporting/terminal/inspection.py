@@ -13,6 +13,7 @@ from rich.text import Text
 
 from mptune.finding import Finding, by_severity
 from mptune.findings.engine import NOTHING
+from mptune.findings.wording import SEVERITIES
 from mptune.graph.plan import Precision
 from mptune.printable import counts_text, cut
 from mptune.reporting.terminal.console import (
@@ -223,8 +224,8 @@ def _operators(inspection: Inspection) -> Table:
 def _hazards(console: Console, inspection: Inspection) -> None:
     """What is wrong with the model as a whole, then one entry for each reason and cure, with all the places of it."""
     about = [finding for finding in by_severity(inspection.about) if finding.code != NOTHING]
-    severities = Counter([*(f.severity for f in about), *(h.severity for h in inspection.hazards)])
-    counts = {severity: severities[severity] for severity in SEVERITY_STYLES}
+    severities = [*(finding.severity for finding in about), *(hazard.severity for hazard in inspection.hazards)]
+    counts = {severity: severities.count(severity) for severity in SEVERITIES}
     summary = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count)
     _section(console, f"hazards: {summary.replace('infos', 'info') or 'none found'}")
     if inspection.observed is None:
