@@ -48,6 +48,7 @@ _RESTORE = (
     "restore it from a copy, or start over: `mptune search MODEL --out {} --fresh` moves the directory aside "
     "(nothing is deleted)"
 )
+_HELP = "`mptune {} --help` shows what is expected, with an example"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,9 @@ _RESTORE = (
          _RESTORE.format("list.mptune")),
         (["export", "other.mptune"], 1, "other.mptune/run.json is not a run of mptune: 'model' is missing",
          _RESTORE.format("other.mptune")),
+        (["search", "mlp.onnx", "--budget", "abc"], 2, "--budget abc is not a whole number", _HELP.format("search")),
+        (["search", "mlp.onnx", "--budget=1.5"], 2, "--budget 1.5 is not a whole number", _HELP.format("search")),
+        (["pick", "run", "--max-error", "small"], 2, "--max-error small is not a number", _HELP.format("pick")),
         (
             ["search", "mlp.onnx", "--engine", "trt"],
             2,

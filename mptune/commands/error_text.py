@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +55,33 @@ def explain(error: BaseException) -> Complaint:
 
 
 def _usage(error: BaseException) -> Complaint:
-    """A command line that Typer refuses."""
+    """A command line that Typer refuses. What it says of a value differs from version to version: it is said anew."""
     context = getattr(error, "ctx", None)
     command = "mptune" if context is None else str(context.command_path)
     message = str(error.format_message()).strip().rstrip(".")  # type: ignore[attr-defined]
     hint = f"`{command} --help` shows what is expected, with an example"
+    option = next((name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("--")), "")
+    value = "" if context is None or not option else _value_of(option, context.find_root().obj)
+    _, is_choice, listed = message.partition(" is not one of ")
+    choices = re.findall(r"'([^']*)'", listed)
+    if is_choice and value:
+        close = difflib.get_close_matches(value.lower(), choices, 2)
+        meant = f"did you mean {' or '.join(f'{option} {word}' for word in close)}? " if close else ""
+        return Complaint(
+            f"there is no {option[2:]} {value!r}", f"{meant}{option} takes {', '.join(choices)}", EXIT_USAGE
+        )
+    kind = "whole number" if "integer" in message else "number" if re.search("float|number", message) else ""
+    if kind and value and "range" not in message:
+        return Complaint(f"{option} {value} is not a {kind}", hint, EXIT_USAGE)
     return Complaint(message[:1].lower() + message[1:], hint, EXIT_USAGE)
+
+
+def _value_of(option: str, invocation: object) -> str:
+    """What a command line gives an option, the last where it is given several times; "" where that is not known."""
+    arguments: Sequence[str] = getattr(invocation, "arguments", ())
+    given = ""
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        name, is_joined, value = argument.partition("=")
+        if name == option:
+            given = value if is_joined else following
+    return given

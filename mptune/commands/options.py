@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -107,9 +106,7 @@ def parse_engine(name: str) -> str:
 
         names = ("auto", *backend_names())
         if name not in names:
-            close = difflib.get_close_matches(name.lower(), names, 2)
-            meant = f"did you mean {' or '.join(f'--engine {word}' for word in close)}? " if close else ""
-            raise SettingsError(f"there is no engine {name!r}", f"{meant}--engine takes {', '.join(names)}")
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names))}.")
     return name
 
 
