@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from mptune.data.calibration import load_calibration
+from mptune.data.calibration import CalibrationSet
 from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError
@@ -19,25 +19,20 @@ from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
-from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.inspection.model import observe_values
-from mptune.settings import DataSettings, Granularity, InMemory
+from mptune.settings import Granularity
 from mptune.tuning.space import close_patterns, match
 
 _KEYS = frozenset({"format", "model_sha256", "opset", "precision", "nodes"})
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'
 
 _UNSEEN = (
-    "the values of this model were not observed, only its weights and its structure were checked: give --data PATH, so "
-    "that groups whose values FP16 cannot hold stay in FP32"
-)
-_UNCHECKED = (
-    "the values of this model were not checked, only its weights: give --data PATH, so that groups whose values FP16 "
-    "cannot hold are named"
+    "the values of this model were not checked, only its weights and its structure: give --data PATH, so that groups "
+    "whose values FP16 cannot hold are found"
 )
 
 
@@ -57,38 +52,30 @@ class ResolvedPlan:
     is_by_nodes: bool = False
 
 
-@dataclass(frozen=True)
-class CheckedData:
-    """Samples on which a plan is checked before it is carried out."""
-
-    source: Path | InMemory
-    batch: int = 1
-
-
 def resolve_plan(
     model: Model,
     plan: PrecisionPlan | Path | None,
     keep_fp32: Sequence[str] = (),
-    data: CheckedData | None = None,
+    samples: CalibrationSet | None = None,
     *,
     reduced: Precision = Precision.FP16,
     keep_bf16: Sequence[str] = (),
 ) -> ResolvedPlan:
     """Find the groups that a plan gives precisions to, or make a plan where there is none (``mptune.apply``).
 
-    A file of a plan may be of a model with the same nodes and other weights. The plan is checked on ``data``; where
+    A file of a plan may be of a model with the same nodes and other weights. The plan is checked on ``samples``; where
     there is no plan, what they show stays in FP32.
     """
     if plan is None:
-        return _all_reduced(model, data, reduced, keep_fp32, keep_bf16)
+        return _all_reduced(model, samples, reduced, keep_fp32, keep_bf16)
     if isinstance(plan, PrecisionPlan):
         resolved = _by_groups(model, plan, {})
     else:
         resolved = _from_file(model, plan)
     kept = _kept(keep_fp32, keep_bf16, resolved.groups, model)
     resolved = _supported(model, replace(resolved, plan=resolved.plan.replace(kept)))
-    is_checked = resolved.is_of_other_weights or data is not None or resolved.is_by_nodes
-    doubts = _doubts(model, resolved, data) if is_checked else ()
+    is_checked = resolved.is_of_other_weights or samples is not None or resolved.is_by_nodes
+    doubts = _doubts(model, resolved, samples) if is_checked else ()
     return replace(resolved, warnings=(*resolved.warnings, *doubts))
 
 
@@ -156,7 +143,7 @@ def _matched(option: str, patterns: Sequence[str], groups: Sequence[LayerGroup],
 
 
 def _all_reduced(
-    model: Model, data: CheckedData | None, reduced: Precision, keep_fp32: Sequence[str], keep_bf16: Sequence[str]
+    model: Model, samples: CalibrationSet | None, reduced: Precision, keep_fp32: Sequence[str], keep_bf16: Sequence[str]
 ) -> ResolvedPlan:
     """``reduced`` except where a hazard or the group itself rules it out, or a pattern means the group.
 
@@ -165,7 +152,7 @@ def _all_reduced(
     groups = find_groups(model)
     asked = _kept(keep_fp32, keep_bf16, groups, model)
     precisions = (Precision.FP32, reduced, *([Precision.BF16] if keep_bf16 else []))
-    hazards, warnings = _hazards(GroupedModel(model, groups), data, precisions)
+    hazards, warnings = _hazards(GroupedModel(model, groups), samples, precisions)
     pinned = {g: why for g, why in pinned_by_hazards(hazards, reduced).items() if asked.get(g) is not Precision.BF16}
     names = {group.id: group.name for group in groups}
     fixed = {*pinned, *(group.id for group in groups if group.pinned is not None)}
@@ -173,7 +160,7 @@ def _all_reduced(
     stays = [f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items()]
     resolved = _supported(model, ResolvedPlan(groups, PrecisionPlan(model.sha256, plan)))
     about = _finding_lines(hazards, resolved.plan, pinned)
-    if data is None and about:
+    if samples is None and about:
         about = (*about, _UNSEEN)
     doubts = _ruled_out(hazards, resolved, Precision.BF16, "") if reduced is not Precision.BF16 else ()
     return replace(resolved, warnings=(*warnings, *stays, *resolved.warnings, *doubts, *about))
@@ -195,14 +182,11 @@ def _supported(model: Model, resolved: ResolvedPlan) -> ResolvedPlan:
 
 
 def _hazards(
-    grouped: GroupedModel, data: CheckedData | None, precisions: Collection[Precision]
+    grouped: GroupedModel, samples: CalibrationSet | None, precisions: Collection[Precision]
 ) -> tuple[tuple[Hazard, ...], tuple[str, ...]]:
     """The hazards of the weights, and of the values on the data where there are any; and warnings about the data."""
-    if data is None:
+    if samples is None:
         return find_hazards(grouped), ()
-    settings = DataSettings(batch=data.batch)
-    samples = load_calibration(data.source, grouped.model.inputs, settings, 0, state_inputs(grouped.model))
-    samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
     named = tuple(map(str, precisions))
     ranges, about = observe_values(grouped, samples, named)
     absmax = {name: seen.absmax for name, seen in ranges.items()}
@@ -210,15 +194,15 @@ def _hazards(
     return hazards, (*samples.warnings, *_lines((*samples.findings, *about)))
 
 
-def _doubts(model: Model, resolved: ResolvedPlan, data: CheckedData | None) -> tuple[str, ...]:
+def _doubts(model: Model, resolved: ResolvedPlan, samples: CalibrationSet | None) -> tuple[str, ...]:
     """Where a plan has FP16 that cannot be right, or may not be: it is carried out all the same."""
     held = set(resolved.plan.precision.values())
-    hazards, warnings = _hazards(GroupedModel(model, resolved.groups), data, held)
+    hazards, warnings = _hazards(GroupedModel(model, resolved.groups), samples, held)
     cure = "" if resolved.is_by_nodes else "; keep it in FP32: --keep-fp32 {id}"
     pins = tuple(line for precision in REDUCED for line in _ruled_out(hazards, resolved, precision, cure))
-    if data is not None:
+    if samples is not None:
         return (*warnings, *pins, *_finding_lines(hazards, resolved.plan, pinned_by_hazards(hazards)))
-    return (*warnings, *pins, *([_UNCHECKED] if resolved.is_of_other_weights else []))
+    return (*warnings, *pins, *([_UNSEEN] if resolved.is_of_other_weights else []))
 
 
 def _ruled_out(hazards: Sequence[Hazard], resolved: ResolvedPlan, precision: Precision, cure: str) -> tuple[str, ...]:
@@ -269,13 +253,11 @@ def _of_other_weights(
     if not nodes or not document.get("precision"):
         raise PlanError(other, "give the model that was searched")
     names = {node.name for node in model.nodes}
-    missing = [name for name in nodes if name not in names]
-    grouped = [name for group in find_groups(model, "op") for name in group.nodes]
-    more = [name for name in grouped if name not in nodes]
-    if missing or more:
-        which = f"the plan's node {missing[0]!r} is not in it" if missing else f"the plan has no node {more[0]!r}"
+    grouped = {name for group in find_groups(model, "op") for name in group.nodes}
+    unlike = [name for name in nodes if name not in names] or sorted(grouped - nodes.keys())
+    if unlike:
         raise PlanError(
-            f"{other} with other nodes: {which}",
+            f"{other} with other nodes, such as {unlike[0]!r}",
             "give the model that was searched, or one of the same structure, such as one that was trained again",
         )
     plan = replace(PrecisionPlan.from_json(dict(document), str(path)), model_sha256=model.sha256)

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from mptune._version import __version__
 from mptune.commands import comparing, deploying, listing, models, searching
-from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
+from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, guarded, interrupted, reader_left
 from mptune.commands.options import panels, with_panels
 from mptune.errors import EXIT_NOT_MET, MptuneError, speak_of_options
 
@@ -98,10 +97,8 @@ def options(
     """
 
 
-_CLASSES: dict[object, type[TyperCommand]] = {searching.search: with_panels(panels())}
-
+app.command(cls=with_panels(panels()))(guarded(searching.search))
 for _command in (
-    searching.search,
     searching.worker,
     searching.report,
     searching.pick,
@@ -115,4 +112,4 @@ for _command in (
     listing.spaces,
     listing.doctor,
 ):
-    app.command(cls=_CLASSES.get(_command))(_command)
+    app.command()(guarded(_command))

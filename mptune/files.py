@@ -116,10 +116,7 @@ def files_sha256(*paths: Path) -> str:
 def _delete_leftovers(path: Path) -> None:
     """Delete what killed processes left of earlier attempts: weights take gigabytes."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        import psutil  # type: ignore[import-untyped]
-
-        pid = leftover.name.split(".")[-3]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if _is_left(leftover.name):
             with suppress(OSError):
                 leftover.unlink()
 
@@ -200,7 +197,7 @@ def delete_scratch(folders: Iterable[Path]) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=1)
 def _this_process(pid: int) -> str:
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     return f"{pid}-{int(psutil.Process(pid).create_time())}-{_host()}"
 

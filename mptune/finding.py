@@ -6,7 +6,6 @@ Whatever detects something calls ``Finding.of`` with code, place and evidence; t
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -219,8 +218,7 @@ def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def _check(what: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        close = difflib.get_close_matches(str(value), allowed, 1)
-        raise ValueError(f"there is no {what} {value!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        raise ValueError(f"there is no {what} {value!r}")
 
 
 def _json_value(value: float | str) -> int | float | str:

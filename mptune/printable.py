@@ -32,14 +32,6 @@ def cut(text: str, width: int = WIDEST) -> str:
     return line if len(line) <= width else line[: max(0, width - 3)] + "..."
 
 
-def shortened(text: str, most: int) -> str:
-    """The text, or its beginning and its end, ``most`` characters together, as ``cut`` of the page has it."""
-    if len(text) <= most:
-        return text
-    head = (most - 1) // 3
-    return f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[head + 1 - most :]}"
-
-
 def printable_html(text: object) -> str:
     """The text as it may stand in HTML; line breaks are left, since they mean nothing there."""
     from html import escape  # a table of 2,000 entities, for the command line alone too much

@@ -96,26 +96,10 @@ class FixedSettings(_Section):
     shared_units: bool = False
 
     @classmethod
-    def of(
-        cls,
-        settings: SearchSettings,
-        *,
-        space_sha256: str,
-        granularity: Granularity,
-        groups_sha256: str,
-        labels_sha256: str | None = None,
-        shared_units: bool = False,
-    ) -> FixedSettings:
-        """Those of a search, with what its search space and its model came to."""
-        given = vars(settings.data_settings) | vars(settings)
-        return cls(
-            **{name: given[name] for name in cls.model_fields if name in given},
-            space_sha256=space_sha256,
-            granularity=granularity,
-            groups_sha256=groups_sha256,
-            labels_sha256=labels_sha256,
-            shared_units=shared_units,
-        )
+    def of(cls, settings: SearchSettings, **resolved: Any) -> FixedSettings:
+        """Those of a search, with what its search space, its model and its labels came to."""
+        given = vars(settings.data_settings) | vars(settings) | resolved
+        return cls(**{name: given[name] for name in cls.model_fields if name in given})
 
 
 class SearchSection(_Section):
@@ -145,14 +129,6 @@ class SearchSection(_Section):
         return cls(**{**values, "tolerance": tuple(map(str, settings.tolerance)), "data": data})
 
 
-class SeedSection(_Section):
-    """The seeds of what is random in a run."""
-
-    split: int = 0
-    sampler: int = 0
-    random_inputs: int = 0
-
-
 class RunFile(_Section):
     """The content of run.json.
 
@@ -166,7 +142,6 @@ class RunFile(_Section):
     model: ModelSection
     fixed_settings: FixedSettings
     search: SearchSection = SearchSection()
-    seeds: SeedSection = SeedSection()
     storage: str | None = None
     study: str
     data: DataSection | None = None
@@ -187,7 +162,6 @@ class RunFile(_Section):
             model=model,
             fixed_settings=fixed,
             search=SearchSection.of(settings),
-            seeds=SeedSection(split=settings.seed, sampler=settings.seed, random_inputs=settings.seed),
             storage=storage,
             study=study,
             choice=Choice.of(settings),

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -184,23 +184,20 @@ def read_search(path: str | Path) -> tuple[RunDirectory, RunFile]:
 
 
 @contextmanager
-def open_run(path: Path, *, fresh: bool | Callable[[RunFile], bool] = False) -> Iterator[RunDirectory]:
+def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
     """Create or open a run directory to write it, and hold its lock meanwhile.
 
-    ``fresh`` moves what is there aside first, to ``NAME.old-1`` (or the next free number); a function says whether,
-    asked with the run.json that is there while nobody else can write it.
+    ``fresh`` moves what is there aside first, to ``NAME.old-1`` (or the next free number).
     """
     run = RunDirectory(path)
     _refuse_foreign(run)
     refuse_links(path)
     if fresh and path.exists():
         with _locked(run):  # Nobody else is in it.
-            recorded = run.load() if callable(fresh) else None
-            is_moved = fresh is True or (recorded is not None and callable(fresh) and fresh(recorded))
-        if is_moved and has_workers(run):
+            pass
+        if has_workers(run):
             raise RunError(f"{path} is in use by workers", "wait until they have ended, or choose another --out DIR")
-        if is_moved:
-            _move_aside(path)
+        _move_aside(path)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     with _locked(run):

@@ -274,16 +274,6 @@ def test_matrix_flops_of_an_operator(name: str, flops: int, tmp_path: Path, load
     assert node_flops(model.nodes[_middle(model)], ShapeTable(model, shapes)) == (flops, True)
 
 
-def test_a_cache_of_unknown_length_counts_as_what_was_and_what_comes(tmp_path: Path, load: Load) -> None:
-    model = load(_saved(growing_cache(1), tmp_path))
-    shapes = static_shapes(model).shapes
-    (attention,) = [node for node in model.nodes if node.name == "attention.0"]
-    keys = shapes["past_k.0"][2] + shapes["x"][1]
-    flops = 4 * shapes["x"][1] * CHANNELS * keys
-    assert keys > 2
-    assert node_flops(attention, ShapeTable(model, shapes)) == (flops, True)
-
-
 def test_scales_of_quantised_operators_stay_fp32(tmp_path: Path, load: Load) -> None:
     rng = np.random.default_rng(0)
     weights = {

@@ -131,7 +131,7 @@ def test_random_samples_are_a_hazard_and_reported_once(cnn_path: Path, tmp_path:
     drawn = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype(np.float32)
     np.savez(tmp_path / "data.npz", image=drawn)
     inspection = mptune.inspect(cnn_path, data=tmp_path / "data.npz")
-    assert [(h.severity, h.kind, h.tensor) for h in inspection.hazards] == [("warning", "input", "image")]
+    assert [(f.severity, f.where.inputs) for f in inspection.about] == [("warning", ("image",))]
     assert inspection.warnings == ()
 
 

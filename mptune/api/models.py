@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mptune.api.arguments import ModelLike, check_batch, data_argument, loaded_model
-from mptune.applying import CheckedData, check_out, load_for_plan, resolve_plan, write_model
+from mptune.applying import check_out, load_for_plan, resolve_plan, write_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.inspection.model import inspect_model
+from mptune.inspection.model import inspect_model, load_samples
 from mptune.inspection.record import Inspection
 from mptune.tuning.space import load_space
 
@@ -82,11 +82,11 @@ def apply(
         DataError: the data do not fit the model.
         BaselineError: the model does not run on them in FP32.
     """
-    given, written, samples = Path(plan) if isinstance(plan, str) else plan, Path(out), data_argument(data)
-    checked = None if samples is None else CheckedData(samples, batch)
+    given, written, source = Path(plan) if isinstance(plan, str) else plan, Path(out), data_argument(data)
     check_out(given, written, force=force)
     loaded = load_for_plan(Path(model), given, opset)
-    resolved = resolve_plan(loaded, given, keep_fp32, checked, reduced=Precision(reduced), keep_bf16=keep_bf16)
+    samples = None if source is None else load_samples(loaded, source, batch)
+    resolved = resolve_plan(loaded, given, keep_fp32, samples, reduced=Precision(reduced), keep_bf16=keep_bf16)
     doubts = write_model(loaded, resolved, written, force=force)
     if warn is not None:
         for text in (*resolved.warnings, *doubts):

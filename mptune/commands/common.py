@@ -65,14 +65,6 @@ def reader_left() -> int:
     return 0
 
 
-def start_no_blas_threads() -> None:
-    """Let NumPy and SciPy, where they are not imported yet, start no threads in this process: it reads a run directory.
-
-    Each of them brings an OpenBLAS of its own, which starts a thread for each core as it is loaded.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
 def _give_up(stream: TextIO) -> None:
     """Let what is still buffered for a stream go nowhere: at its exit, Python would fail to write it."""
     with contextlib.suppress(OSError, ValueError):

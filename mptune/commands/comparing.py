@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mptune.commands.common import JsonOption, ModelArgument, guarded, print_json
+from mptune.commands.common import JsonOption, ModelArgument, print_json
 from mptune.commands.options import BatchOption, IgnoreOption, read_options
 from mptune.errors import EXIT_NOT_MET
 from mptune.settings import DataSettings
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mptune.diagnosis.comparison import Comparison
 
 
-@guarded
 def compare(
     model: ModelArgument,
     data: Annotated[
@@ -89,7 +88,6 @@ def compare(
     _finish(comparing.compare(**arguments), as_json=json_)
 
 
-@guarded
 def check(
     mixed: Annotated[Path, typer.Argument(metavar="MIXED", help="The mixed-precision model.")],
     against: Annotated[Path, typer.Option(metavar="MODEL", help="The FP32 model that it was made from.")],

@@ -13,7 +13,6 @@ from mptune.commands.common import (
     RunArgument,
     StorageOption,
     complain,
-    guarded,
     leave_unmet,
     print_json,
     resumable,
@@ -31,7 +30,6 @@ from mptune.commands.options import (
 from mptune.settings import SearchSettings
 
 
-@guarded
 def confirm(
     context: typer.Context,
     run: RunArgument,
@@ -78,7 +76,6 @@ def confirm(
     leave_unmet(confirmation.front, as_json=json_)
 
 
-@guarded
 def export(
     run: RunArgument,
     out: Annotated[

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mptune.commands.common import JsonOption, guarded, print_json
+from mptune.commands.common import JsonOption, print_json
 
 
-@guarded
 def targets(
     name: Annotated[
         str | None,
@@ -38,7 +37,7 @@ def targets(
     if name is not None:
         target = load_target(name)
         if json_:
-            print_json(asdict(target))
+            print_json(target.model_dump())
             return
         from mptune.reporting.terminal.listings import print_target
 
@@ -46,14 +45,13 @@ def targets(
         return
     profiles = list_targets()
     if json_:
-        print_json([asdict(target) for target in profiles])
+        print_json([target.model_dump() for target in profiles])
         return
     from mptune.reporting.terminal.listings import print_targets
 
     print_targets(profiles)
 
 
-@guarded
 def spaces(json_: JsonOption = False) -> None:
     """List the search spaces.
 
@@ -77,13 +75,12 @@ def spaces(json_: JsonOption = False) -> None:
     print_spaces(named)
 
 
-@guarded
 def doctor(
     selftest: Annotated[
         bool,
         typer.Option(
             "--selftest",
-            help="Build, run, time and check three tiny models on every engine here. Exit code 1 if a check fails.",
+            help="Build, run, time and check two tiny models on every engine here. Exit code 1 if a check fails.",
         ),
     ] = False,
     json_: JsonOption = False,

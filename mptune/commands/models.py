@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
+from mptune.commands.common import JsonOption, ModelArgument, at_most_one, complain, print_json, say
 from mptune.commands.options import BatchOption, OpsetOption, read_options
 from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 
 
-@guarded
 def inspect(
     model: ModelArgument,
     data: Annotated[
@@ -54,7 +53,6 @@ def inspect(
         raise typer.Exit(EXIT_STOPPED)
 
 
-@guarded
 def apply(
     model: ModelArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="File to write the mixed model to.")],
@@ -109,10 +107,7 @@ def apply(
     del arguments["fp16_all"], arguments["bf16_all"]
     if plan is None and not (fp16_all or bf16_all or keep_fp32 or keep_bf16):
         raise SettingsError("nothing says which plan to apply", "give a plan.json, --fp16-all or --keep-fp32 PATTERN")
-    ways = {"PLAN": plan is not None, "--fp16-all": fp16_all, "--bf16-all": bf16_all}
-    if sum(ways.values()) > 1:
-        named = " and ".join(way for way, is_given in ways.items() if is_given)
-        raise SettingsError(f"{named} exclude each other", "give one of them")
+    at_most_one({"PLAN": plan, "--fp16-all": fp16_all, "--bf16-all": bf16_all})
     arguments = {**arguments, "plan": plan, "reduced": "bf16" if bf16_all else "fp16"}
     from mptune.api import models
 

@@ -16,11 +16,9 @@ from mptune.commands.common import (
     at_most_one,
     complain,
     finish,
-    guarded,
     print_csv,
     print_json,
     resumable,
-    start_no_blas_threads,
 )
 from mptune.commands.options import (
     AllowMixedOption,
@@ -38,7 +36,6 @@ from mptune.commands.options import (
 from mptune.errors import BaselineError, EndedEarlyError, SettingsError
 
 
-@guarded
 @with_settings
 def search(
     context: typer.Context, model: ModelArgument, metric: MetricOption = None, json_: JsonOption = False, **given: Any
@@ -74,7 +71,6 @@ def _print_stopped(model: Path, out: Path | None) -> None:
     print_json(stopped_document(read_run(run_path(model, out))[1]))
 
 
-@guarded
 def worker(
     context: typer.Context,
     run: RunArgument,
@@ -106,7 +102,6 @@ def worker(
         joining.worker(**arguments, listener=listener)
 
 
-@guarded
 def report(
     run: RunArgument,
     explain: Annotated[
@@ -135,7 +130,6 @@ def report(
     """
     at_most_one({"--explain": explain, "--csv": csv_})
     at_most_one({"--json": json_, "--csv": csv_})
-    start_no_blas_threads()
     from mptune.api import reading
 
     if repair:
@@ -158,7 +152,6 @@ def report(
         print_explanation(front)
 
 
-@guarded
 def pick(
     run: RunArgument,
     max_error: MaxErrorOption = None,

@@ -91,7 +91,7 @@ def describe_environment(root: Path = Path("/")) -> Environment:
         cpu_count=usable_cores(),
         gpus=gpus,
         warnings=tuple(warnings),
-        jetson=read_jetson(root, [gpu.name for gpu in gpus]),
+        jetson=read_jetson(root),
     )
 
 

@@ -16,13 +16,13 @@ from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.toolchains.toolchain import PredictedToolchain
 from mptune.engines.workload import Workload
-from mptune.finding import Finding, by_severity
+from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.constants import masked_row_findings
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import Hazard, hazard_findings, worst_first
+from mptune.graph.hazards.hazard import Hazard, worst_first
 from mptune.graph.hazards.interface import interface_findings, state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
@@ -88,12 +88,17 @@ def known_values(grouped: GroupedModel, data: Path | InMemory | None, batch: int
     if data is None:
         static = static_shapes(grouped.model, batch)
         return KnownValues(static.shapes, static.assumed)
-    settings = DataSettings(batch=batch)
-    samples = load_calibration(data, grouped.model.inputs, settings, 0, state_inputs(grouped.model))
-    samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
+    samples = load_samples(grouped.model, data, batch)
     ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)))
     shapes = {name: seen.shape for name, seen in ranges.items()}
     return KnownValues(shapes, samples=samples, ranges=ranges, findings=findings)
+
+
+def load_samples(model: Model, data: Path | InMemory, batch: int) -> CalibrationSet:
+    """As many samples as a search would take."""
+    settings = DataSettings(batch=batch)
+    samples = load_calibration(data, model.inputs, settings, 0, state_inputs(model))
+    return replace(samples, samples=samples.samples[: settings.max_search_samples])
 
 
 def observe_values(
@@ -121,48 +126,22 @@ def observe_values(
     return dict(ranges), (*about, *optimised)
 
 
-_OF_MODEL = ("quantised", "types", "mixed", "mask")
-"""Kinds of hazards that are about the model as a whole, whichever nodes they name."""
-
-_SHOWN_FIRST = ("flops_share", "masked_rows", "outputs")
-"""The evidence that is a hazard's value; else it is the first number."""
-
-
-def model_findings(grouped: GroupedModel, values: KnownValues) -> list[tuple[str, Finding]]:
-    """What is found about the model as a whole, of what is known of its values, each with its kind of hazard."""
+def model_findings(grouped: GroupedModel, values: KnownValues) -> tuple[Finding, ...]:
+    """What is found about the model as a whole, of what is known of its values."""
     samples, shapes, model = values.samples, values.shapes, grouped.model
     masked = {name: seen.masked for name, seen in values.ranges.items() if seen.masked is not None}
-    by_kind: tuple[tuple[str, Sequence[Finding]], ...] = (
-        ("reference", training_findings(model, "inspect", is_run=samples is not None)),
-        ("input", () if samples is None else [replace(finding, origin="inspect") for finding in samples.findings]),
-        ("reference", values.findings),
-        ("mask", masked_row_findings(grouped, masked, "inspect", reference_findings=values.findings)),
-        ("mixed", already_mixed_findings(grouped, shapes, "inspect")),
-        ("quantised", quantised_findings(grouped, shapes, "inspect")),
-        ("types", out_of_reach_findings(grouped, shapes, "inspect")),
-        ("output", interface_findings(model, "inspect")),
-    )
-    every = [(kind, finding) for kind, findings in by_kind for finding in findings]
-    kept = without_repetition(finding for _, finding in every)
-    return [(kind, finding) for kind, finding in every if finding in kept]
-
-
-def _as_hazard(kind: str, finding: Finding) -> Hazard:
-    """A finding about the model as the table of hazards shows it; it pins no group."""
-    where, evidence = finding.where, finding.evidence
-    numbers = [evidence[name] for name in _SHOWN_FIRST if name in evidence]
-    numbers += [x for x in evidence.values() if isinstance(x, (int, float))]
-    places = () if kind in _OF_MODEL else (*where.tensors, *(output.name for output in where.outputs), *where.inputs)
-    return Hazard(
-        "info" if kind == "quantised" else finding.severity,  # quantised parts are pinned
-        kind,
-        None,
-        where.nodes[0] if where.nodes and kind not in _OF_MODEL else None,
-        next(iter(places), "samples" if kind == "input" else "the model"),
-        float(next(iter(numbers), 0.0)),
-        finding.code,
-        evidence=evidence,
-        shown=finding,
+    return without_repetition(
+        (
+            *nothing_to_tune(grouped, "inspect"),
+            *training_findings(model, "inspect", is_run=samples is not None),
+            *(() if samples is None else (replace(finding, origin="inspect") for finding in samples.findings)),
+            *values.findings,
+            *masked_row_findings(grouped, masked, "inspect", reference_findings=values.findings),
+            *already_mixed_findings(grouped, shapes, "inspect"),
+            *quantised_findings(grouped, shapes, "inspect"),
+            *out_of_reach_findings(grouped, shapes, "inspect"),
+            *interface_findings(model, "inspect"),
+        )
     )
 
 
@@ -182,8 +161,7 @@ def inspect_model(
     values = known_values(grouped, data, batch)
     every = find_hazards(grouped, values.absmax, seen=seen_of(values.ranges))
     of_fp16 = [hazard for hazard in every if hazard.precision is Precision.FP16]
-    about = model_findings(grouped, values)
-    hazards = worst_first([*of_fp16, *(_as_hazard(kind, finding) for kind, finding in about)])
+    hazards = worst_first(of_fp16)
     space = make_space(grouped, named, hazards, values.absmax)
     no_bf16 = _without_bf16(grouped, every)
     precisions = tuple(map(str, Precision))
@@ -210,13 +188,7 @@ def inspect_model(
             *check_ranges(values.ranges),
             *space.warnings,
         ),
-        findings=by_severity(
-            (
-                *nothing_to_tune(grouped, "inspect"),
-                *(finding for _, finding in about),
-                *hazard_findings(of_fp16, "inspect"),
-            )
-        ),
+        about=model_findings(grouped, values),
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mptune.finding import Finding
+from mptune.finding import Finding, by_severity
 from mptune.graph.grouping.groups import LayerGroup
-from mptune.graph.hazards.hazard import Hazard
+from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import Granularity
@@ -73,7 +73,7 @@ class Inspection:
         observed: what the samples are called whose values and shapes were observed; None where none were.
         samples: how many.
         warnings: that have no code, one line each.
-        findings: hazards and data warnings that have a code, the most severe first.
+        about: findings about the model as a whole, and about the data.
     """
 
     model: Model
@@ -91,7 +91,12 @@ class Inspection:
     observed: str | None
     samples: int
     warnings: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()
+    about: tuple[Finding, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those about the model, and the hazards that have a code, the most severe first."""
+        return by_severity((*self.about, *hazard_findings(self.hazards, "inspect")))
 
     @property
     def flops(self) -> float:

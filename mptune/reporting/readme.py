@@ -9,7 +9,7 @@ from string import Template
 from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.printable import printable, shortened
+from mptune.printable import printable
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
     environment_facts,
@@ -183,4 +183,5 @@ def _block(lines: Iterable[str]) -> str:
 
 def _line(text: object) -> str:
     """A line of README.txt, printable; names in it may be of any length."""
-    return shortened(printable(text), _LONGEST)
+    line = printable(text)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -106,36 +106,9 @@ def attention() -> onnx.ModelProto:
     return graph.model("attention", (1, rows, width), (1, rows, width))
 
 
-def quantised() -> onnx.ModelProto:
-    """Two convolutions in INT8, by QuantizeLinear and DequantizeLinear around them, between two in FP32."""
-    graph, channels = _Graph(), 32
-
-    def quantise(source: str, out: str, largest: float) -> str:
-        step = graph.constant(f"{out}.scale", np.array(largest / 127, np.float32))
-        zero = graph.constant(f"{out}.zero", np.array(0, np.int8))
-        narrow = graph.add("QuantizeLinear", source, step, zero, out=f"{out}.int8")
-        return graph.add("DequantizeLinear", narrow, step, zero, out=out)
-
-    value = graph.add("Relu", graph.conv("x", "conv0", channels, channels), out="relu0")
-    random = np.random.default_rng(SEED + 1)
-    for name in ("q1", "q2"):
-        stored = random.integers(-127, 128, (channels, channels, 3, 3)).astype(np.int8)
-        weight = graph.constant(f"{name}.weight", stored)
-        step = graph.constant(f"{name}.step", np.full(channels, 1 / (73 * np.sqrt(channels * 9)), np.float32))
-        zero = graph.constant(f"{name}.zero", np.zeros(channels, np.int8))
-        kernel = graph.add("DequantizeLinear", weight, step, zero, out=f"{name}.kernel", axis=0)
-        source = quantise(value, f"{name}.in", 4.0)
-        conv = graph.add("Conv", source, kernel, out=f"{name}.conv", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
-        value = graph.add("Relu", conv, out=f"{name}.relu")
-    graph.conv(value, "y", channels, channels)
-    shape = (1, channels, 24, 24)
-    return graph.model("quantised", shape, shape)
-
-
 MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "convolutions": convolutions,
     "attention": attention,
-    "quantised": quantised,
 }
 
 
@@ -147,7 +120,6 @@ def samples_of(model: onnx.ModelProto) -> Sequence[Mapping[str, np.ndarray]]:
     return [{value.name: random.standard_normal(shape).astype(np.float32)} for _ in range(SAMPLES)]
 
 
-QUANTISED = "quantised"
 FP32, FP16, FIRST, SECOND = "all-fp32", "all-fp16", "one half", "other half"
 """The plans: in the last two, every other group that may be FP16 is, and none of them is in both."""
 
@@ -160,11 +132,6 @@ class Case:
     workload: Workload
     plans: Mapping[str, PrecisionPlan]
     reference: tuple[np.ndarray, ...]
-
-    @property
-    def quantised(self) -> bool:
-        """Whether part of it is INT8, whose steps any rounding before them can change."""
-        return self.name == QUANTISED
 
     @cached_property
     def fused(self) -> Mapping[str, np.ndarray]:

@@ -12,17 +12,13 @@ from typing import Literal
 import numpy as np
 
 from mptune.engines.base import Failure
-from mptune.engines.tensorrt.jobs import misplaced_layers, read_layers
-from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
-from mptune.selftest.cases import FIRST, FP16, FP32, SECOND
+from mptune.selftest.cases import FIRST, FP32, SECOND, Case
 from mptune.selftest.job import EngineRun
 
 Status = Literal["holds", "does not hold", "cannot be checked here"]
 MOST_ERROR = 3.0
 """An engine's error over the emulated one. Real FP16 engines: 0.82 to 1.08 (an H200, one group at a time)."""
-QUANTISED_ERROR = 0.02
-"""Relative error of a model with INT8 that is no fault: a value may come to lie one step of INT8 away."""
 MOST_CHANGE = 1e-4
 """Relative difference between two runs on one sample; atomic additions come in any order."""
 FOREIGN = 0.1
@@ -31,11 +27,8 @@ LEAST_LIKENESS = 0.15
 """How much more alike (cosine) an engine's error is to its own plan's emulated one than to the other half's."""
 MOST_FP32_ERROR = 5e-5
 """Relative error of FP32 without TF32: sums of some hundred products give about 5e-7, TF32 gives 3e-4."""
-LIKE_TF32 = 0.2
-"""From this cosine on an FP32 error is like that of rounding to ten bits of mantissa, as TF32 and FP16 do."""
 SPAN_RATIOS = (0.9, 1.05)
 """A span by the engine's clock over the same by the host's."""
-_NO_TYPES = "ONNX Runtime does not report the types that its kernels compute in"
 
 
 @dataclass(frozen=True)
@@ -55,26 +48,32 @@ class Seen:
     """One engine that was built and run.
 
     Attributes:
-        reference: FP32 outputs of both samples.
-        emulated: outputs of the first sample by plan.
+        fuses: whether the engine rounds as one that fuses nodes.
         outputs: of the first sample, of the second, of the first again; empty where it failed.
     """
 
-    model: str
+    case: Case
     plan: str
-    reference: tuple[np.ndarray, ...]
-    emulated: Mapping[str, np.ndarray]
-    quantised: bool
-    nodes: Mapping[str, Precision]
+    fuses: bool
     run: EngineRun | Failure
     outputs: tuple[np.ndarray, ...] = ()
     build_s: float = 0.0
     nbytes: int | None = None
 
     @property
+    def reference(self) -> tuple[np.ndarray, ...]:
+        """FP32 outputs of both samples."""
+        return self.case.reference
+
+    @property
+    def emulated(self) -> Mapping[str, np.ndarray]:
+        """Emulated outputs of the first sample by plan."""
+        return self.case.fused if self.fuses else self.case.unfused
+
+    @property
     def title(self) -> str:
         """Model and plan as text."""
-        return f"{self.model}, {self.plan}"
+        return f"{self.case.name}, {self.plan}"
 
     @property
     def error(self) -> float:
@@ -106,7 +105,6 @@ def relative(values: np.ndarray, wanted: np.ndarray) -> float:
 def judge(engine: str, seen: Sequence[Seen]) -> tuple[Check, ...]:
     """The checks of one engine, by what was built and run."""
     ran = [each for each in seen if not isinstance(each.run, Failure)]
-    by_plan = {(each.model, each.plan): each for each in ran}
     builds = _builds(engine, seen)
     if not ran:
         return (builds,)
@@ -118,11 +116,10 @@ def judge(engine: str, seen: Sequence[Seen]) -> tuple[Check, ...]:
     return (
         builds,
         outputs,
-        _precisions(engine, by_plan, why_not),
+        _precisions(engine, ran, why_not),
         without_tf32,
         _repeated(engine, ran, is_off),
         _clock(engine, ran),
-        _types(engine, ran),
     )
 
 
@@ -136,29 +133,22 @@ def _builds(engine: str, seen: Sequence[Seen]) -> Check:
 
 
 def _outputs(engine: str, ran: Sequence[Seen]) -> Check:
-    ratios = [(_error_ratio(each), each) for each in ran]
+    limit = f"<= {MOST_ERROR:g}"
+    ratios = [
+        (each.error / relative(each.emulated[each.plan], each.reference[0]), each) for each in ran if each.plan != FP32
+    ]
+    if not ratios:
+        return unchecked(engine, "outputs", limit, "no plan with FP16 could be run")
     worst, each = max(ratios, key=lambda pair: pair[0])
     text = f"largest error is {worst:.2g} times the emulated one ({each.title}: {each.error:.2g})"
-    if each.plan == FP32 and worst > MOST_ERROR:
-        text = f"error of {each.title} is {each.error:.2g}, and not as of TF32"
-    return _check(engine, "outputs", worst <= MOST_ERROR, worst, f"<= {MOST_ERROR:g}", text)
+    return _check(engine, "outputs", worst <= MOST_ERROR, worst, limit, text)
 
 
-def _error_ratio(each: Seen) -> float:
-    """The error over what it may come to by rounding; for all-FP32 where it is not what TF32 explains."""
-    emulated = relative(each.emulated[FP16 if each.plan == FP32 else each.plan], each.reference[0])
-    if each.quantised:
-        emulated = max(emulated, QUANTISED_ERROR / MOST_ERROR)
-    ratio = each.error / emulated
-    explained = each.quantised or each.error <= MOST_FP32_ERROR or each.likeness(FP16) >= LIKE_TF32
-    return ratio if each.plan != FP32 or explained else max(ratio, each.error / MOST_FP32_ERROR * MOST_ERROR)
-
-
-def _precisions(engine: str, ran: Mapping[tuple[str, str], Seen], why_not: str) -> Check:
+def _precisions(engine: str, ran: Sequence[Seen], why_not: str) -> Check:
     limit = f">= {LEAST_LIKENESS:g}"
     if why_not:
         return unchecked(engine, "precisions", limit, why_not)
-    halves = [(each, SECOND if each.plan == FIRST else FIRST) for each in ran.values() if each.plan in (FIRST, SECOND)]
+    halves = [(each, SECOND if each.plan == FIRST else FIRST) for each in ran if each.plan in (FIRST, SECOND)]
     margins = [(each.likeness(each.plan) - each.likeness(other), each) for each, other in halves]
     if not margins:
         return unchecked(engine, "precisions", limit, "no mixed plan could be run")
@@ -174,12 +164,11 @@ def _precisions(engine: str, ran: Mapping[tuple[str, str], Seen], why_not: str) 
 
 def _tf32(engine: str, ran: Sequence[Seen], is_off: bool) -> Check:
     limit = f"<= {MOST_FP32_ERROR:g}"
-    plain = [each for each in ran if each.plan == FP32 and not each.quantised]
+    plain = [each for each in ran if each.plan == FP32]
     if is_off or not plain:
         return unchecked(engine, "tf32", limit, "its outputs are off" if is_off else "all-FP32 could not be run")
     worst = max(plain, key=lambda each: each.error)
-    text = f"FP32 error is {worst.error:.2g} with TF32 off ({worst.model})"
-    text += "; TF32 would give about 3e-4"
+    text = f"FP32 error is {worst.error:.2g} with TF32 off ({worst.case.name}); TF32 would give about 3e-4"
     return _check(engine, "tf32", worst.error <= MOST_FP32_ERROR, worst.error, limit, text)
 
 
@@ -200,22 +189,6 @@ def _clock(engine: str, ran: Sequence[Seen]) -> Check:
     each, clock = max(readings, key=lambda pair: abs(np.log(max(pair[1].span_ratio, 1e-9))))
     text = f"{clock.executions} executions take {clock.span_ratio:.3f} of the host clock's time ({each.title})"
     return _check(engine, "clock", low <= clock.span_ratio <= high, clock.span_ratio, limit, text)
-
-
-def _types(engine: str, ran: Sequence[Seen]) -> Check:
-    limit = "0 layers"
-    described = [(each, each.run) for each in ran if isinstance(each.run, EngineRun) and each.run.information]
-    if not described:
-        return unchecked(engine, "layer types", limit, _NO_TYPES)
-    wrong, layers = [], 0
-    for each, run in described:
-        names, judged = misplaced_layers(each.nodes, read_layers(run.information))
-        layers += judged
-        wrong += [f"{name} ({each.title})" for name in names]
-    if not layers:
-        return unchecked(engine, "layer types", limit, "TensorRT gives no types of the layers")
-    text = f"{len(wrong)} of {layers} layers in another type than the plan says" + (f": {wrong[0]}" if wrong else "")
-    return _check(engine, "layer types", not wrong, float(len(wrong)), limit, text)
 
 
 def _check(engine: str, name: str, holds: bool, figure: float, limit: str, text: str) -> Check:

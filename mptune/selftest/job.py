@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import save_outputs
-from mptune.engines.base import DescribesLayers, Engine, EngineSession, Stage
+from mptune.engines.base import Engine, EngineSession, Stage
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.timing.latency import Stopwatch
 from mptune.engines.worker.child import WorkerState
@@ -45,7 +45,6 @@ class EngineRun:
 
     open_s: float
     clock: ClockReading | None
-    information: str
     warnings: tuple[str, ...]
 
 
@@ -77,8 +76,7 @@ class RunEngineJob:
             state.enter(Stage.RUN)
         outputs.append(session.run(first))
         save_outputs(self.outputs, outputs)
-        information = session.information() if isinstance(session, DescribesLayers) else ""
-        return EngineRun(open_s, clock, information, session.warnings)
+        return EngineRun(open_s, clock, session.warnings)
 
 
 def read_clocks(watch: Stopwatch) -> ClockReading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ class EngineTest:
         clock = seen.run.clock if isinstance(seen.run, EngineRun) else None
         return {
             "engine": self.engines.name,
-            "model": seen.model,
+            "model": seen.case.name,
             "plan": seen.plan,
             "build_s": seen.build_s,
             "bytes": seen.nbytes,
@@ -145,29 +145,19 @@ class EngineTest:
         return self.engines.backend.builder(bench)
 
     def _see(self, worker: Worker, builder: Builder, case: Case, plan: str) -> Seen:
-        workload = case.workload
         fuses = not isinstance(builder, Rounds) or builder.fuses
-        seen = Seen(
-            case.name,
-            plan,
-            case.reference,
-            case.fused if fuses else case.unfused,
-            case.quantised,
-            workload.rewriter.node_precisions(case.plans[plan]),
-            run=EngineRun(0.0, None, "", ()),
-        )
         built = builder.build(case.plans[plan])
         if isinstance(built, Failure):
-            return replace(seen, run=built)
+            return Seen(case, plan, fuses, built)
         outputs = self._folder / "outputs.npz"
-        engine, samples = self.engine(case, built.engine, plan), workload.workspace.samples("search")
+        engine, samples = self.engine(case, built.engine, plan), case.workload.workspace.samples("search")
         run = worker.call(RunEngineJob(engine, samples, outputs, plan in (FP32, FP16)), _RUN_TIMEOUT_S)
         build_s, nbytes = built.build_s or 0.0, built.engine.path.stat().st_size if built.is_kept else None
         builder.release(case.plans[plan])
         if isinstance(run, Failure):
-            return replace(seen, run=run, build_s=build_s)
+            return Seen(case, plan, fuses, run, build_s=build_s)
         arrays = tuple(next(iter(sample.values())) for sample in read_outputs(outputs))
-        return replace(seen, run=run, outputs=arrays, build_s=build_s + run.open_s, nbytes=nbytes)
+        return Seen(case, plan, fuses, run, arrays, build_s + run.open_s, nbytes)
 
     def engine(self, case: Case, engine: Engine, plan: str) -> Engine:
         """The engine that is run, of the one that was built for a plan."""

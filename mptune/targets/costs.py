@@ -188,41 +188,21 @@ _MATRIX_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
 }
 
 
-def _projecting_attention(node: Node, shapes: ShapeTable) -> float:
-    """Projects its input (batch, length, channels) by one weight (channels, 3 x heads) first; ``past`` adds keys."""
+_PROJECTING = ("Attention", "QAttention", "PackedAttention", "DecoderMaskedSelfAttention")
+"""Operators that project their input (batch, length, channels) by one weight (channels, 3 x heads) first."""
+
+
+def _runtime_attention(node: Node, shapes: ShapeTable) -> float:
+    """Two products for every query element and key position; a cache (..., keys, size) in the outputs counts whole."""
     tokens = shapes[node.inputs[0]]
-    projection = 2.0 * math.prod(tokens) * _last(shapes[node.inputs[1]])
-    past = _input(node, 8 if node.op_type == "QAttention" else 4)  # (2, batch, heads, keys, size)
-    keys = _last(tokens, 2) + (_last(shapes[past], 2) if past and node.op_type != "PackedAttention" else 0)
-    return projection + 4.0 * shapes.elements(node.outputs[0]) * keys
-
-
-def _attention_of_projections(node: Node, shapes: ShapeTable) -> float:
-    """Two products for every query element and key position; a cache (batch, heads, keys, size) adds keys."""
+    projects = node.op_type in _PROJECTING
     present = node.outputs[1] if len(node.outputs) > 1 else ""
-    held = _last(shapes[present], 2) if present else 1
-    if held > 1:  # else its length may be unknown: a dynamic axis that no input has
-        return 4.0 * shapes.elements(node.outputs[0]) * held
-    key = _input(node, 1)
-    shape = shapes[key] if key else shapes[node.inputs[0]]
-    keys = shape[2] if key and len(shape) == 4 else shape[1] if len(shape) > 2 else _last(shape, 2)
-    past = _input(node, 3) if node.op_type in ("GroupQueryAttention", "SparseAttention") else _input(node, 6)
-    keys += _last(shapes[past], 2) if past else 0
-    return 4.0 * shapes.elements(node.outputs[0]) * keys
-
-
-def _input(node: Node, position: int) -> str:
-    return node.inputs[position] if len(node.inputs) > position else ""
-
-
-def _mixture(node: Node, shapes: ShapeTable) -> float:
-    """Every token goes through ``k`` of the experts, whose weights lie along their first axis."""
-    weights = [_input(node, i) for i in (2, 4, 6)]
-    experts = max(1, shapes[weights[0]][0]) if weights[0] and shapes[weights[0]] else 1
-    chosen = attribute(node, "k")
-    tokens = shapes.elements(node.inputs[0]) / max(1, _last(shapes[node.inputs[0]]))
-    used = (chosen if isinstance(chosen, int) else 1) / experts
-    return 2.0 * tokens * used * sum(shapes.elements(weight) for weight in weights if weight)
+    keys = _last(shapes[present], 2) if present else 1
+    if keys == 1:  # no cache, or one of unknown length
+        key = node.inputs[1] if len(node.inputs) > 1 and not projects else ""
+        keys = _last(shapes[key] if key else tokens, 2)
+    projection = 2.0 * math.prod(tokens) * _last(shapes[node.inputs[1]]) if projects else 0.0
+    return projection + 4.0 * shapes.elements(node.outputs[0]) * keys
 
 
 _RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
@@ -232,12 +212,11 @@ _RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
     **dict.fromkeys(("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulIntegerToFloat"), _matmul),
     **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulInteger16"), _matmul),
     **dict.fromkeys(
-        ("Attention", "QAttention", "PackedAttention", "DecoderMaskedSelfAttention"), _projecting_attention
+        (*_PROJECTING, "MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "GroupQueryAttention"),
+        _runtime_attention,
     ),
-    **dict.fromkeys(("MultiHeadAttention", "DecoderMaskedMultiHeadAttention"), _attention_of_projections),
-    **dict.fromkeys(("GroupQueryAttention", "SparseAttention", "PackedMultiHeadAttention"), _attention_of_projections),
+    **dict.fromkeys(("SparseAttention", "PackedMultiHeadAttention"), _runtime_attention),
     **dict.fromkeys(("AttnLSTM", "DynamicQuantizeLSTM"), _recurrent),
-    **dict.fromkeys(("MoE", "QMoE"), _mixture),
 }
 """Of ONNX Runtime's own domains, by docs/ContribOperators.md of microsoft/onnxruntime."""
 

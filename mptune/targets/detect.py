@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +51,6 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
     if jetson is not None:  # its nvidia-smi, where there is one, answers "[N/A]"
         return (jetson,)
     rows = _listed_gpus(timeout_s)
-    jetson = _detect_jetson(root, [row["name"] for row in rows])
-    if jetson is not None:
-        return (jetson,)
     visible = _visible([row["index"] for row in rows], [row["uuid"] for row in rows])
     return tuple(
         Gpu(
@@ -127,8 +123,8 @@ def _memory_gb(mebibytes: str) -> float | None:
         return None
 
 
-def _detect_jetson(root: Path, gpu_names: Sequence[str] = ()) -> Gpu | None:
-    jetson = read_jetson(root, gpu_names)
+def _detect_jetson(root: Path) -> Gpu | None:
+    jetson = read_jetson(root)
     if jetson is None:
         return None
     model = jetson.model.lower()

@@ -2,17 +2,15 @@
 
 Also whether it throttled while it was timed: nvidia-smi answers N/A there. Sources: Jetson Linux Developer Guide,
 "Platform Power and Performance" (``oc*_event_cnt`` of the driver ``soctherm_oc``: OC1 is under-voltage, OC2 average and
-OC3 instantaneous over-current) and "Thermal management"; the Linux kernel's documentation of devfreq and of thermal
-zones.
+OC3 instantaneous over-current); the Linux kernel's documentation of devfreq.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,15 +22,9 @@ TIMEOUT_S = 10.0
 
 def ask_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
     """What nvidia-smi prints; None where there is none, or it fails or does not answer in time."""
-    program = shutil.which("nvidia-smi")
-    return None if program is None else output_of(Path(program), *arguments, timeout_s=timeout_s)
-
-
-def output_of(program: Path, *arguments: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """The standard output of a program; None where it is missing, fails or does not answer in time."""
     try:
         done = subprocess.run(
-            [str(program), *arguments],
+            ["nvidia-smi", *arguments],
             capture_output=True,
             text=True,
             errors="replace",
@@ -49,8 +41,6 @@ _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 """Series of JetPack by that of Jetson Linux (NVIDIA's JetPack archive)."""
 
 _RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
-
-_NVPMODEL = "usr/sbin/nvpmodel"
 
 _MEMORY_TOLERANCE = 0.15
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
@@ -102,9 +92,9 @@ class JetsonState(Clocks, JsonForm):
         return [(name, value) for name, value in lines if value]
 
 
-def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> JetsonState | None:
+def read_jetson(root: Path = Path("/")) -> JetsonState | None:
     """Read the device's files; None where this is no Jetson."""
-    model = _model(root) or _unnamed(gpu_names)
+    model = _model(root)
     if not model:
         return None
     total = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
@@ -133,28 +123,15 @@ def _model(root: Path) -> str:
     return ""
 
 
-def _unnamed(gpu_names: Iterable[str]) -> str:
-    """A Jetson whose files do not name it, in a container: by nvidia-smi."""
-    nvgpus = (re.fullmatch(r"(?:NVIDIA )?(\w+) \(nvgpu\)", name.strip()) for name in gpu_names)
-    return next((f"NVIDIA Jetson {nvgpu[1]}" for nvgpu in nvgpus if nvgpu), "")
-
-
 def same_memory(reported_gb: float, named_gb: float) -> bool:
     """Whether what a device reports can be the memory in a product's name."""
     return abs(reported_gb / named_gb - 1) <= _MEMORY_TOLERANCE
 
 
 def _part(compatible: Sequence[str]) -> str:
-    """``nvidia,p3767-0005`` among ``nvidia,p3768-0000+p3767-0005-super``, ``nvidia,p3767-0005``, ``nvidia,tegra234``.
-
-    Where a carrier board's maker left the second out, the module stands behind the carrier board in the first.
-    """
-    for pattern in (r"nvidia,(p\d{4}-\d{4})", r".*\+(p\d{4}-\d{4}).*"):
-        for entry in compatible:
-            match = re.fullmatch(pattern, entry.strip())
-            if match:
-                return match[1]
-    return ""
+    """Of ``nvidia,p3768-0000+p3767-0005-super``, ``nvidia,p3767-0005``, ``nvidia,tegra234`` the second."""
+    matches = (re.fullmatch(r"nvidia,(p\d{4}-\d{4})", entry.strip()) for entry in compatible)
+    return next((match[1] for match in matches if match), "")
 
 
 def _jetpack(root: Path, l4t: str) -> str:
@@ -166,21 +143,14 @@ def _jetpack(root: Path, l4t: str) -> str:
     return _JETPACK_MAJORS.get(l4t.partition(".")[0], "")
 
 
-def _power_modes(root: Path) -> dict[int, str]:
-    """Id -> name of every mode in ``/etc/nvpmodel.conf``."""
+def _power_mode(root: Path) -> str:
+    """The name of the power mode, by the files of ``nvpmodel``."""
     modes = re.findall(
         r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", read_text(root / "etc/nvpmodel.conf"), re.MULTILINE
     )
-    return {int(number): name.removeprefix("MODE_") for number, name in modes}
-
-
-def _power_mode(root: Path) -> str:
-    """The power mode by ``nvpmodel -q``, else by nvpmodel's status file."""
-    asked = re.search(r"^NV Power Mode:\s*(\S+)", output_of(root / _NVPMODEL, "-q") or "", re.MULTILINE)
-    if asked:
-        return asked[1].removeprefix("MODE_")
     kept = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
-    return _power_modes(root).get(int(kept[1]), "") if kept else ""
+    names = {int(number): name.removeprefix("MODE_") for number, name in modes}
+    return names.get(int(kept[1]), "") if kept else ""
 
 
 def gpu_clocks(root: Path) -> Clocks:
@@ -211,8 +181,6 @@ def read_text(path: Path) -> str:
 
 
 _CLOCK_TOLERANCE = 0.05
-_EVENTS = {"oc1": "under-voltage", "oc2": "average over-current", "oc3": "instantaneous over-current"}
-_TRIPS = re.compile(r"trip_point_(\d+)_type")
 
 
 @dataclass(frozen=True)
@@ -222,14 +190,12 @@ class Throttling:
     clocks: Clocks
     events: Mapping[str, int]
     """Event counter, such as ``oc3`` -> events since the device was started."""
-    too_hot: Mapping[str, float]
-    """Thermal zone -> degrees Celsius, of those where the kernel lowers clocks."""
 
 
 def read_throttling(root: Path = Path("/")) -> Throttling | None:
     """Read the files; None where this is no Jetson. Never raises."""
     clocks = gpu_clocks(root)
-    return None if clocks == Clocks() else Throttling(clocks, _events(root), _too_hot(root))
+    return None if clocks == Clocks() else Throttling(clocks, _events(root))
 
 
 def throttling_warnings(now: Throttling, before: Throttling, first: Throttling) -> tuple[str, ...]:
@@ -242,21 +208,15 @@ def throttling_warnings(now: Throttling, before: Throttling, first: Throttling) 
     for name, count in now.events.items():
         more = count - before.events.get(name, count)
         if more > 0:
-            what = _EVENTS.get(name, "hardware")
             warnings.append(
-                f"the Jetson throttled while it was timed ({what}, {name}: {more} times): use a stronger supply or a"
-                " lower power mode, and measure again"
+                f"the Jetson throttled while it was timed (under-voltage or over-current, {name}: {more} times): use a"
+                " stronger supply or a lower power mode, and measure again"
             )
-    for zone, degrees in now.too_hot.items():
-        warnings.append(f"{zone} is at {degrees:.0f} degrees, where the kernel lowers the clocks: cool the Jetson")
-    clocks = now.clocks
-    is_locked = clocks.gpu_mhz is not None and clocks.gpu_min_mhz == clocks.gpu_max_mhz
-    wanted = clocks.gpu_max_mhz if is_locked else first.clocks.gpu_mhz
-    if wanted and clocks.gpu_mhz and clocks.gpu_mhz < (1 - _CLOCK_TOLERANCE) * wanted:
-        since = "although it is locked" if is_locked else "since the first timing"
+    usual, mhz = first.clocks.gpu_mhz, now.clocks.gpu_mhz
+    if usual and mhz and mhz < (1 - _CLOCK_TOLERANCE) * usual:
         warnings.append(
-            f"the GPU's clock fell from {wanted:.0f} to {clocks.gpu_mhz:.0f} MHz {since}: cool the Jetson, or lock the"
-            " clocks of the power mode that will be deployed (sudo jetson_clocks)"
+            f"the GPU's clock fell from {usual:.0f} to {mhz:.0f} MHz since the first timing: cool the Jetson, or lock"
+            " the clocks of the power mode that will be deployed (sudo jetson_clocks)"
         )
     return tuple(warnings)
 
@@ -268,18 +228,3 @@ def _events(root: Path) -> dict[str, int]:
         if count is not None:
             events[path.name.removesuffix("_event_cnt")] += int(count)
     return events
-
-
-def _too_hot(root: Path) -> dict[str, float]:
-    too_hot = {}
-    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
-        now = read_number(zone / "temp")
-        limits = [
-            read_number(zone / path.name.replace("_type", "_temp"))
-            for path in zone.glob("trip_point_*_type")
-            if _TRIPS.fullmatch(path.name) and read_text(path).strip() == "passive"
-        ]
-        lowest = min((limit for limit in limits if limit is not None and limit > 0), default=None)
-        if now is not None and lowest is not None and now >= lowest:
-            too_hot[read_text(zone / "type").strip() or zone.name] = now / 1000
-    return too_hot

@@ -6,8 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,9 +41,23 @@ FIGURES = (
 _EXAMPLE = "start from one of the files in search_spaces/targets/"
 
 
-@dataclass(frozen=True)
-class Target:
+_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+_Part = Annotated[str, pydantic.Field(pattern=r"^p\d{4}-\d{4}$")]
+
+
+def _capability(given: object) -> object:
+    """A compute capability as a file has it, ``"8.7"``, as two numbers."""
+    if not isinstance(given, str):
+        return given
+    if parse_capability(given) is None:
+        raise ValueError('String should match "8.7"')
+    return parse_capability(given)
+
+
+class Target(pydantic.BaseModel):
     """The device that engines are for; units are in the names, GB/s and GB of 10^9 bytes.
+
+    Only title, kind, compute capability and the figures of the roofline are needed in a file.
 
     Attributes:
         fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s.
@@ -60,50 +73,19 @@ class Target:
         part_numbers: of the Jetson modules that the profile is for, such as ``p3767-0005``.
     """
 
-    name: str
-    title: str
-    kind: TargetKind
-    fp16_tflops: float
-    fp32_tflops: float
-    bandwidth_gbps: float
-    launch_us: float
-    sources: Mapping[str, str] = field(default_factory=dict)
-    memory_gb: float | None = None
-    compute_capability: tuple[int, int] | None = None
-    sm_count: int | None = None
-    gpu_mhz: float | None = None
-    bf16_tflops: float | None = None
-    tf32_tflops: float | None = None
-    l2_mb: float | None = None
-    power_modes: tuple[str, ...] = ()
-    gpu_names: tuple[str, ...] = ()
-    part_numbers: tuple[str, ...] = ()
-    note: str = ""
-
-    @property
-    def figures_sha256(self) -> str:
-        """A hash of what predictions are made with."""
-        figures = {figure: getattr(self, figure) for figure in FIGURES}
-        return hashlib.sha256(json.dumps(figures).encode()).hexdigest()
-
-
-_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
-
-
-class _TargetFile(pydantic.BaseModel):
-    """A profile as it is written. Only format, title, kind and the figures of the roofline are needed."""
-
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    format: Literal[1]
+    format: Literal[1] = pydantic.Field(1, exclude=True)
+    name: str = ""
     title: str = pydantic.Field(min_length=1)
     kind: TargetKind
     fp16_tflops: _Positive
     fp32_tflops: _Positive
     bandwidth_gbps: _Positive
     launch_us: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    sources: dict[str, str] = {}
     memory_gb: _Positive | None = None
-    compute_capability: Annotated[str, pydantic.Field(pattern=r"^\d+\.\d$")] | None = None
+    compute_capability: Annotated[tuple[int, int], pydantic.BeforeValidator(_capability)] | None = None
     sm_count: Annotated[int, pydantic.Field(gt=0)] | None = None
     gpu_mhz: _Positive | None = None
     bf16_tflops: _Positive | None = None
@@ -111,12 +93,11 @@ class _TargetFile(pydantic.BaseModel):
     l2_mb: _Positive | None = None
     power_modes: tuple[str, ...] = ()
     gpu_names: tuple[str, ...] = ()
-    part_numbers: tuple[Annotated[str, pydantic.Field(pattern=r"^p\d{4}-\d{4}$")], ...] = ()
+    part_numbers: tuple[_Part, ...] = ()
     note: str = ""
-    sources: dict[str, str] = {}
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> _TargetFile:
+    def _check(self) -> Target:
         unknown = sorted(set(self.sources) - set(FIGURES))
         if unknown:
             raise ValueError(f"sources names {unknown[0]!r}, which is no figure")
@@ -124,15 +105,11 @@ class _TargetFile(pydantic.BaseModel):
             raise ValueError('compute_capability is missing, such as "8.7"')
         return self
 
-    def to_target(self, name: str) -> Target:
-        """The frozen record; a figure that is given without a source says so, and TF32 may be inferred."""
-        values = self.model_dump(exclude={"format", "sources", "compute_capability"})
-        given = [figure for figure in FIGURES if getattr(self, figure)]
-        capability = parse_capability(self.compute_capability or "")
-        sources = {figure: self.sources.get(figure, "not stated") for figure in given}
-        if self.tf32_tflops is None and capability is not None and capability >= Precision.BF16.since:
-            values["tf32_tflops"], sources["tf32_tflops"] = self.fp16_tflops / 2, "‡ inferred: half of dense FP16"
-        return Target(name=name, compute_capability=capability, sources=sources, **values)
+    @property
+    def figures_sha256(self) -> str:
+        """A hash of what predictions are made with."""
+        figures = {figure: getattr(self, figure) for figure in FIGURES}
+        return hashlib.sha256(json.dumps(figures).encode()).hexdigest()
 
 
 def load_target(name_or_path: str) -> Target:
@@ -158,7 +135,14 @@ def list_targets() -> tuple[Target, ...]:
 
 
 def _read(path: Path) -> Target:
-    return resources.read_toml(path, _TargetFile, TargetError, _EXAMPLE).to_target(path.stem)
+    """The profile in a file; a figure that is given without a source says so, and TF32 may be inferred."""
+    target = resources.read_toml(path, Target, TargetError, _EXAMPLE)
+    given = [figure for figure in FIGURES if getattr(target, figure)]
+    sources = {figure: target.sources.get(figure, "not stated") for figure in given}
+    tf32, capability = target.tf32_tflops, target.compute_capability
+    if tf32 is None and capability is not None and capability >= Precision.BF16.since:
+        tf32, sources["tf32_tflops"] = target.fp16_tflops / 2, "‡ inferred: half of dense FP16"
+    return target.model_copy(update={"name": path.stem, "tf32_tflops": tf32, "sources": sources})
 
 
 def match_target(gpu: Gpu) -> Target:
@@ -192,20 +176,21 @@ def match_target(gpu: Gpu) -> Target:
         bf16_tflops = nearest.bf16_tflops or nearest.fp16_tflops
         tf32_tflops = nearest.tf32_tflops
         sources |= {"bf16_tflops": source, "tf32_tflops": source}
-    return replace(
-        nearest,
-        name=re.sub(r"[^a-z0-9]+", "-", gpu.name.lower().removeprefix("nvidia")).strip("-") or "gpu",
-        title=gpu.name,
-        kind=kind,
-        compute_capability=capability,
-        bf16_tflops=bf16_tflops,
-        tf32_tflops=tf32_tflops,
-        memory_gb=gpu.memory_gb or nearest.memory_gb,
-        sources=sources,
-        power_modes=(),
-        gpu_names=(),
-        part_numbers=(),
-        note=f"no profile of its own: peaks and bandwidth are taken from {nearest.name}",
+    return nearest.model_copy(
+        update={
+            "name": re.sub(r"[^a-z0-9]+", "-", gpu.name.lower().removeprefix("nvidia")).strip("-") or "gpu",
+            "title": gpu.name,
+            "kind": kind,
+            "compute_capability": capability,
+            "bf16_tflops": bf16_tflops,
+            "tf32_tflops": tf32_tflops,
+            "memory_gb": gpu.memory_gb or nearest.memory_gb,
+            "sources": sources,
+            "power_modes": (),
+            "gpu_names": (),
+            "part_numbers": (),
+            "note": f"no profile of its own: peaks and bandwidth are taken from {nearest.name}",
+        }
     )
 
 

@@ -104,7 +104,7 @@ def test_the_selftest_holds_there(name: str, tmp_path: Path) -> None:
         assert here.broken() == []
     other = {check.name: check.text for check in result.checks if check.status != "holds"}
     assert other.keys() <= {"clock"}, other
-    assert len(result.checks) == 8
+    assert len(result.checks) == 7
 
 
 @pytest.mark.slow

@@ -183,9 +183,8 @@ def test_a_name_of_any_length_is_shortened_in_the_readme(make_front: MakeFront) 
     front = replace(make_front()[0], findings=(finding,), warnings=(f"node {name} is slow",), device=name)
     text = readme(front)
     assert max(map(len, text.splitlines())) < 800
-    assert text.count("\N{HORIZONTAL ELLIPSIS}") >= 3
+    assert text.count("nnn...") >= 3
     assert "  - node nnn" in text
-    assert "n is slow" in text, "its end is there"
 
 
 def test_the_runs_weight_bank_gives_the_same_model(

@@ -62,14 +62,6 @@ def put_files(root: Path, files: dict[str, str], **changed: str | None) -> Path:
     return root
 
 
-def put_nvpmodel(root: Path, body: str) -> None:
-    """A stand-in for NVIDIA's tool: a shell script."""
-    tool = root / "usr/sbin/nvpmodel"
-    tool.parent.mkdir(parents=True, exist_ok=True)
-    tool.write_text(f"#!/bin/sh\n{body}\n")
-    tool.chmod(0o755)
-
-
 NANO = JetsonState(
     model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
     part="p3767-0005",

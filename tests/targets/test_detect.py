@@ -142,10 +142,3 @@ def test_a_gpu_that_is_found_is_not_hidden(smi, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     assert hidden_gpu(tmp_path) is None
-
-
-@pytest.mark.parametrize("name", ["Orin (nvgpu)", "NVIDIA Orin (nvgpu)"])
-def test_an_orin_in_a_container_by_nvidia_smi(smi, tmp_path: Path, name: str) -> None:
-    smi(prints(f"0, GPU-d, {name}, [N/A], [N/A], 540.4.0"))
-    (gpu,) = detect_gpus(tmp_path)
-    assert (gpu.name, gpu.is_jetson, gpu.compute_capability) == ("NVIDIA Jetson Orin", True, (8, 7))

@@ -26,7 +26,12 @@ from mptune.targets.target import Target, list_targets, load_target
 from tests.graph import models
 from tests.graph.models import constant, node, value
 
-DEVICE = Target("d", "D", "gpu", fp16_tflops=100.0, fp32_tflops=10.0, bandwidth_gbps=100.0, launch_us=2.0, sm_count=10)
+DEVICE = load_target("h200").model_copy(
+    update={
+        "fp16_tflops": 100.0, "fp32_tflops": 10.0, "bandwidth_gbps": 100.0, "launch_us": 2.0, "sm_count": 10,
+        "bf16_tflops": None, "tf32_tflops": None, "l2_mb": None,
+    }
+)  # fmt: skip
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ROOT = Path(__file__).parents[1]
 MODELS = [
@@ -97,7 +102,7 @@ class TestGroupTime:
         time = {c.matrix_elements: kernel_ms(c, DEVICE, Precision.FP32) for c in (one, full, more)}
         assert time[FUSED.tile_elements] == pytest.approx(10 * time[FULL])
         assert time[FULL + 1] > 1.5 * time[FULL]
-        assert kernel_ms(one, replace(DEVICE, sm_count=None), Precision.FP32) == pytest.approx(time[FULL])
+        assert kernel_ms(one, DEVICE.model_copy(update={"sm_count": None}), Precision.FP32) == pytest.approx(time[FULL])
 
     def test_nothing_to_do_takes_no_time(self) -> None:
         assert kernel_ms(GroupCost(0, 0, 0, 0, 0, 0), DEVICE, Precision.FP16) == 0.0
@@ -113,7 +118,7 @@ class TestExecution:
         shares = [UNFUSED.occupancy(elements, target) for elements in (0, 1, tile, 5 * tile, 10 * tile, 11 * tile)]
         assert shares == pytest.approx([1.0, 0.1, 0.1, 0.5, 1.0, 1.0])
         assert FUSED.occupancy(FULL + 1, target) == pytest.approx(11 / 20)
-        assert UNFUSED.occupancy(1, replace(target, sm_count=None)) == 1.0
+        assert UNFUSED.occupancy(1, target.model_copy(update={"sm_count": None})) == 1.0
 
     def test_its_shares_scale_the_peaks(self) -> None:
         half = replace(UNFUSED, fp32_matrix=UNFUSED.fp32_matrix / 2, bandwidth=UNFUSED.bandwidth / 2)
@@ -189,7 +194,9 @@ class TestTf32:
     def test_fp32_groups_of_a_mixed_plan_run_at_its_rate(self) -> None:
         model = load_model(BENCHMARKS / "models/digits_vit.onnx")
         grouped = GroupedModel(model, find_groups(model))
-        device = replace(load_target("jetson-orin-nano-8gb"), launch_us=0.0, bandwidth_gbps=1e6)  # all of it computing
+        device = load_target("jetson-orin-nano-8gb").model_copy(
+            update={"launch_us": 0.0, "bandwidth_gbps": 1e6}
+        )  # all of it computing
         off, on = (roofline(grouped, device, {}, execution) for execution in (FUSED, self.TF32))
         assert on.base_ms == off.base_ms == on.predict(plan_of(grouped, ()))  # all-FP32 is true FP32
         assert on.predict(all_fp16(grouped)) == pytest.approx(off.predict(all_fp16(grouped)))
@@ -270,7 +277,7 @@ class TestLaw:
         ]
 
     def test_where_fp16_is_slow_its_gain_is_negative(self, grouped: GroupedModel) -> None:
-        slow = replace(DEVICE, fp16_tflops=0.001, fp32_tflops=1.0, sm_count=None)
+        slow = DEVICE.model_copy(update={"fp16_tflops": 0.001, "fp32_tflops": 1.0, "sm_count": None})
         gains = roofline(grouped, slow, {"x": (1024, 64)}).gains_ms
         assert min(gains.values()) < 0
 

@@ -20,22 +20,12 @@ ORIN = {
     "sys/class/hwmon/hwmon3/oc1_event_cnt": "0\n",
     "sys/class/hwmon/hwmon3/oc2_event_cnt": "15\n",
     "sys/class/hwmon/hwmon3/oc3_event_cnt": "37\n",
-    "sys/class/thermal/thermal_zone0/type": "cpu-thermal\n",
-    "sys/class/thermal/thermal_zone0/temp": "52718\n",
-    "sys/class/thermal/thermal_zone1/type": "gpu-thermal\n",
-    "sys/class/thermal/thermal_zone1/temp": "51000\n",
-    "sys/class/thermal/thermal_zone1/trip_point_0_type": "critical\n",
-    "sys/class/thermal/thermal_zone1/trip_point_0_temp": "104500\n",
-    "sys/class/thermal/thermal_zone1/trip_point_1_type": "active\n",
-    "sys/class/thermal/thermal_zone1/trip_point_1_temp": "46000\n",
-    "sys/class/thermal/thermal_zone1/trip_point_2_type": "passive\n",
-    "sys/class/thermal/thermal_zone1/trip_point_2_temp": "99000\n",
 }
-CALM = Throttling(Clocks(gpu_mhz=1020.0, gpu_min_mhz=306.0, gpu_max_mhz=1020.0), {"oc1": 0, "oc2": 15, "oc3": 37}, {})
+CALM = Throttling(Clocks(gpu_mhz=1020.0, gpu_min_mhz=306.0, gpu_max_mhz=1020.0), {"oc1": 0, "oc2": 15, "oc3": 37})
 
 
 def test_an_orin_is_read(tmp_path: Path) -> None:
-    """A fan that is on ("active") is no throttling; counters count from the start of the device."""
+    """Counters count from the start of the device."""
     state = read_throttling(put_files(tmp_path, ORIN))
     assert state == CALM
     assert throttling_warnings(CALM, CALM, CALM) == ()
@@ -43,26 +33,20 @@ def test_an_orin_is_read(tmp_path: Path) -> None:
 
 def test_a_thor_has_its_clock_by_another_name(tmp_path: Path) -> None:
     state = read_throttling(put_files(tmp_path, {"sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000"}))
-    assert state == Throttling(Clocks(gpu_mhz=1575.0), {}, {})
+    assert state == Throttling(Clocks(gpu_mhz=1575.0), {})
 
 
 def test_a_workstation_is_no_jetson(tmp_path: Path) -> None:
-    zone = {name: text for name, text in ORIN.items() if "thermal" in name}
-    assert read_throttling(put_files(tmp_path, zone)) is None
+    assert read_throttling(put_files(tmp_path, {"sys/class/hwmon/hwmon3/oc1_event_cnt": "0"})) is None
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"hwmon3_oc1_event_cnt": "1"}, "under-voltage, oc1: 1 times"),
-        ({"hwmon3_oc2_event_cnt": "18"}, "average over-current, oc2: 3 times"),
-        ({"hwmon3_oc3_event_cnt": "216"}, "instantaneous over-current, oc3: 179 times"),
-        ({"thermal_zone1_temp": "99500"}, "gpu-thermal is at 100 degrees"),
+        ({"hwmon3_oc1_event_cnt": "1"}, "over-current, oc1: 1 times"),
+        ({"hwmon3_oc2_event_cnt": "18"}, "over-current, oc2: 3 times"),
+        ({"hwmon3_oc3_event_cnt": "216"}, "over-current, oc3: 179 times"),
         ({"17000000_gpu_cur_freq": "612000000"}, "fell from 1020 to 612 MHz since the first timing"),
-        (
-            {"17000000_gpu_cur_freq": "918000000", "17000000_gpu_min_freq": "1020000000"},
-            "fell from 1020 to 918 MHz although it is locked",
-        ),
     ],
 )
 def test_what_lowers_the_clocks_is_a_warning_of_the_measurement(
@@ -82,5 +66,5 @@ def test_what_lowers_the_clocks_is_a_warning_of_the_measurement(
 
 
 def test_files_that_cannot_be_read_are_no_events(tmp_path: Path) -> None:
-    files = dict.fromkeys((n for n in ORIN if "hwmon" in n or "thermal" in n), "not a number")
+    files = dict.fromkeys((n for n in ORIN if "hwmon" in n), "not a number")
     assert read_throttling(put_files(tmp_path, {**ORIN, **files})) == replace(CALM, events={})

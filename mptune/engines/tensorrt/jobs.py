@@ -53,15 +53,6 @@ def read_layers(information: str) -> tuple[Layer, ...]:
     return tuple(_layer(entry) for entry in _listed(information))
 
 
-def misplaced_layers(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> tuple[tuple[str, ...], int]:
-    """The layers that compute in another type than the plan says.
-
-    Only layers whose nodes all have the same precision count, and whose type TensorRT gives.
-    """
-    judged = [layer for layer in layers if layer.outputs and len({nodes.get(n) for n in layer.nodes} - {None}) == 1]
-    return tuple(layer.name for layer in judged if _broken(nodes, layer) is not None), len(judged)
-
-
 def type_warnings(
     nodes: Mapping[str, Precision], layers: Sequence[Layer], baseline: Sequence[Layer]
 ) -> tuple[str, ...]:

@@ -43,7 +43,6 @@ class Hazard:
         names: what these name beside the place and the evidence.
         samples: indices into the data of the samples that show it.
         precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
-        shown: a finding about the model as a whole, which the table of hazards shows as one.
     """
 
     severity: Severity
@@ -58,22 +57,21 @@ class Hazard:
     names: Mapping[str, object] = field(default_factory=dict, hash=False)
     samples: tuple[int, ...] = ()
     precision: Precision = Precision.FP16
-    shown: Finding | None = None
 
     @property
     def code(self) -> str | None:
         """Of the finding that it is; None where it is none."""
-        return None if self.shown is None and self._wording.is_note else self.row
+        return None if self._wording.is_note else self.row
 
     @property
     def reason(self) -> str:
         """What is wrong, without the place."""
-        return self.shown.text if self.shown else fill(self._wording.text, self._values)
+        return fill(self._wording.text, self._values)
 
     @property
     def cure(self) -> str:
         """What to do."""
-        return self.shown.cure if self.shown else fill(self._wording.cure, self._values)
+        return fill(self._wording.cure, self._values)
 
     @property
     def _wording(self) -> Wording:

@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mptune.finding import Finding, by_severity
 from mptune.findings.engine import NOTHING
+from mptune.findings.wording import SEVERITIES
 from mptune.graph.plan import Precision
 from mptune.printable import counts_text, cut
 from mptune.reporting.terminal.console import (
@@ -220,21 +222,31 @@ def _operators(inspection: Inspection) -> Table:
 
 
 def _hazards(console: Console, inspection: Inspection) -> None:
-    """One entry for each reason and cure, with all the places where it holds."""
-    counts = {s: sum(h.severity == s for h in inspection.hazards) for s in SEVERITY_STYLES}
+    """What is wrong with the model as a whole, then one entry for each reason and cure, with all the places of it."""
+    about = [finding for finding in by_severity(inspection.about) if finding.code != NOTHING]
+    severities = [*(finding.severity for finding in about), *(hazard.severity for hazard in inspection.hazards)]
+    counts = {severity: severities.count(severity) for severity in SEVERITIES}
     summary = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count)
     _section(console, f"hazards: {summary.replace('infos', 'info') or 'none found'}")
     if inspection.observed is None:
         console.print(Text("values were not observed: give --data", style="dim"), soft_wrap=not console.is_terminal)
-    merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
+    merged: dict[tuple[str, str, str, str], list[str]] = {}
+    for finding in about:
+        merged.setdefault((finding.severity, finding.code, finding.text, finding.cure), []).append(_about(finding))
     for hazard in inspection.hazards:
-        merged.setdefault((hazard.severity, hazard.code or hazard.kind, hazard.reason, hazard.cure), []).append(hazard)
-    for (severity, kind, reason, cure), hazards in merged.items():
-        where = _places([_where(h) for h in hazards])
-        head = Text.assemble((severity, SEVERITY_STYLES[severity]), f" {kind}: {where}")
+        key = (hazard.severity, hazard.code or hazard.kind, hazard.reason, hazard.cure)
+        merged.setdefault(key, []).append(_where(hazard))
+    for (severity, kind, reason, cure), places in merged.items():
+        head = Text.assemble((severity, SEVERITY_STYLES[severity]), f" {kind}: {_places(places)}")
         print_text(console, head)
         print_text(console, reason, indent=2)
         print_text(console, f"-> {cure}", "dim", 2)
+
+
+def _about(finding: Finding) -> str:
+    """The value that a finding is about, or the model."""
+    names = finding.where.first_names()
+    return str(next((names[kind] for kind in ("tensor", "output", "input") if kind in names), "the model"))
 
 
 def _where(hazard: Hazard) -> str:

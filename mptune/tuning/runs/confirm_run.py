@@ -136,8 +136,10 @@ class ConfirmRun(MeasuringRun):
         """Make or open the confirmation's own run directory; one of another device or search is moved aside."""
         path = self._run.confirmed / directory_name(section, self._target, environment)
         file = self._fresh_file(section, environment)
-        self._stack.enter_context(open_run(path, fresh=lambda other: _identity(other) != _identity(file)))
         self.directory = RunDirectory(path, path / HOME)
+        earlier = self.directory.load()
+        is_other = earlier is not None and _identity(earlier) != _identity(file)
+        self._stack.enter_context(open_run(path, fresh=is_other))
         recorded = self.directory.load()
         if recorded is None:
             self._asked, self.file = file.choice, file
@@ -156,7 +158,6 @@ class ConfirmRun(MeasuringRun):
             model=search.model,
             fixed_settings=search.fixed_settings.model_copy(update=place),
             search=search.search.model_copy(update={"metric": self._settings.metric}),
-            seeds=search.seeds,
             study=STUDY,
             data=search.data,
             target=section,

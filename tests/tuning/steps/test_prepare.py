@@ -40,7 +40,7 @@ def test_a_device_that_is_predicted_is_not_this_machine() -> None:
 
 @pytest.mark.parametrize(("gb", "count"), [(1.0, 0), (1e-5, 1)])
 def test_a_model_that_does_not_fit_is_told(mlp_path: Path, gb: float, count: int) -> None:
-    target = replace(load_target("jetson-orin-nano-4gb"), memory_gb=gb)
+    target = load_target("jetson-orin-nano-4gb").model_copy(update={"memory_gb": gb})
     seen = check_memory(Observations({}, {"x": (1, 32)}, ("first",)), load_model(mlp_path), target)
     assert seen.warnings[0] == "first"
     assert len(seen.warnings) == 1 + count
