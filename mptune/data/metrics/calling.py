@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
 import hashlib
+import inspect
 import itertools
 import linecache
 import os
@@ -17,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -132,7 +131,7 @@ class CodeDefinition:
 
     Attributes:
         kind: of the code; hashes of two kinds cannot be compared.
-        unread: names of what it reads that the hash leaves out, since it may change while the metric stays the same.
+        unread: names of what it reads that the hash leaves out.
     """
 
     kind: str
@@ -141,67 +140,22 @@ class CodeDefinition:
 
 
 def definition_of_function(function: Callable[..., Any]) -> CodeDefinition:
-    """Which code a Python function is: bytecode, defaults, and the constants in its closure and its globals.
-
-    Neither its name nor its place counts. Functions of the same module that it calls are read, too, others count by
-    their name. Lists, objects and whatever else may change while the metric stays the same is ``unread``.
-    """
-    unread: set[str] = set()
-    innermost = function
-    while isinstance(innermost, functools.partial):
-        innermost = innermost.func
-    described = _described("the function", function, unread, [], getattr(innermost, "__module__", None))
+    """Which code a Python function is: bytecode and constants. Values that it reads from outside are ``unread``."""
     kind = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-    return CodeDefinition(kind, hashlib.sha256(repr(described).encode()).hexdigest(), tuple(sorted(unread)))
+    if not isinstance(function, FunctionType):
+        return CodeDefinition(kind, "", ("an object that is called",))
+    variables = inspect.getclosurevars(function)
+    values = {**variables.globals, **variables.nonlocals}
+    unread = [name for name, value in values.items() if not callable(value) and not isinstance(value, ModuleType)]
+    if function.__defaults__ or function.__kwdefaults__:
+        unread.append("its defaults")
+    sha256 = hashlib.sha256(repr(_described(function.__code__)).encode()).hexdigest()
+    return CodeDefinition(kind, sha256, tuple(sorted(unread)))
 
 
-def _described(name: str, value: Any, unread: set[str], seen: list[Any], module: str | None) -> object:
-    """A value that a function reads under a name, as nested tuples whose text is the same for equal values."""
-
-    def inner(name: str, value: Any) -> object:
-        return _described(name, value, unread, seen, module)
-
+def _described(value: object) -> object:
+    """Code, or a constant in it, as values whose text is the same wherever the code is written."""
     if isinstance(value, CodeType):
-        constants = tuple(inner(name, constant) for constant in value.co_consts)
-        names = value.co_names, value.co_varnames, value.co_cellvars, value.co_freevars
-        return value.co_code, constants, names, value.co_argcount, value.co_kwonlyargcount, value.co_flags
-    if isinstance(value, FunctionType) and value.__module__ == module:
-        if value in seen:
-            return "again", seen.index(value)
-        seen.append(value)
-        read, stored = _variables(value.__code__)
-        values = {each: value.__globals__[each] for each in sorted(read & value.__globals__.keys())}
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        values.update({each: cell.cell_contents for each, cell in cells if cell != CellType()})  # not an empty one
-        unread.update(values.keys() & stored)  # where it keeps a state
-        defaults = value.__defaults__, tuple(sorted((value.__kwdefaults__ or {}).items()))
-        variables = [(each, inner(each, values[each])) for each in values if each not in stored]
-        return inner(name, value.__code__), inner(name, defaults), variables
-    if isinstance(value, functools.partial):
-        return inner(name, (value.func, value.args, tuple(sorted(value.keywords.items()))))
-    if isinstance(value, tuple):
-        return tuple(inner(name, part) for part in value)
-    if isinstance(value, frozenset):
-        return sorted(map(repr, value))
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest()
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
-        return type(value).__name__, value
-    if isinstance(value, ModuleType):
-        return "module", value.__name__
-    if hasattr(value, "__qualname__") and getattr(value, "__self__", None) is None:
-        return value.__module__, value.__qualname__
-    unread.add(name)
-    return type(value).__qualname__
-
-
-def _variables(code: CodeType) -> tuple[set[str], set[str]]:
-    """Names of the globals that a function reads, and of the globals and outer variables that it sets."""
-    steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
-    read = {name for operation, name in steps if operation == "LOAD_GLOBAL"}
-    stored = {name for operation, name in steps if operation in ("STORE_GLOBAL", "STORE_DEREF")}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            more_read, more_stored = _variables(constant)
-            read, stored = read | more_read, stored | more_stored
-    return read, stored
+        names = value.co_names, value.co_varnames, value.co_freevars
+        return value.co_code, names, [_described(constant) for constant in value.co_consts]
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
