@@ -7,11 +7,9 @@ import hashlib
 import inspect
 import itertools
 import linecache
-import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -45,34 +43,25 @@ def metric_limit(timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarded_call() -> Iterator[None]:
-    """Let the code of a user run: its exceptions pass, and ``os._exit`` raises SystemExit.
+    """Let the code of a user run: its exceptions pass, and ``MetricTimeoutError`` is raised in the line that runs.
 
-    At the end of the time ``MetricTimeoutError`` is raised in the line that runs. That needs SIGALRM and the main
-    thread; elsewhere the worker's own deadline holds.
+    The limit needs SIGALRM and the main thread; elsewhere the worker's own deadline holds.
     """
-    timeout_s, plain_exit = _limit_s.get(), os._exit
-
-    def refuse(status: int = 0) -> NoReturn:
-        raise SystemExit(status)
+    timeout_s = _limit_s.get()
 
     def expire(signum: int, frame: FrameType | None) -> NoReturn:
         raise MetricTimeoutError(f"it ran longer than {timeout_s:g} s")
 
-    limited = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
-    handler: Any = signal.signal(signal.SIGALRM, expire) if limited else None
-    started, left_s = time.monotonic(), 0.0
-    os._exit = refuse
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, expire)
     try:
-        if limited:
-            left_s, _ = signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
         yield
     finally:
-        os._exit = plain_exit
-        if limited:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, handler)
-            if left_s:  # of the caller's own timer
-                signal.setitimer(signal.ITIMER_REAL, max(left_s - (time.monotonic() - started), 1e-3))
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def call_metric(

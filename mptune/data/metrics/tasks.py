@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import hashlib
 import importlib.util
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mptune.data.metrics.accuracy import TaskMetric, unknown_metric
-from mptune.data.metrics.calling import CodeDefinition, definition_of, definition_of_function
+from mptune.data.metrics.calling import CodeDefinition, definition_of_function
 from mptune.data.metrics.table import METRICS, Metric
 from mptune.data.metrics.whole_set import own_value, takes_whole_set
 from mptune.errors import DataError, RunError, SettingsError
@@ -118,25 +117,6 @@ def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> 
 def is_own(spec: str) -> bool:
     """Whether a metric is the user's own: a script's, or a function."""
     return spec not in METRICS
-
-
-def definition_of_metric(spec: str, function: TaskMetric | None = None) -> str:
-    """Where the user's metric is defined: `` (file:line: its text)``; empty where that is not known.
-
-    A script is read, not run.
-    """
-    if function is not None:
-        return definition_of(function)
-    file, _, name = undirected(spec).rpartition(":")
-    if not is_own(spec) or not file:
-        return ""
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        nodes = (node for node in ast.walk(ast.parse(text)) if getattr(node, "name", None) == name)
-        line = next(node.lineno for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    except (OSError, ValueError, SyntaxError, StopIteration):
-        return f" ({file})"
-    return f" ({file}:{line}: {text.splitlines()[line - 1].strip()})"
 
 
 def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDefinition | None:
