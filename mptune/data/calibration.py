@@ -97,8 +97,6 @@ def _from_memory(content: Any, inputs: Sequence[TensorInfo], settings: DataSetti
 
 def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> CalibrationSet:
     """Standard normal floats, integers 0 or 1, which every embedding has, fair booleans."""
-    if settings.random_samples < 1:
-        raise DataError(f"{settings.random_samples} random samples were asked for", "draw at least 1, or give --data")
     shapes = {info.name: _random_shape(info, inputs, settings.batch) for info in inputs}
     generator = np.random.default_rng(seed)
     samples = tuple(
@@ -112,28 +110,16 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
 
 def _random_shape(info: TensorInfo, inputs: Sequence[TensorInfo], batch: int) -> tuple[int, ...]:
     """Concrete shape: the batch where dimension 0 (or a name that stands there) is symbolic; the rest must be fixed."""
-    if info.shape is None:
-        raise DataError(
-            f"random inputs cannot be drawn for input {info.name!r}: its rank is unknown",
-            "give real inputs with --data",
-        )
     batch_names = {i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], str)}
-    shape: list[int] = []
-    for axis, dim in enumerate(info.shape):
-        if isinstance(dim, int):
-            shape.append(dim)
-        elif axis == 0 or dim in batch_names:
-            shape.append(batch)
-        else:
-            unknown = ", ".join(
-                f"{d or '?'} (axis {k})" for k, d in enumerate(info.shape) if k and not isinstance(d, int)
-            )
-            raise DataError(
-                f"random inputs cannot be drawn for input {info.name!r} of shape {shape_text(info.shape)}: "
-                f"no size is known for {unknown}",
-                "give inputs of the sizes that you will deploy with --data, or fix the dimensions when exporting",
-            )
-    return tuple(shape)
+    if info.shape is None or any(
+        axis > 0 and not isinstance(dim, int) and dim not in batch_names for axis, dim in enumerate(info.shape)
+    ):
+        shape = "unknown rank" if info.shape is None else f"shape {shape_text(info.shape)}"
+        raise DataError(
+            f"random inputs cannot be drawn for input {info.name!r} of {shape}",
+            "give inputs of the sizes that you will deploy with --data, or fix the dimensions when exporting",
+        )
+    return tuple(dim if isinstance(dim, int) else batch for dim in info.shape)
 
 
 def _draw(info: TensorInfo, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:

@@ -102,7 +102,7 @@ def split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str) -> l
         fits = ", ".join(str(n) for n in range(1, len(array) + 1) if len(array) % n == 0)
         raise DataError(
             f"{where}: input {info.name!r} has {len(array)} rows, which --batch {rows} does not divide",
-            f"give --batch {fits.replace(', ', ' or ', 1) if fits.count(',') == 1 else fits}, or other data",
+            f"give --batch {fits}, or other data",
         )
     return [array[k * rows : (k + 1) * rows] for k in range(count)]
 

@@ -90,8 +90,6 @@ class CalibrationSet:
         With two or more samples the two parts are disjoint and neither is empty, in the order of this set, and of at
         most ``max_search`` samples each. A single sample is both.
         """
-        if max_search is not None and max_search < 1:
-            raise DataError(f"at most {max_search} search samples were asked for", "give at least 1")
         count = len(self.samples)
         if count < 2:
             too_few = Finding.of("too-few-samples", "search", Where(), {"samples": count})

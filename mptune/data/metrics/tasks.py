@@ -65,7 +65,7 @@ def callable_name(function: TaskMetric) -> str:
 def resolve_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> Metric:
     """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``."""
     if spec.startswith(CALLABLE):
-        if function is None:
+        if not callable(function):
             name = spec.removeprefix(CALLABLE)
             raise SettingsError(
                 f"the metric {name!r} is a Python function, which a run directory does not hold",
@@ -134,21 +134,17 @@ def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDef
 def load_metric(spec: str) -> TaskMetric:
     """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
     file, _, name = undirected(spec).rpartition(":")
-    if not file or not name.isidentifier():
-        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
     path = Path(file)
+    if path.suffix != ".py" or not name.isidentifier():
+        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
     if not path.is_file():
         raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
-    if path.suffix != ".py":
-        raise DataError(f"{path} is not a Python file (of metric {spec!r})", "its name should end in .py")
     module = run_script(path)
     function = getattr(module, name, None)
-    if function is None:
+    if not callable(function):
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         close = difflib.get_close_matches(name, functions, 1) or functions[:1]
         raise DataError(f"{path} has no function {name!r}", f"did you mean {close[0]!r}?" if close else _SIGNATURE)
-    if not callable(function):
-        raise DataError(f"{name!r} in {path} is not a function", _SIGNATURE)
     loaded: TaskMetric = function
     return loaded
 
@@ -156,8 +152,8 @@ def load_metric(spec: str) -> TaskMetric:
 def run_script(path: Path) -> ModuleType:
     """Execute a script as a module of its own; it can import its neighbours, as when Python runs it."""
     spec = importlib.util.spec_from_file_location(f"mptune_metric_{path.stem}", path.resolve())
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} cannot be loaded as Python", "its name should end in .py")
+    assert spec is not None, "its name ends in .py"
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up there
