@@ -11,13 +11,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
-
-import numpy as np
 
 from mptune.errors import DataError
 
@@ -64,19 +62,9 @@ def guarded_call() -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def call_metric(
-    metric: str,
-    function: Callable[..., Any],
-    got: Mapping[str, np.ndarray],
-    wanted: Mapping[str, np.ndarray],
-    where: str = "",
-) -> float:
-    """The value of a task metric on one sample; ``where`` says which sample, for the message."""
-    return number_of(metric, function, (got, wanted), where, "outputs, reference")
-
-
-def number_of(metric: str, function: Callable[..., Any], arguments: tuple[Any, ...], where: str, names: str) -> float:
-    """What a metric returns, as one number."""
+def number_of(metric: str, function: Callable[..., Any], arguments: Sequence[Any], where: str = "") -> float:
+    """What a metric returns, as one number; ``where`` says on which sample, for the message."""
+    names = "outputs, reference" if len(arguments) == 2 else "outputs, references, inputs, labels"
     called = f"it is called as function({names}) with arrays by name, and returns one number"
     try:
         with guarded_call():

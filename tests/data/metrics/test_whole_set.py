@@ -215,7 +215,7 @@ def test_a_metric_that_takes_for_ever_or_leaves_is_one_error(tmp_path) -> None:
     )
     for name, words in (("sleeps", "it ran longer than 0.2 s"), ("spins", "it ran longer"), ("leaves", "SystemExit")):
         with metric_limit(0.2), pytest.raises(DataError) as caught:
-            number_of("m", load_metric(f"{script}:{name}"), ({}, {}), "", "outputs, reference")
+            number_of("m", load_metric(f"{script}:{name}"), ({}, {}))
         assert words in caught.value.message
         assert f"{script}:" in caught.value.message
         assert "\n" not in caught.value.message
