@@ -517,7 +517,5 @@ def errors_of(
     values = set_values(metric, data, call)
     if not metric.larger_is_better:
         return {metric.name: values, own_value(metric.name): values}
-    if len(reference) != len(values):
-        raise DataError(f"the metric {metric.name} has no value of the reference", "start the run again with --fresh")
     differences = tuple(wanted - value for wanted, value in zip(reference, values, strict=True))
     return {metric.name: differences, own_value(metric.name): values}
