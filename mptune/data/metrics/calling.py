@@ -117,13 +117,20 @@ class CodeDefinition:
 
 
 def definition_of_function(function: Callable[..., Any]) -> CodeDefinition:
-    """Which code a Python function is: bytecode and constants. Values that it reads from outside are ``unread``."""
+    """Which code a Python function is: bytecode and constants.
+
+    What it reads from outside is ``unread``, but for modules and what other modules define.
+    """
     kind = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     if not isinstance(function, FunctionType):
         return CodeDefinition(kind, "", ("an object that is called",))
     variables = inspect.getclosurevars(function)
-    values = {**variables.globals, **variables.nonlocals}
-    unread = [name for name, value in values.items() if not callable(value) and not isinstance(value, ModuleType)]
+    unread = [
+        name
+        for name, value in {**variables.globals, **variables.nonlocals}.items()
+        if not isinstance(value, ModuleType)
+        and (not hasattr(value, "__qualname__") or value.__module__ == function.__module__)
+    ]
     if function.__defaults__ or function.__kwdefaults__:
         unread.append("its defaults")
     sha256 = hashlib.sha256(repr(_described(function.__code__)).encode()).hexdigest()
