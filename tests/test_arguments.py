@@ -259,17 +259,6 @@ def test_a_function_of_this_process_is_the_metric(place: Path) -> None:
     assert (more.evaluations, len(seen) > asked) == (6, True)
 
 
-SCALE = 1.0
-
-
-def scaled(outputs: Feed, reference: Feed) -> float:
-    return SCALE * helper(outputs, reference)
-
-
-def helper(outputs: Feed, reference: Feed) -> float:
-    return float(np.abs(outputs["y"] - reference["y"]).max())
-
-
 def with_factor(factor: float, calls: list[float] | None = None) -> Callable[[Feed, Feed], float]:
     def metric(outputs: Feed, reference: Feed) -> float:
         if calls is not None:
@@ -293,24 +282,9 @@ def test_another_function_under_the_same_name_is_refused(place: Path) -> None:
     assert not [text for text in diary.warnings if "same metric" in text]
 
 
-def test_what_a_function_reads_is_part_of_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search(metric=with_factor(1.0))
-    with pytest.raises(RunError, match="callable:metric is not what it was"):
-        search(metric=with_factor(2.0))
-    search(metric=scaled, out="global.mptune")
-    search(metric=scaled, out="global.mptune")
-    monkeypatch.setitem(globals(), "SCALE", 2.0)
-    with pytest.raises(RunError, match="callable:scaled is not what it was"):
-        search(metric=scaled, out="global.mptune")
-    monkeypatch.setitem(globals(), "SCALE", 1.0)
-    monkeypatch.setitem(globals(), "helper", with_factor(1.0))
-    with pytest.raises(RunError, match="callable:scaled is not what it was"):
-        search(metric=scaled, out="global.mptune")
-
-
 def test_what_a_function_reads_and_cannot_be_compared_is_told(place: Path) -> None:
     diary, calls = Diary(), list[float]()
-    told = "must be given the same metric callable:metric: what it reads cannot be compared (calls)"
+    told = "must be given the same metric callable:metric: what it reads cannot be compared (calls, factor)"
     front = search(metric=with_factor(1.0, calls))
     assert calls
     assert any(told in text for text in front.warnings)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.data.metrics.tasks import definition_of_metric
 from mptune.errors import MptuneError
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary
@@ -38,7 +37,7 @@ def broken_search(folder: Path, body: str, listener: Diary) -> MptuneError:
 @pytest.mark.parametrize(
     ("body", "words", "line"),
     [
-        ("return float('nan')", "is nan for all-FP32, whose outputs are finite", "4: def metric(outputs, reference):"),
+        ("return float('nan')", "is nan for all-FP32, whose outputs are finite", "metric"),
         ("sys.exit(3)", "failed on sample 0: SystemExit: 3", "5: sys.exit(3)"),
         ("return outputs['logits']", "failed on sample 0: KeyError", "5: return outputs['logits']"),
         ("return 'good'", "it returned 'good', which is not one number", "4: def metric(outputs, reference):"),
@@ -56,11 +55,3 @@ def test_a_search_with_it_stops_at_once_and_quotes_the_line(tmp_path: Path, body
     assert diary.done == [], "nothing is built for it"
     assert not any("one-group errors: 8" in stage for stage in diary.stages)
     assert list((tmp_path / "run" / "logs").iterdir()) == []
-
-
-def test_where_a_metric_is_defined(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("x = 1\n\ndef far(o, r):\n    return 1.0\n")
-    assert definition_of_metric(f"{tmp_path / 'mine.py'}:far") == f" ({tmp_path / 'mine.py'}:3: def far(o, r):)"
-    assert definition_of_metric(f"{tmp_path / 'none.py'}:far") == f" ({tmp_path / 'none.py'})"
-    assert definition_of_metric("relative_l2") == ""
-    assert definition_of_metric("callable:save_mlp", save_mlp).endswith(": def save_mlp(path: Path) -> Path:)")

@@ -13,7 +13,8 @@ from typing import Any
 import onnx
 
 from mptune.api.arguments import ModelLike, data_arguments, loaded_model
-from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.calibration import load_calibration
+from mptune.data.forms.samples import CalibrationSet
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, find_fault, is_engine

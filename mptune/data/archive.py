@@ -58,22 +58,15 @@ def _unreadable(path: Path, error: Exception, what: str) -> DataError:
     if isinstance(error, MemoryError):
         return DataError(f"{path} does not fit into memory", "give fewer samples, or check that the file is intact")
     words = str(error).strip()
-    # NumPy takes a file without its magic bytes for a pickle: those that are one begin with the PROTO opcode.
-    if "Object arrays" in words or ("pickle" in words and _begins_with(path, b"\x80")):
+    if "pickle" in words or "Object arrays" in words:  # NumPy takes a file without its magic bytes for a pickle, too
         return DataError(
-            f"{path} holds pickled objects, which mptune does not load (loading them can run code)",
+            f"{path} is not a NumPy {what}, or it holds pickled objects: mptune loads none, as that can run code",
             "save plain arrays: np.savez(path, name=np.asarray(values, dtype=np.float32))",
         )
-    reason = words.splitlines()[0] if words and "pickle" not in words else "its content is something else"
     return DataError(
-        f"{path} is not a NumPy {what}, or it is truncated: {reason}",
+        f"{path} is not a NumPy {what}, or it is truncated: {words.splitlines()[0] if words else type(error).__name__}",
         "write it again with np.savez or np.save, and check that the copy is complete",
     )
-
-
-def _begins_with(path: Path, magic: bytes) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(len(magic)) == magic
 
 
 def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> None:

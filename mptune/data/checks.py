@@ -71,13 +71,13 @@ def check_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarray:
 
 def _may_be_empty(expected: Dims | None, got: tuple[int, ...]) -> bool:
     """Whether the model says 0 itself, or only dynamic axes besides the first are 0, as of a cache at its start."""
-    if not expected:
-        return False
-    if 0 in expected:
-        return True
-    return len(expected) == len(got) and all(
-        size > 0 or (axis > 0 and not isinstance(want, int))
-        for axis, (want, size) in enumerate(zip(expected, got, strict=True))
+    return (
+        expected is not None
+        and len(expected) == len(got)
+        and all(
+            size > 0 or want == 0 or (axis > 0 and not isinstance(want, int))
+            for axis, (want, size) in enumerate(zip(expected, got, strict=True))
+        )
     )
 
 
@@ -102,7 +102,7 @@ def split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str) -> l
         fits = ", ".join(str(n) for n in range(1, len(array) + 1) if len(array) % n == 0)
         raise DataError(
             f"{where}: input {info.name!r} has {len(array)} rows, which --batch {rows} does not divide",
-            f"give --batch {fits.replace(', ', ' or ', 1) if fits.count(',') == 1 else fits}, or other data",
+            f"give --batch {fits}, or other data",
         )
     return [array[k * rows : (k + 1) * rows] for k in range(count)]
 

@@ -261,25 +261,19 @@ def _image(array: Floats) -> Floats | None:
 def _range_of(values: Floats, *, is_whole: bool) -> tuple[float, float, int]:
     """Edges and number of bins for values, far ones left outside; whole numbers have a bin each where they are few."""
     low, high = _ends(values)
-    bins = _bins(values.size)
     if is_whole and high - low < BINS and max(abs(low), abs(high)) < 2**52:
         return low - 0.5, high + 0.5, int(high - low) + 1
     if high - low <= BINS * np.finfo(np.float64).eps * max(abs(low), abs(high)):
         margin = 0.5 * abs(low) or 0.5
-        return low - margin, high + margin, bins
-    return low, high, bins
-
-
-def _bins(count: int) -> int:
-    """Fewer than ``BINS``, an even number, where so few values would leave most of them empty."""
-    return min(BINS, max(8, 2 * math.isqrt(count)))
+        return low - margin, high + margin, BINS
+    return low, high, BINS
 
 
 def _range_around_zero(values: Floats) -> tuple[float, float, int]:
     """As ``_range_of``, with 0 in the middle of a bin; one bin where all values are 0."""
     low, high = _ends(values)
     largest = max(abs(low), abs(high))
-    return (-largest, largest, _bins(values.size) - 1) if largest > 0 else (0.0, 0.0, 1)
+    return (-largest, largest, BINS - 1) if largest > 0 else (0.0, 0.0, 1)
 
 
 def _ends(values: Floats) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.calibration import CalibrationSet
+from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.diagnosis.causes.agreeing import agreement, tf32

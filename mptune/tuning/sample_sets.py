@@ -11,7 +11,8 @@ from typing import get_args
 import numpy as np
 
 from mptune.data.archive import load_labels, save_labels
-from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.calibration import load_calibration
+from mptune.data.forms.samples import CalibrationSet
 from mptune.data.rollout import Rollout
 from mptune.diagnosis.sizes import size_text, sizes_of
 from mptune.engines.base import SampleSet, Toolchain, Workspace

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.calibration import load_calibration
+from mptune.data.forms.samples import CalibrationSet
 from mptune.errors import DataError
 from mptune.graph.loading.model import TensorInfo
 from mptune.settings import DataSettings
@@ -303,17 +304,14 @@ class TestRandom:
 
     def test_sizes_that_nobody_knows(self) -> None:
         info = TensorInfo("ids", "int64", ("n", "seq", None))
-        refused(None, info, match=r"'ids' of shape \(n, seq, \?\).*seq \(axis 1\), \? \(axis 2\)", hint="data=")
+        refused(None, info, match=r"'ids' of shape \(n, seq, \?\)", hint="data=")
 
     def test_unknown_rank(self) -> None:
-        refused(None, TensorInfo("x", "float", None), match="'x': its rank is unknown", hint="data=")
+        refused(None, TensorInfo("x", "float", None), match="'x' of unknown rank", hint="data=")
 
     def test_other_types(self) -> None:
         refused(None, TensorInfo("z", "complex64", (2,)), match="'z' of type complex64", hint="data=")
         refused(None, TensorInfo("q", "int4", (2,)), match="'q' of type int4", hint="data=")
-
-    def test_no_samples(self) -> None:
-        refused(None, IMAGE, random_samples=0, match="0 random samples", hint="at least 1")
 
 
 class TestSplit:
@@ -363,8 +361,3 @@ class TestSplit:
         search, held_out = self.numbered(2).split(0, 0.25, 64)
         assert search.samples != held_out.samples
         assert search.findings == held_out.findings == ()
-
-    def test_a_cap_below_one(self) -> None:
-        with pytest.raises(DataError, match="at most 0") as caught:
-            self.numbered(3).split(0, 0.25, 0)
-        assert caught.value.hint

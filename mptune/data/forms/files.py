@@ -11,7 +11,7 @@ import numpy as np
 
 from mptune.data.archive import read_archive, read_array
 from mptune.data.checks import check_agreement, check_names, check_sample_shape, check_values, split_rows
-from mptune.data.forms.samples import Feed, LazySamples, Loaded, feed_digest
+from mptune.data.forms.samples import CalibrationSet, Feed, LazySamples, feed_digest
 from mptune.errors import DataError
 from mptune.settings import DataSettings
 
@@ -26,15 +26,16 @@ _SHARD = "shard"
 """Files whose names begin so hold several samples each."""
 
 
-def load_file(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> Loaded:
+def load_file(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
     """The samples of one file."""
     if path.suffix.lower() not in (".npz", ".npy"):
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
     arrays, warnings = _read_feed(path, inputs)
-    return Loaded(cut(arrays, inputs, settings, path.name, warnings), path.name, tuple(warnings))
+    samples = cut(arrays, inputs, settings, path.name, warnings)
+    return CalibrationSet(samples, path.name, warnings=tuple(warnings))
 
 
-def load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> Loaded:
+def load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
     """The samples of a folder, read when they are needed."""
     files = [f for f in path.iterdir() if f.is_file() and not f.name.startswith(".")]
     chosen = sorted((f for f in files if f.suffix.lower() in (".npz", ".npy")), key=lambda f: _natural(f.name))
@@ -53,7 +54,8 @@ def load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings
     if len({f.suffix.lower() for f in chosen}) > 1:
         raise DataError(f"{path} holds both .npz and .npy files", "keep one kind in the folder, one file per sample")
     samples = _Folder(chosen, inputs, settings)
-    return Loaded(samples, path.resolve().name, samples.warnings, names=tuple(file.name for file in chosen))
+    names = tuple(file.name for file in chosen)
+    return CalibrationSet(samples, path.resolve().name, warnings=samples.warnings, names=names)
 
 
 class _Folder(LazySamples):

@@ -29,7 +29,7 @@ import numpy as np
 import pydantic
 
 from mptune.data.checks import check_sample_shape, check_values
-from mptune.data.forms.samples import Feed, LazySamples, Loaded
+from mptune.data.forms.samples import CalibrationSet, Feed, LazySamples
 from mptune.errors import DataError
 from mptune.files import parse_json
 from mptune.resources import read_toml
@@ -86,7 +86,7 @@ def has_images(folder: Path) -> bool:
     return any(file.suffix.lower() in SUFFIXES for file in folder.iterdir())
 
 
-def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> Loaded:
+def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
     """The images of a folder as samples that are read when they are needed."""
     try:
         import PIL  # noqa: F401
@@ -109,7 +109,8 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     samples = _Images(files[: len(files) - rest], rows, info, spec, batch)
     samples.read(0)  # a declaration that does not fit is an error at once
     names = tuple(file.relative_to(folder).as_posix() for file in files) if rows == 1 else ()
-    return Loaded(samples, declaration.parent.resolve().name, warnings, {**spec, "input": info.name}, names)
+    source, preprocessing = declaration.parent.resolve().name, {**spec, "input": info.name}
+    return CalibrationSet(samples, source, warnings=warnings, preprocessing=preprocessing, names=names)
 
 
 class _Images(LazySamples):

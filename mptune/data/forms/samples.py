@@ -6,12 +6,15 @@ import contextlib
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from mptune.data.archive import save_samples
 from mptune.errors import DataError
+from mptune.finding import Finding, Where
 
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
@@ -59,14 +62,66 @@ class LazySamples(Sequence[Feed]):
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a form of data gives."""
+class CalibrationSet:
+    """Checked samples.
+
+    Attributes:
+        samples: one feed per sample: every graph input by name, in the model's types and shapes.
+        warnings: that have no code, one line each; they stay with the run.
+        indices: index in the data of each sample, 0-based, where these are a part of them; empty where they are all.
+        preprocessing: how images became inputs (``mptune.data.forms.images``); None for other data.
+        names: of the file of each sample; empty where they are no files.
+    """
 
     samples: Sequence[Feed]
     source: str
+    is_random: bool = False
     warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    indices: tuple[int, ...] = ()
     preprocessing: Mapping[str, Any] | None = None
     names: tuple[str, ...] = ()
+
+    def split(
+        self, seed: int, held_out_fraction: float, max_search: int | None
+    ) -> tuple[CalibrationSet, CalibrationSet]:
+        """Split the samples by seed into search samples and held-out samples.
+
+        With two or more samples the two parts are disjoint and neither is empty, in the order of this set, and of at
+        most ``max_search`` samples each. A single sample is both.
+        """
+        count = len(self.samples)
+        if count < 2:
+            too_few = Finding.of("too-few-samples", "search", Where(), {"samples": count})
+            single = replace(self, findings=(*self.findings, too_few))
+            return single, single
+        search, held_out = (
+            replace(self, samples=tuple(self.samples[i] for i in part), indices=part, names=self._names_of(part))
+            for part in split_indices(count, seed, held_out_fraction, max_search)
+        )
+        return search, held_out
+
+    def _names_of(self, part: Sequence[int]) -> tuple[str, ...]:
+        """Where samples were put together, as in sequences, files are not theirs."""
+        return tuple(self.names[i] for i in part) if len(self.names) == len(self.samples) else ()
+
+    def save(self, path: Path) -> None:
+        """Write the samples as the ``.npz`` that ``read_samples`` reads."""
+        save_samples(path, self.samples)
+
+
+def split_indices(
+    count: int, seed: int, held_out_fraction: float, max_search: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which of so many samples are search samples, and which are held out: as ``CalibrationSet.split`` takes them."""
+    if count < 2:
+        every = tuple(range(count))
+        return every, every
+    held = min(max(round(count * held_out_fraction), 1), count - 1)
+    order = np.random.default_rng(seed).permutation(count)
+    parts = order[held:][:max_search], order[:held][:max_search]
+    search, held_out = (tuple(sorted(map(int, part))) for part in parts)
+    return search, held_out
 
 
 SOURCE = "arrays"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.metrics.calling import call_metric
+from mptune.data.metrics.calling import number_of
 from mptune.data.metrics.elementwise import statistics_of
 from mptune.data.metrics.parts import (
     WORST_PART,
@@ -279,7 +279,7 @@ def compare_outputs(
             for statistic, value in statistics.items():
                 values_of.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
-            value = call_metric(metric, function, got, wanted, f" on sample {number}")
+            value = number_of(metric, function, (got, wanted), f" on sample {number}")
             values_of.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
     per_output = {o: {s: tuple(values) for s, values in _of_every_sample(by).items()} for o, by in values_of.items()}
     columns = {name: errors for name, taker in by_part.items() if (errors := taker.columns) is not None}

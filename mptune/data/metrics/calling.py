@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
 import hashlib
+import inspect
 import itertools
 import linecache
-import os
 import signal
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
-
-import numpy as np
 
 from mptune.errors import DataError
 
@@ -46,49 +41,30 @@ def metric_limit(timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarded_call() -> Iterator[None]:
-    """Let the code of a user run: its exceptions pass, and ``os._exit`` raises SystemExit.
+    """Let the code of a user run: its exceptions pass, and ``MetricTimeoutError`` is raised in the line that runs.
 
-    At the end of the time ``MetricTimeoutError`` is raised in the line that runs. That needs SIGALRM and the main
-    thread; elsewhere the worker's own deadline holds.
+    The limit needs SIGALRM and the main thread; elsewhere the worker's own deadline holds.
     """
-    timeout_s, plain_exit = _limit_s.get(), os._exit
-
-    def refuse(status: int = 0) -> NoReturn:
-        raise SystemExit(status)
+    timeout_s = _limit_s.get()
 
     def expire(signum: int, frame: FrameType | None) -> NoReturn:
         raise MetricTimeoutError(f"it ran longer than {timeout_s:g} s")
 
-    limited = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
-    handler: Any = signal.signal(signal.SIGALRM, expire) if limited else None
-    started, left_s = time.monotonic(), 0.0
-    os._exit = refuse
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, expire)
     try:
-        if limited:
-            left_s, _ = signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
         yield
     finally:
-        os._exit = plain_exit
-        if limited:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, handler)
-            if left_s:  # of the caller's own timer
-                signal.setitimer(signal.ITIMER_REAL, max(left_s - (time.monotonic() - started), 1e-3))
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
 
 
-def call_metric(
-    metric: str,
-    function: Callable[..., Any],
-    got: Mapping[str, np.ndarray],
-    wanted: Mapping[str, np.ndarray],
-    where: str = "",
-) -> float:
-    """The value of a task metric on one sample; ``where`` says which sample, for the message."""
-    return number_of(metric, function, (got, wanted), where, "outputs, reference")
-
-
-def number_of(metric: str, function: Callable[..., Any], arguments: tuple[Any, ...], where: str, names: str) -> float:
-    """What a metric returns, as one number."""
+def number_of(metric: str, function: Callable[..., Any], arguments: Sequence[Any], where: str = "") -> float:
+    """What a metric returns, as one number; ``where`` says on which sample, for the message."""
+    names = "outputs, reference" if len(arguments) == 2 else "outputs, references, inputs, labels"
     called = f"it is called as function({names}) with arrays by name, and returns one number"
     try:
         with guarded_call():
@@ -132,7 +108,7 @@ class CodeDefinition:
 
     Attributes:
         kind: of the code; hashes of two kinds cannot be compared.
-        unread: names of what it reads that the hash leaves out, since it may change while the metric stays the same.
+        unread: names of what it reads that the hash leaves out.
     """
 
     kind: str
@@ -141,67 +117,29 @@ class CodeDefinition:
 
 
 def definition_of_function(function: Callable[..., Any]) -> CodeDefinition:
-    """Which code a Python function is: bytecode, defaults, and the constants in its closure and its globals.
+    """Which code a Python function is: bytecode and constants.
 
-    Neither its name nor its place counts. Functions of the same module that it calls are read, too, others count by
-    their name. Lists, objects and whatever else may change while the metric stays the same is ``unread``.
+    What it reads from outside is ``unread``, but for modules and what other modules define.
     """
-    unread: set[str] = set()
-    innermost = function
-    while isinstance(innermost, functools.partial):
-        innermost = innermost.func
-    described = _described("the function", function, unread, [], getattr(innermost, "__module__", None))
     kind = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-    return CodeDefinition(kind, hashlib.sha256(repr(described).encode()).hexdigest(), tuple(sorted(unread)))
+    if not isinstance(function, FunctionType):
+        return CodeDefinition(kind, "", ("an object that is called",))
+    variables = inspect.getclosurevars(function)
+    unread = [
+        name
+        for name, value in {**variables.globals, **variables.nonlocals}.items()
+        if not isinstance(value, ModuleType)
+        and (not hasattr(value, "__qualname__") or value.__module__ == function.__module__)
+    ]
+    if function.__defaults__ or function.__kwdefaults__:
+        unread.append("its defaults")
+    sha256 = hashlib.sha256(repr(_described(function.__code__)).encode()).hexdigest()
+    return CodeDefinition(kind, sha256, tuple(sorted(unread)))
 
 
-def _described(name: str, value: Any, unread: set[str], seen: list[Any], module: str | None) -> object:
-    """A value that a function reads under a name, as nested tuples whose text is the same for equal values."""
-
-    def inner(name: str, value: Any) -> object:
-        return _described(name, value, unread, seen, module)
-
+def _described(value: object) -> object:
+    """Code, or a constant in it, as values whose text is the same wherever the code is written."""
     if isinstance(value, CodeType):
-        constants = tuple(inner(name, constant) for constant in value.co_consts)
-        names = value.co_names, value.co_varnames, value.co_cellvars, value.co_freevars
-        return value.co_code, constants, names, value.co_argcount, value.co_kwonlyargcount, value.co_flags
-    if isinstance(value, FunctionType) and value.__module__ == module:
-        if value in seen:
-            return "again", seen.index(value)
-        seen.append(value)
-        read, stored = _variables(value.__code__)
-        values = {each: value.__globals__[each] for each in sorted(read & value.__globals__.keys())}
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        values.update({each: cell.cell_contents for each, cell in cells if cell != CellType()})  # not an empty one
-        unread.update(values.keys() & stored)  # where it keeps a state
-        defaults = value.__defaults__, tuple(sorted((value.__kwdefaults__ or {}).items()))
-        variables = [(each, inner(each, values[each])) for each in values if each not in stored]
-        return inner(name, value.__code__), inner(name, defaults), variables
-    if isinstance(value, functools.partial):
-        return inner(name, (value.func, value.args, tuple(sorted(value.keywords.items()))))
-    if isinstance(value, tuple):
-        return tuple(inner(name, part) for part in value)
-    if isinstance(value, frozenset):
-        return sorted(map(repr, value))
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest()
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
-        return type(value).__name__, value
-    if isinstance(value, ModuleType):
-        return "module", value.__name__
-    if hasattr(value, "__qualname__") and getattr(value, "__self__", None) is None:
-        return value.__module__, value.__qualname__
-    unread.add(name)
-    return type(value).__qualname__
-
-
-def _variables(code: CodeType) -> tuple[set[str], set[str]]:
-    """Names of the globals that a function reads, and of the globals and outer variables that it sets."""
-    steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
-    read = {name for operation, name in steps if operation == "LOAD_GLOBAL"}
-    stored = {name for operation, name in steps if operation in ("STORE_GLOBAL", "STORE_DEREF")}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            more_read, more_stored = _variables(constant)
-            read, stored = read | more_read, stored | more_stored
-    return read, stored
+        names = value.co_names, value.co_varnames, value.co_freevars
+        return value.co_code, names, [_described(constant) for constant in value.co_consts]
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value

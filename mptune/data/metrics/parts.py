@@ -165,18 +165,16 @@ def find_parts(
     of them; without it axis 0 is the batch. ``units``: output -> axis -> the unit of each column
     (``mptune.graph.loading.shapes``).
     """
+    sizes = [None] * len(reference) if batches is None else batches
     parts = {}
     for name in dict.fromkeys(name for sample in reference for name in sample):
-        arrays = [np.asarray(sample[name]) for sample in reference if name in sample]
-        if any(array.dtype.kind not in "fiub" for array in arrays):
+        given = [
+            (np.asarray(sample[name]), size) for sample, size in zip(reference, sizes, strict=True) if name in sample
+        ]
+        if any(array.dtype.kind not in "fiub" for array, _ in given):
             continue
-        sizes_of_samples = [None] * len(reference) if batches is None else list(batches)
-        first = [sizes for sizes, sample in zip(sizes_of_samples, reference, strict=True) if name in sample]
-        has_batch = all(
-            array.ndim > 0 and (sizes is None or array.shape[0] in sizes)
-            for array, sizes in zip(arrays, first, strict=True)
-        )
-        parts[name] = _parts_of(arrays, (units or {}).get(name, {}), has_batch=has_batch)
+        has_batch = all(array.ndim > 0 and (size is None or array.shape[0] in size) for array, size in given)
+        parts[name] = _parts_of([array for array, _ in given], (units or {}).get(name, {}), has_batch=has_batch)
     return parts
 
 

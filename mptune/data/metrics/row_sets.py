@@ -40,6 +40,9 @@ _MOST_PAIRS = 4_000_000
 
 _TREE_ROUNDS = 20
 
+_FORBIDDEN = 1e6
+"""Cost of a pair of different rows, as the assignment needs finite ones."""
+
 _OTHER_COLUMNS = 0.1
 """Weight of a row's other columns beside intersection over union, which is at most 1."""
 
@@ -84,8 +87,7 @@ def pair(mine: Columns, its: Columns) -> tuple[Indices, Indices]:
         every = np.arange(min(len(mine.keys), len(its.keys)), dtype=np.intp)
         return every, every
     if len(mine.keys) * len(its.keys) <= _MOST_PAIRS:
-        costs = _costs(mine, its)
-        return _assign(costs)
+        return _assign(_costs(mine, its))
     return _by_tree(mine.floats, its.floats)
 
 
@@ -106,24 +108,13 @@ def _costs(mine: Columns, its: Columns) -> Floats:
 
 
 def _assign(costs: Floats) -> tuple[Indices, Indices]:
-    """Nearest neighbours of each other first, then the rest with the least total cost."""
-    nearest, back = costs.argmin(axis=1), costs.argmin(axis=0)
-    rows = np.arange(len(costs))
-    mutual = (back[nearest] == rows) & np.isfinite(costs[rows, nearest])
-    a, b = rows[mutual], nearest[mutual]
-    left, right = rows[~mutual], np.setdiff1d(np.arange(costs.shape[1]), b)
-    rest = costs[np.ix_(left, right)]
-    possible = np.isfinite(rest)
-    left, right = left[possible.any(axis=1)], right[possible.any(axis=0)]
-    rest = costs[np.ix_(left, right)]
-    if rest.size:
-        from scipy.optimize import linear_sum_assignment  # Slow to import, and few models need it.
+    """The pairs of the least total cost, without those of infinite cost."""
+    from scipy.optimize import linear_sum_assignment  # Slow to import, and few models need it.
 
-        forbidden = 1e6
-        i, j = linear_sum_assignment(np.where(np.isfinite(rest), rest, forbidden))
-        allowed = np.isfinite(rest[i, j])
-        a, b = np.concatenate([a, left[i[allowed]]]), np.concatenate([b, right[j[allowed]]])
-    return a, b
+    possible = np.isfinite(costs)
+    a, b = linear_sum_assignment(np.where(possible, costs, _FORBIDDEN))
+    allowed = possible[a, b]
+    return a[allowed], b[allowed]
 
 
 def _by_tree(mine: Floats, its: Floats) -> tuple[Indices, Indices]:

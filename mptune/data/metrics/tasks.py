@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import hashlib
 import importlib.util
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mptune.data.metrics.accuracy import TaskMetric, unknown_metric
-from mptune.data.metrics.calling import CodeDefinition, definition_of, definition_of_function
+from mptune.data.metrics.calling import CodeDefinition, definition_of_function
 from mptune.data.metrics.table import METRICS, Metric
 from mptune.data.metrics.whole_set import own_value, takes_whole_set
 from mptune.errors import DataError, RunError, SettingsError
@@ -66,7 +65,7 @@ def callable_name(function: TaskMetric) -> str:
 def resolve_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> Metric:
     """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``."""
     if spec.startswith(CALLABLE):
-        if function is None:
+        if not callable(function):
             name = spec.removeprefix(CALLABLE)
             raise SettingsError(
                 f"the metric {name!r} is a Python function, which a run directory does not hold",
@@ -120,25 +119,6 @@ def is_own(spec: str) -> bool:
     return spec not in METRICS
 
 
-def definition_of_metric(spec: str, function: TaskMetric | None = None) -> str:
-    """Where the user's metric is defined: `` (file:line: its text)``; empty where that is not known.
-
-    A script is read, not run.
-    """
-    if function is not None:
-        return definition_of(function)
-    file, _, name = undirected(spec).rpartition(":")
-    if not is_own(spec) or not file:
-        return ""
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        nodes = (node for node in ast.walk(ast.parse(text)) if getattr(node, "name", None) == name)
-        line = next(node.lineno for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    except (OSError, ValueError, SyntaxError, StopIteration):
-        return f" ({file})"
-    return f" ({file}:{line}: {text.splitlines()[line - 1].strip()})"
-
-
 def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDefinition | None:
     """Which script or function a metric of the user's is; None for others, and where there is no such file.
 
@@ -154,21 +134,17 @@ def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDef
 def load_metric(spec: str) -> TaskMetric:
     """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
     file, _, name = undirected(spec).rpartition(":")
-    if not file or not name.isidentifier():
-        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
     path = Path(file)
+    if path.suffix != ".py" or not name.isidentifier():
+        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
     if not path.is_file():
         raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
-    if path.suffix != ".py":
-        raise DataError(f"{path} is not a Python file (of metric {spec!r})", "its name should end in .py")
     module = run_script(path)
     function = getattr(module, name, None)
-    if function is None:
+    if not callable(function):
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         close = difflib.get_close_matches(name, functions, 1) or functions[:1]
         raise DataError(f"{path} has no function {name!r}", f"did you mean {close[0]!r}?" if close else _SIGNATURE)
-    if not callable(function):
-        raise DataError(f"{name!r} in {path} is not a function", _SIGNATURE)
     loaded: TaskMetric = function
     return loaded
 
@@ -176,8 +152,8 @@ def load_metric(spec: str) -> TaskMetric:
 def run_script(path: Path) -> ModuleType:
     """Execute a script as a module of its own; it can import its neighbours, as when Python runs it."""
     spec = importlib.util.spec_from_file_location(f"mptune_metric_{path.stem}", path.resolve())
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} cannot be loaded as Python", "its name should end in .py")
+    assert spec is not None, "its name ends in .py"
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up there

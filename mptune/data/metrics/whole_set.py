@@ -321,23 +321,8 @@ _LEAST_SCORE = 0.25
 _NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
 
 
-@dataclass(frozen=True)
-class _Image:
-    """Boxes (M, 4), scores (M,), classes (M,) of one image."""
-
-    boxes: np.ndarray
-    scores: np.ndarray
-    classes: np.ndarray
-
-    def __post_init__(self) -> None:
-        if self.boxes.ndim != 2 or self.boxes.shape[-1:] != (4,):
-            raise DataError(f"map: the boxes of an image have shape {self.boxes.shape}, not [M, 4]", _NAMES)
-        if not len(self.boxes) == len(self.scores) == len(self.classes):
-            lengths = f"{len(self.boxes)} boxes, {len(self.scores)} scores and {len(self.classes)} classes"
-            raise DataError(f"map: an image has {lengths}", _NAMES)
-
-    def take(self, kept: np.ndarray) -> _Image:
-        return _Image(self.boxes[kept], self.scores[kept], self.classes[kept])
+_SCORE, _CLASS = 4, 5
+"""Columns of an image's detections, shape (M, 6), behind the four of the corners."""
 
 
 def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
@@ -348,23 +333,22 @@ def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, 
     be lists with one image's each. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box.
     Without labels the reference's detections with a score of at least 0.25 are the labels.
     """
-    detections = _detections(outputs)
+    detections = [_best(image) for image in _detections(outputs)]
     if labels:
-        truths = [image.take(image.classes >= 0) for image in _detections(labels, are_labels=True)]
+        truths = [image[image[:, _CLASS] >= 0] for image in _detections(labels, are_labels=True)]
     else:
-        truths = [image.take(image.scores >= _LEAST_SCORE) for image in _detections(references)]
+        truths = [image[image[:, _SCORE] >= _LEAST_SCORE] for image in _detections(references)]
     if len(detections) != len(truths):
         raise DataError(f"map: {len(detections)} images have detections, {len(truths)} have labels", _NAMES)
-    detections = [_best(image) for image in detections]
-    classes = sorted({int(c) for image in truths for c in image.classes})
+    classes = sorted({int(c) for image in truths for c in image[:, _CLASS]})
     if not classes:
-        return 0.0 if any(len(image.scores) for image in detections) else 1.0
+        return 0.0 if any(map(len, detections)) else 1.0
     return float(np.mean([_average_precisions(detections, truths, number).mean() for number in classes]))
 
 
-def _best(image: _Image) -> _Image:
-    image = image.take(np.isfinite(image.scores) & np.isfinite(image.boxes).all(-1))
-    return image.take(np.argsort(-image.scores, kind="stable")[:_MOST_DETECTIONS])
+def _best(image: np.ndarray) -> np.ndarray:
+    image = image[np.isfinite(image[:, : _SCORE + 1]).all(-1)]
+    return image[np.argsort(-image[:, _SCORE], kind="stable")[:_MOST_DETECTIONS]]
 
 
 def _named(arrays: Mapping[str, Any], *words: str) -> Any:
@@ -378,38 +362,37 @@ def _images(array: Any, rank: int) -> list[np.ndarray]:
     return [np.asarray(image, dtype=np.float64) for image in images]
 
 
-def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[_Image]:
-    """The boxes of each image; labels have the score 1."""
+def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[np.ndarray]:
+    """Corners, score and class of each image's boxes, shape (M, 6); labels have the score 1."""
     boxes, classes = _named(arrays, "box"), _named(arrays, "class", "label", "cls")
     scores = None if are_labels else _named(arrays, "score", "conf", "prob")
-    if boxes is not None and (classes if are_labels else scores) is not None:
-        return _separate(boxes, scores, classes)
-    if are_labels:
-        raise DataError(f"map: the labels are {', '.join(map(repr, arrays))}", _NAMES)
-    whole = [a for a in arrays.values() if (a[0] if isinstance(a, list) else a).shape[-1:] == (6,)]
-    if len(whole) != 1:
-        raise DataError(f"map found no boxes with scores among the outputs {', '.join(map(repr, arrays))}", _NAMES)
-    return [_Image(image[:, :4], image[:, 4], image[:, 5]) for image in _images(whole[0], 2)]
-
-
-def _separate(boxes: Any, scores: Any, classes: Any) -> list[_Image]:
-    places = _images(boxes, 2)
-    kinds = [np.zeros(len(place)) for place in places] if classes is None else _images(classes, 1)
+    if boxes is None or (classes if are_labels else scores) is None:
+        whole = [a for a in arrays.values() if (a[0] if isinstance(a, list) else a).shape[-1:] == (6,)]
+        if are_labels or len(whole) != 1:
+            what = "boxes with classes among the labels" if are_labels else "boxes with scores among the outputs"
+            raise DataError(f"map found no {what} {', '.join(map(repr, arrays))}", _NAMES)
+        return _images(whole[0], 2)
+    corners = _images(boxes, 2)
+    kinds = [np.zeros(len(image)) for image in corners] if classes is None else _images(classes, 1)
     if scores is None:
-        scores = [np.ones(len(place)) for place in places]
+        marks = [np.ones(len(image)) for image in corners]
     else:
-        rank = (scores[0].ndim if isinstance(scores, list) else scores.ndim - 1) if classes is None else 1
-        scores = _images(scores, min(rank, 2))
-    if not len(places) == len(scores) == len(kinds):
+        rank = 1 if classes is not None else scores[0].ndim if isinstance(scores, list) else scores.ndim - 1
+        marks = _images(scores, min(rank, 2))
+    if not len(corners) == len(marks) == len(kinds):
         raise DataError("map: boxes, scores and classes are of different numbers of images", _NAMES)
-    images = []
-    for place, score, kind in zip(places, scores, kinds, strict=True):
-        if score.ndim == 2:  # a score for each class: each is a detection
-            count = score.shape[1]
-            images.append(_Image(np.repeat(place, count, 0), score.reshape(-1), np.tile(np.arange(count), len(place))))
-        else:
-            images.append(_Image(place, score, kind))
-    return images
+    return [_image(*image) for image in zip(corners, marks, kinds, strict=True)]
+
+
+def _image(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    if scores.ndim == 2:  # a score for each class: each is a detection
+        count = scores.shape[1]
+        boxes, classes = np.repeat(boxes, count, 0), np.tile(np.arange(count), len(boxes))
+        scores = scores.reshape(-1)
+    if boxes.ndim != 2 or boxes.shape[-1] != 4 or not len(boxes) == len(scores) == len(classes):
+        shapes = f"boxes {boxes.shape}, scores {scores.shape} and classes {classes.shape}"
+        raise DataError(f"map: an image has {shapes}", _NAMES)
+    return np.column_stack([boxes, scores, classes])
 
 
 def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -423,15 +406,15 @@ def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return overlaps
 
 
-def _average_precisions(detections: Sequence[_Image], truths: Sequence[_Image], number: int) -> np.ndarray:
+def _average_precisions(detections: Sequence[np.ndarray], truths: Sequence[np.ndarray], number: int) -> np.ndarray:
     """Average precision of one class at each threshold, shape (thresholds,)."""
     of_class = [
-        (image.take(image.classes == number), truth.take(truth.classes == number))
+        (image[image[:, _CLASS] == number], truth[truth[:, _CLASS] == number])
         for image, truth in zip(detections, truths, strict=True)
     ]
-    total = sum(len(truth.classes) for _, truth in of_class)
-    hits = np.concatenate([_matched(intersection_over_union(image.boxes, truth.boxes)) for image, truth in of_class])
-    order = np.argsort(-np.concatenate([image.scores for image, _ in of_class]), kind="stable")
+    total = sum(len(truth) for _, truth in of_class)
+    hits = np.concatenate([_matched(intersection_over_union(image[:, :4], truth[:, :4])) for image, truth in of_class])
+    order = np.argsort(-np.concatenate([image[:, _SCORE] for image, _ in of_class]), kind="stable")
     true = hits[order].cumsum(axis=0)  # (detections, thresholds)
     precision = true / np.arange(1, len(true) + 1)[:, None]
     # The best precision from each recall on, 0 behind the last detection.
@@ -534,7 +517,5 @@ def errors_of(
     values = set_values(metric, data, call)
     if not metric.larger_is_better:
         return {metric.name: values, own_value(metric.name): values}
-    if len(reference) != len(values):
-        raise DataError(f"the metric {metric.name} has no value of the reference", "start the run again with --fresh")
     differences = tuple(wanted - value for wanted, value in zip(reference, values, strict=True))
     return {metric.name: differences, own_value(metric.name): values}

@@ -13,7 +13,7 @@ import numpy as np
 
 from mptune.data.archive import labels_beside, read_outputs, read_samples, save_outputs
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, compare_outputs
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, call_metric, metric_limit, number_of
+from mptune.data.metrics.calling import METRIC_TIMEOUT_S, metric_limit, number_of
 from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.table import Metric
@@ -27,7 +27,6 @@ from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import SearchSettings
 
 Arrays = Mapping[str, np.ndarray]
-_NAMES = "outputs, references, inputs, labels"
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,8 @@ class MetricQuestion:
     def answer(self, metric: str, function: Any) -> float:
         """Compute it; in the parent."""
         if len(self.files) == 1:
-            outputs, reference = read_outputs(self.files[0])
-            return call_metric(metric, function, outputs, reference)
-        return number_of(metric, function, SampleSetArrays(*map(read_outputs, self.files)).arguments(), "", _NAMES)
+            return number_of(metric, function, read_outputs(self.files[0]))
+        return number_of(metric, function, SampleSetArrays(*map(read_outputs, self.files)).arguments())
 
 
 def _ask(state: WorkerState, *parts: Sequence[Arrays]) -> float:
@@ -120,7 +118,7 @@ def _value(metric: Metric, data: SampleSetArrays) -> float:
     function = metric.load()
     if metric.name.startswith(CALLABLE):  # it goes to the parent as it is
         return float(function(data))
-    return number_of(metric.name, function, data.arguments(), "", _NAMES)
+    return number_of(metric.name, function, data.arguments())
 
 
 def file_identity(path: Path) -> tuple[str, int, int]:

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from mptune.choice import Choice
-from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.images import PREPROCESS_JSON
+from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.tasks import law_metric
 from mptune.diagnosis.sizes import chosen_sweep
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain

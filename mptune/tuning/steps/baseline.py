@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.tasks import definition_of_metric
 from mptune.engines.base import Failure, ReferenceReport
 from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import BaselineError
@@ -107,12 +106,12 @@ def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
     )
 
 
-def check_objective(error: OutputError, metric: str, definition: str = "") -> None:
+def check_objective(error: OutputError, metric: str) -> None:
     """Check that the objective of the all-FP32 plan, whose outputs are finite, is a finite number."""
     value = error.value(metric)
     if error.non_finite == 0 and not math.isfinite(value):
         raise BaselineError(
-            f"the metric {metric} is {value} for all-FP32, whose outputs are finite{definition}; {_NOT_PRECISION}",
+            f"the metric {metric} is {value} for all-FP32, whose outputs are finite; {_NOT_PRECISION}",
             "see that the metric returns a finite number for the model's outputs on every sample",
         )
 
@@ -120,7 +119,7 @@ def check_objective(error: OutputError, metric: str, definition: str = "") -> No
 def check_first_evaluation(error: OutputError, settings: SearchSettings) -> tuple[Finding, ...]:
     """What is checked of the all-FP32 plan before any other is evaluated: engine, objective, tolerances."""
     findings = check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks)
-    check_objective(error, settings.metric, definition_of_metric(settings.metric, settings.metric_function))
+    check_objective(error, settings.metric)
     check_columns(settings.tolerance, error)
     return findings
 

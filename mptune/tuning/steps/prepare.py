@@ -10,8 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from mptune.data.calibration import CalibrationSet
-from mptune.data.forms.samples import LazySamples
+from mptune.data.forms.samples import CalibrationSet, LazySamples
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mptune.data.calibration import CalibrationSet, load_calibration
-from mptune.data.forms.samples import LazySamples
+from mptune.data.calibration import load_calibration
+from mptune.data.forms.samples import CalibrationSet, LazySamples
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 import mptune
-from mptune.data.calibration import CalibrationSet, load_calibration, split_indices
+from mptune.data.calibration import load_calibration
 from mptune.data.forms.images import PREPROCESS_JSON, image_reader, load_preprocessing
-from mptune.data.forms.samples import LazySamples
+from mptune.data.forms.samples import CalibrationSet, LazySamples, split_indices
 from mptune.errors import DataError
 from mptune.files import write_json
 from mptune.graph.loading.tensors import TensorInfo

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.calibration import load_calibration
+from mptune.data.forms.samples import CalibrationSet
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings

@@ -209,13 +209,13 @@ def test_names_resolve(tmp_path) -> None:
 def test_a_metric_that_takes_for_ever_or_leaves_is_one_error(tmp_path) -> None:
     script = tmp_path / "m.py"
     script.write_text(
-        "import os, time\n\n\ndef sleeps(*arguments):\n    try:\n        time.sleep(30)\n"
+        "import sys, time\n\n\ndef sleeps(*arguments):\n    try:\n        time.sleep(30)\n"
         "    except Exception:\n        pass\n"
-        "\n\ndef spins(*arguments):\n    while True:\n        pass\n\n\ndef leaves(*arguments):\n    os._exit(0)\n"
+        "\n\ndef spins(*arguments):\n    while True:\n        pass\n\n\ndef leaves(*arguments):\n    sys.exit(0)\n"
     )
     for name, words in (("sleeps", "it ran longer than 0.2 s"), ("spins", "it ran longer"), ("leaves", "SystemExit")):
         with metric_limit(0.2), pytest.raises(DataError) as caught:
-            number_of("m", load_metric(f"{script}:{name}"), ({}, {}), "", "outputs, reference")
+            number_of("m", load_metric(f"{script}:{name}"), ({}, {}))
         assert words in caught.value.message
         assert f"{script}:" in caught.value.message
         assert "\n" not in caught.value.message

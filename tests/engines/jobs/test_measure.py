@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from mptune.data.archive import save_outputs
-from mptune.data.calibration import CalibrationSet
+from mptune.data.forms.samples import CalibrationSet
 from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
 from mptune.engines.ort.cuda_session import OrtEngine

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.data.archive import read_outputs
-from mptune.data.calibration import CalibrationSet
+from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.data.calibration import CalibrationSet
+from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.base import EngineError, FailureKind, Measurement, Workspace

@@ -9,7 +9,7 @@ import pytest
 from onnx import NodeProto, helper
 
 from mptune.data.archive import read_outputs
-from mptune.data.calibration import CalibrationSet
+from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.parts import LEAST_SHARE, OutputParts, cover_held_out, find_parts, load_parts
 from mptune.diagnosis.limits import error_of
