@@ -89,7 +89,7 @@ def limits_of(
     return [*limits, *(Limit(default(c) if rest is None else rest, columns=c) for c in left)]
 
 
-def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: tuple[int, ...] | None) -> list[np.ndarray]:
+def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: Sequence[int] | None) -> list[np.ndarray]:
     """Some columns of arrays; arrays that do not have them as they are."""
     if columns is None or axis is None:
         return list(arrays)
