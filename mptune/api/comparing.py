@@ -23,6 +23,7 @@ from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
+from mptune.engines.loading import check_loads
 from mptune.engines.tensorrt.library import Kind
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.finding import Finding
@@ -117,7 +118,7 @@ def compare(
         right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore)
         if right is not None:
             stack.enter_context(right)
-        loading = right.check_loads() if isinstance(right, Runner) else ()
+        loading = check_loads(right.model.path, right.name, right.answer) if isinstance(right, Runner) else ()
         sides = make_sides(
             left,
             right,

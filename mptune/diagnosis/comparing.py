@@ -31,6 +31,7 @@ from mptune.diagnosis.sides import Origin, Side, Sides
 from mptune.errors import BaselineError
 from mptune.finding import Finding, by_severity
 from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.plan import Precision
 from mptune.settings import Tolerance
 
 
@@ -53,7 +54,7 @@ def make_sides(
     reference_name = candidate_name = f"{runner.name} in FP32"
     moved: Mapping[str, tuple[int, ...]] = {}
     exchanged: Mapping[str, str] = {}
-    plan = runner.all_fp16
+    plan = runner.throughout(Precision.FP16)
     inputs = [info.name for info in runner.model.inputs]
     if recorded_reference is not None:
         reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs).outputs

@@ -121,7 +121,7 @@ def _is_as_far_off_as_fp16(side: Side) -> bool:
         return False
     try:
         got = side.rows(side.sides.candidate)
-        emulated = side.rows(side.sides.runner.emulated(side.sides.runner.all_fp16))
+        emulated = side.rows(side.sides.runner.emulated(side.sides.runner.throughout(Precision.FP16)))
         wanted = side.rows(side.sides.reference)
     except ValueError:
         return False
@@ -208,9 +208,9 @@ def _resembles_rounding(side: Side, *, of_groups: bool = False) -> bool:
     compared, exact = side.compared, side.rows(runner.exact)
     if compared is None or compared.got.size < _FEWEST_VALUES:
         return True
-    plans = [sides.plan, runner.all_fp16, runner.sound_fp16, runner.all_bf16]
+    plans = [sides.plan, runner.planned_fp16, *(runner.throughout(precision) for precision in REDUCED)]
     if of_groups:
-        shares, base = _shares([side], runner.all_fp16), runner.grouped.uniform(Precision.FP32)
+        shares, base = _shares([side], runner.throughout(Precision.FP16)), runner.grouped.uniform(Precision.FP32)
         worst = sorted(shares, key=lambda group: -shares[group])[:_MOST_ALONE]
         plans = [base.replace({group: Precision.FP16}) for group in worst]
     roundings = [runner.emulated(plan) for plan in dict.fromkeys(plans) if plan.reduced_groups]
@@ -255,8 +255,8 @@ def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
 def _blamed(sides: Sides, causes: set[Cause]) -> PrecisionPlan:
     """The plan whose groups make the difference: the candidate's, or the precision throughout where it is not known."""
     if "bf16" in causes:
-        return sides.plan if sides.plan.bf16_groups else sides.runner.all_bf16
-    return sides.plan if sides.plan.reduced_groups else sides.runner.all_fp16
+        return sides.plan if sides.plan.bf16_groups else sides.runner.throughout(Precision.BF16)
+    return sides.plan if sides.plan.reduced_groups else sides.runner.throughout(Precision.FP16)
 
 
 def _shares(side: Sequence[Side], blamed: PrecisionPlan) -> dict[str, float]:
@@ -324,9 +324,9 @@ def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
     lost = side.lost(side.sides.candidate)
     if lost is None or not lost.any() or fp16_explanation(side) is not None:
         return None
-    for plan in dict.fromkeys((side.sides.plan, runner.all_fp16, runner.whole_fp16, runner.all_bf16)):
+    for plan in dict.fromkeys((side.sides.plan, *map(runner.throughout, REDUCED))):
         hazards = _beyond(runner, plan)
-        if not hazards or not are_mostly_same(lost, side.lost(runner.unlimited(plan))):
+        if not hazards or not are_mostly_same(lost, side.lost(runner.emulated(plan, limits=False))):
             continue
         limited = side.lost(runner.emulated(plan))
         if limited is None or (lost & limited).any():
@@ -334,7 +334,8 @@ def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
         base = runner.grouped.uniform(Precision.FP32)
         blamed = set()
         for group in {hazard.group or "" for hazard in hazards}:
-            alone = side.lost(runner.unlimited(base.replace({group: plan.precision[group]})))
+            only = base.replace({group: plan.precision[group]})
+            alone = side.lost(runner.emulated(only, limits=False))
             if alone is not None and (lost & alone).any():
                 blamed.add(group)
         named = tuple(hazard for hazard in hazards if hazard.group in blamed) or hazards
