@@ -52,16 +52,13 @@ def make_sides(
     layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in names}
     reference, candidate = exact, exact
     reference_name = candidate_name = f"{runner.name} in FP32"
-    moved: Mapping[str, tuple[int, ...]] = {}
-    exchanged: Mapping[str, str] = {}
     plan = runner.throughout(Precision.FP16)
     inputs = [info.name for info in runner.model.inputs]
     if recorded_reference is not None:
-        reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs).outputs
+        reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs)
         reference_name = str(recorded_reference)
     if recorded is not None:
-        recording = read_recording(recorded, layouts, "--outputs", inputs)
-        candidate, moved, exchanged = recording.outputs, recording.moved, recording.exchanged
+        candidate = read_recording(recorded, layouts, "--outputs", inputs)
         candidate_name = str(recorded)
     elif other is not None:
         candidate = other.exact if isinstance(other, EngineRunner) else _renamed(_run(other, runner), runner, other)
@@ -77,8 +74,6 @@ def make_sides(
         max(rows, batch),
         plan,
         "recorded" if recorded is not None else _origin(other),
-        moved,
-        exchanged,
         tolerances,
         max_error,
     )

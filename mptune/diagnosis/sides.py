@@ -44,10 +44,6 @@ class Sides:
     """The candidate's precisions as far as they are known; else FP16 wherever FP16 can be right."""
     origin: Origin
     """Of the candidate: recorded, another model, an engine file, or the model itself."""
-    moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Output -> order of axes in the candidate's file."""
-    exchanged: Mapping[str, str] = field(default_factory=dict)
-    """Output -> output whose recorded array has this one's shape."""
     tolerances: Mapping[str, Sequence[Tolerance]] = field(default_factory=dict)
     max_error: float | None = None
     """Limit of outputs without one; None for that of FP16."""
