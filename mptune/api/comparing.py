@@ -16,7 +16,7 @@ from mptune.api.arguments import ModelLike, data_arguments, loaded_model
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, find_fault, is_engine
+from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, is_engine
 from mptune.diagnosis.limits import parse_tolerances
 from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
 from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
@@ -134,8 +134,8 @@ def compare(
         if isinstance(right, Runner):
             sides, structural, traced = _models_compared(sides, right, trace=trace)
             more += traced
-        elif right is not None and trace and (fault := find_fault(left, right, folder / "marking")):
-            more.append(fault_finding(left, fault))
+        elif right is not None and trace and (fault := fault_finding(left, right, folder / "marking")):
+            more.append(fault)
         if reference_outputs is None:
             more += already_mixed_findings(left.grouped, static_shapes(loaded, batch).shapes, "compare")
         models = (loaded, right.model) if isinstance(right, Runner) else (loaded,)
