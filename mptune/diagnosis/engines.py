@@ -81,12 +81,11 @@ class EngineRunner(InWorker):
         model: Runner,
         folder: Path,
         ignore: Collection[str] = (),
-        name: str = "",
     ) -> None:
         """Take what may run the engine, the ONNX model's runner, and a folder that does not exist yet."""
         folder.mkdir()
         super().__init__(Worker(folder / "logs"))
-        self.name = name or str(path)
+        self.name = str(path)
         self._path, self._kinds, self._model, self._folder = path, tuple(kinds), model, folder
         outputs = tuple(output.name for output in model.model.outputs)
         wanted = tuple(output for output in outputs if output not in ignore)

@@ -41,9 +41,6 @@ _LEAST_CORRELATION = 0.3
 
 _FEWEST_VALUES = 100
 
-_MOST_ALONE = 3
-"""Groups whose roundings alone are looked at."""
-
 _WORTH_TRYING = 0.1
 """Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
 
@@ -191,43 +188,34 @@ def is_doubtful(side: Side) -> bool:
 
 
 def is_no_rounding(side: Side) -> bool:
-    """Whether a difference of the size of FP16's has nothing of a rounding. Decisions fall otherwise in each engine."""
+    """Whether a difference of the size of FP16's correlates with no rounding; False where that cannot be told.
+
+    An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
+    Decisions fall otherwise in each engine.
+    """
     has_size = _AS_LARGE * side.emulated <= side.error <= HEADROOM * side.emulated
     if not has_size or any(array.dtype.kind != "f" for array in side.wanted):
         return False
-    return not _resembles_rounding(side) and not _resembles_rounding(side, of_groups=True)
-
-
-def _resembles_rounding(side: Side, *, of_groups: bool = False) -> bool:
-    """Whether a difference correlates with what a rounding of its size makes; True where that cannot be told.
-
-    An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
-    ``of_groups`` looks at what the groups that make most of the error make, each alone.
-    """
     sides, runner = side.sides, side.sides.runner
     compared, exact = side.compared, side.rows(runner.exact)
     if compared is None or compared.got.size < _FEWEST_VALUES:
-        return True
+        return False
     plans = [sides.plan, runner.planned_fp16, *(runner.throughout(precision) for precision in REDUCED)]
-    if of_groups:
-        shares, base = _shares([side], runner.throughout(Precision.FP16)), runner.grouped.uniform(Precision.FP32)
-        worst = sorted(shares, key=lambda group: -shares[group])[:_MOST_ALONE]
-        plans = [base.replace({group: Precision.FP16}) for group in worst]
     roundings = [runner.emulated(plan) for plan in dict.fromkeys(plans) if plan.reduced_groups]
-    roundings += [made for way in (() if of_groups else ROUNDINGS) if (made := runner.tf32(way)) is not None]
+    roundings += [made for way in ROUNDINGS if (made := runner.tf32(way)) is not None]
     difference = compared.got - compared.wanted
     size = float(np.linalg.norm(difference))
     squares = np.sort((difference**2).ravel())
     if float(squares[-int(_FEW * squares.size) :].sum()) >= _MOST * size**2:
-        return True
+        return False
     for rows in (side.rows(outputs) for outputs in roundings):
         if rows.shape != exact.shape or not np.isfinite(rows).all():
             continue
         made = (np.asarray(rows, np.float64) - exact) / compared.scale
         own = float(np.linalg.norm(made))
         if own >= _LEAST_SIZE * size and abs(float((difference * made).sum())) >= _LEAST_CORRELATION * own * size:
-            return True
-    return False
+            return False
+    return True
 
 
 def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
