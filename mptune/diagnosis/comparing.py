@@ -28,7 +28,6 @@ from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Origin, Side, Sides
-from mptune.errors import BaselineError
 from mptune.finding import Finding, by_severity
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision
@@ -61,7 +60,7 @@ def make_sides(
         candidate = read_recording(recorded, layouts, "--outputs", inputs)
         candidate_name = str(recorded)
     elif other is not None:
-        candidate = other.exact if isinstance(other, EngineRunner) else _renamed(_run(other, runner), runner, other)
+        candidate = other.exact if isinstance(other, EngineRunner) else _renamed(other.exact, runner, other)
         candidate_name = other.name
     rows = max((layout.rows_per_sample for layout in layouts.values()), default=1)
     return Sides(
@@ -83,18 +82,6 @@ def _origin(other: Runner | EngineRunner | None) -> Origin:
     if other is None:
         return "same"
     return "engine" if isinstance(other, EngineRunner) else "model"
-
-
-def _run(other: Runner, runner: Runner) -> Outputs:
-    """A candidate's outputs; where it does not run, the hint says that the model does."""
-    try:
-        return other.exact
-    except BaselineError as error:
-        hint = (
-            "the model itself runs on these data: look at what the candidate has otherwise, such as an index that is"
-            f" computed in FP16; `mptune inspect {runner.name} --data PATH` names what FP16 breaks"
-        )
-        raise BaselineError(error.message, hint) from error
 
 
 def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
