@@ -163,13 +163,9 @@ def _without_cause(side: Side) -> str:
             " whether FP16 makes the difference is not shown; `mptune inspect MODEL --data PATH` names what FP16 breaks"
         )
     if not places:
-        places = ["no known cause explains its difference: none of the roundings, stale rows and orders tried gives it"]
+        places = ["none of the roundings, stale rows, orders and inputs tried gives its difference"]
         if side.sides.origin == "recorded":
-            places = [
-                "no known cause explains its difference: none of the roundings, stale rows, orders and inputs tried"
-                " gives it; with the model that the engine was built of as CANDIDATE, --trace names the first node"
-                " that differs"
-            ]
+            places.append("with the model that the engine was built of as CANDIDATE, --trace names where it begins")
     return f"output {side.name!r}: {'; '.join(places)}"
 
 
