@@ -51,17 +51,18 @@ def make_sides(
     layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in names}
     reference, candidate = exact, exact
     reference_name = candidate_name = f"{runner.name} in FP32"
-    plan = runner.throughout(Precision.FP16)
+    origin: Origin = "same"
     inputs = [info.name for info in runner.model.inputs]
     if recorded_reference is not None:
         reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs)
         reference_name = str(recorded_reference)
     if recorded is not None:
         candidate = read_recording(recorded, layouts, "--outputs", inputs)
-        candidate_name = str(recorded)
+        candidate_name, origin = str(recorded), "recorded"
+    elif isinstance(other, EngineRunner):
+        candidate, candidate_name, origin = other.exact, other.name, "engine"
     elif other is not None:
-        candidate = other.exact if isinstance(other, EngineRunner) else _renamed(other.exact, runner, other)
-        candidate_name = other.name
+        candidate, candidate_name, origin = _renamed(other.exact, runner, other), other.name, "model"
     rows = max((layout.rows_per_sample for layout in layouts.values()), default=1)
     return Sides(
         runner,
@@ -71,17 +72,11 @@ def make_sides(
         candidate_name,
         layouts,
         max(rows, batch),
-        plan,
-        "recorded" if recorded is not None else _origin(other),
+        runner.throughout(Precision.FP16),
+        origin,
         tolerances,
         max_error,
     )
-
-
-def _origin(other: Runner | EngineRunner | None) -> Origin:
-    if other is None:
-        return "same"
-    return "engine" if isinstance(other, EngineRunner) else "model"
 
 
 def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
