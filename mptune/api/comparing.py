@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from mptune.data.calibration import load_calibration
 from mptune.data.forms.samples import CalibrationSet
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, find_fault, is_engine
+from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, is_engine
 from mptune.diagnosis.limits import parse_tolerances
 from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
 from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
-from mptune.engines.tensorrt.library import Kind
+from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.finding import Finding
 from mptune.graph.hazards.interface import state_inputs
@@ -118,7 +118,7 @@ def compare(
         right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore)
         if right is not None:
             stack.enter_context(right)
-        loading = right.check_loads() if isinstance(right, Runner) else ()
+        loading = check_loads(right.model.path, right.name, right.answer) if isinstance(right, Runner) else ()
         sides = make_sides(
             left,
             right,
@@ -134,8 +134,8 @@ def compare(
         if isinstance(right, Runner):
             sides, structural, traced = _models_compared(sides, right, trace=trace)
             more += traced
-        elif right is not None and trace and (fault := find_fault(left, right, folder / "marking")):
-            more.append(fault_finding(left, fault))
+        elif right is not None and trace and (fault := fault_finding(left, right, folder / "marking")):
+            more.append(fault)
         if reference_outputs is None:
             more += already_mixed_findings(left.grouped, static_shapes(loaded, batch).shapes, "compare")
         models = (loaded, right.model) if isinstance(right, Runner) else (loaded,)
@@ -200,31 +200,24 @@ def _output_names(model: Model, ignore: Collection[str]) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class _CandidateEngine:
-    path: Path
-    kinds: tuple[Kind, ...]
-    """What can run it here."""
-
-
 @contextlib.contextmanager
-def _opened(candidate: ModelLike | None) -> Iterator[Model | _CandidateEngine | None]:
-    """The candidate, read; None where there is none."""
+def _opened(candidate: ModelLike | None) -> Iterator[Model | Path | None]:
+    """The candidate: a model that was read, the path of an engine, or None."""
     if candidate is None:
         yield None
     elif not isinstance(candidate, onnx.ModelProto) and is_engine(Path(candidate)):
-        yield _CandidateEngine(Path(candidate), engine_kinds(Path(candidate)))
+        yield Path(candidate)
     else:
         with loaded_model(candidate, any_precision=True) as loaded:
             yield loaded
 
 
 def _runner(
-    other: Model | _CandidateEngine, name: str, left: Runner, folder: Path, batch: int, ignore: Collection[str]
+    other: Model | Path, name: str, left: Runner, folder: Path, batch: int, ignore: Collection[str]
 ) -> Runner | EngineRunner:
     """What runs the candidate on the samples of the model, under its own names of the inputs."""
-    if isinstance(other, _CandidateEngine):
-        return EngineRunner(other.path, other.kinds, left, folder / "engine", ignore)
+    if isinstance(other, Path):
+        return EngineRunner(other, engine_kinds(other), left, folder / "engine", ignore)
     feeds = [_fed(feed, left.model, other) for feed in left.samples]
     _check_outputs(left.model, other)
     return Runner(other, feeds, folder / "candidate", batch, name)

@@ -28,9 +28,9 @@ from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Origin, Side, Sides
-from mptune.errors import BaselineError
 from mptune.finding import Finding, by_severity
 from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.plan import Precision
 from mptune.settings import Tolerance
 
 
@@ -51,20 +51,18 @@ def make_sides(
     layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in names}
     reference, candidate = exact, exact
     reference_name = candidate_name = f"{runner.name} in FP32"
-    moved: Mapping[str, tuple[int, ...]] = {}
-    exchanged: Mapping[str, str] = {}
-    plan = runner.all_fp16
+    origin: Origin = "same"
     inputs = [info.name for info in runner.model.inputs]
     if recorded_reference is not None:
-        reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs).outputs
+        reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs)
         reference_name = str(recorded_reference)
     if recorded is not None:
-        recording = read_recording(recorded, layouts, "--outputs", inputs)
-        candidate, moved, exchanged = recording.outputs, recording.moved, recording.exchanged
-        candidate_name = str(recorded)
+        candidate = read_recording(recorded, layouts, "--outputs", inputs)
+        candidate_name, origin = str(recorded), "recorded"
+    elif isinstance(other, EngineRunner):
+        candidate, candidate_name, origin = other.exact, other.name, "engine"
     elif other is not None:
-        candidate = other.exact if isinstance(other, EngineRunner) else _renamed(_run(other, runner), runner, other)
-        candidate_name = other.name
+        candidate, candidate_name, origin = _renamed(other.exact, runner, other), other.name, "model"
     rows = max((layout.rows_per_sample for layout in layouts.values()), default=1)
     return Sides(
         runner,
@@ -74,31 +72,11 @@ def make_sides(
         candidate_name,
         layouts,
         max(rows, batch),
-        plan,
-        "recorded" if recorded is not None else _origin(other),
-        moved,
-        exchanged,
+        runner.throughout(Precision.FP16),
+        origin,
         tolerances,
         max_error,
     )
-
-
-def _origin(other: Runner | EngineRunner | None) -> Origin:
-    if other is None:
-        return "same"
-    return "engine" if isinstance(other, EngineRunner) else "model"
-
-
-def _run(other: Runner, runner: Runner) -> Outputs:
-    """A candidate's outputs; where it does not run, the hint says that the model does."""
-    try:
-        return other.exact
-    except BaselineError as error:
-        hint = (
-            "the model itself runs on these data: look at what the candidate has otherwise, such as an index that is"
-            f" computed in FP16; `mptune inspect {runner.name} --data PATH` names what FP16 breaks"
-        )
-        raise BaselineError(error.message, hint) from error
 
 
 def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
@@ -180,13 +158,9 @@ def _without_cause(side: Side) -> str:
             " whether FP16 makes the difference is not shown; `mptune inspect MODEL --data PATH` names what FP16 breaks"
         )
     if not places:
-        places = ["no known cause explains its difference: none of the roundings, stale rows and orders tried gives it"]
+        places = ["none of the roundings, stale rows, orders and inputs tried gives its difference"]
         if side.sides.origin == "recorded":
-            places = [
-                "no known cause explains its difference: none of the roundings, stale rows, orders and inputs tried"
-                " gives it; with the model that the engine was built of as CANDIDATE, --trace names the first node"
-                " that differs"
-            ]
+            places.append("with the model that the engine was built of as CANDIDATE, --trace names where it begins")
     return f"output {side.name!r}: {'; '.join(places)}"
 
 

@@ -27,7 +27,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.writing.observe import write_with_outputs
 from mptune.settings import TensorRtSettings
 from mptune.targets.memory import default_workspace_mb
-from mptune.targets.target import Gpu, detect_gpus
+from mptune.targets.target import detect_gpus
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.steps.baseline import ENGINE_CODE, FP32_LIMIT
 
@@ -59,18 +59,13 @@ def engine_kinds(path: Path) -> tuple[Kind, ...]:
     gpus = detect_gpus()
     if not gpus:
         raise TargetError(f"{path} is an engine, and no NVIDIA GPU is here to run it", _RECORD)
-    reasons = {kind: why_not(kind, gpus[0]) for kind in _KINDS}
+    reasons = {kind: why_not_on(kind, gpus[0]) if is_installed(kind) else f"{kind} is not installed" for kind in _KINDS}
     kinds = tuple(kind for kind in _KINDS if reasons[kind] is None)
     if kinds:
         return kinds
     shown = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
     install = next((INSTALL[kind] for kind in _KINDS if is_installed(kind)), INSTALL["tensorrt"])
     raise TargetError(f"{path} is an engine, and cannot be run on {gpus[0].name} ({shown})", f"{install}; or {_RECORD}")
-
-
-def why_not(kind: Kind, gpu: Gpu) -> str | None:
-    """Why engines of a kind cannot be run on a GPU that is here; None where they can."""
-    return why_not_on(kind, gpu) if is_installed(kind) else f"{kind} is not installed"
 
 
 class EngineRunner(InWorker):
@@ -86,12 +81,11 @@ class EngineRunner(InWorker):
         model: Runner,
         folder: Path,
         ignore: Collection[str] = (),
-        name: str = "",
     ) -> None:
         """Take what may run the engine, the ONNX model's runner, and a folder that does not exist yet."""
         folder.mkdir()
         super().__init__(Worker(folder / "logs"))
-        self.name = name or str(path)
+        self.name = str(path)
         self._path, self._kinds, self._model, self._folder = path, tuple(kinds), model, folder
         outputs = tuple(output.name for output in model.model.outputs)
         wanted = tuple(output for output in outputs if output not in ignore)
@@ -170,29 +164,13 @@ MOST_BUILDS = 48
 _MOST_NAMES = 4
 
 
-@dataclass(frozen=True)
-class Fault:
-    """An all-FP32 engine that does not compute the model.
+def fault_finding(left: Runner, engine: EngineRunner, folder: Path) -> Finding | None:
+    """``engine-differs``, where the all-FP32 engine of a model is wrong; None where it is right.
 
-    Attributes:
-        outputs: output -> relative L2 against the reference on the worst sample; those beyond ``FP32_LIMIT``.
-        region: names of the nodes among which the fault lies, in the order of the model.
-        cure: the value whose marking as an output brings all outputs within ``FP32_LIMIT``; "" where none was found.
-        cured: largest error of the outputs with it.
+    Names the first region that is wrong, and the value whose marking as an output cures it, where there is one.
     """
-
-    outputs: Mapping[str, float]
-    sample: int
-    region: tuple[str, ...]
-    cure: str
-    cured: float
-    builds: int
-
-
-def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None:
-    """Build the all-FP32 engine of a model, and find the first region of it that is wrong; None where none is."""
     folder.mkdir()
-    bench = _Bench(left, engine, folder)
+    bench = _Bench(left, engine)
     whole = bench.outputs((), left.samples_path)
     if isinstance(whole, Failure):
         raise engine.error(whole, "the all-FP32 engine that is built here")
@@ -203,39 +181,36 @@ def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None
     wrong = {name: error for name, error in errors[sample].items() if not error <= FP32_LIMIT}
     if not wrong:
         return None
-    save_samples(bench.sample_path, [left.samples[sample]])
-    search = _Search(left.model, max(wrong, key=lambda name: wrong[name]))
-    while bench.builds < MOST_BUILDS and (value := search.next()) is not None:
-        outcome = bench.marked(value)
-        if outcome is None:
+    worst = max(wrong, key=lambda name: wrong[name])
+    one_sample = folder / "sample.npz"
+    save_samples(one_sample, [left.samples[sample]])
+    search = _Search(left.model, worst)
+    cure, region, cured = "", search.region, math.inf
+    while not cure and bench.builds < MOST_BUILDS and (value := search.next()) is not None:
+        errors_marked = bench.marked(value, one_sample)
+        if errors_marked is None:
             search.tried.add(value)
-            continue
-        error, of_outputs = outcome
-        if of_outputs <= FP32_LIMIT:
-            return Fault(wrong, sample, search.around(value), value, of_outputs, bench.builds)
-        search.learn(value, is_wrong=not error <= FP32_LIMIT)
-    return Fault(wrong, sample, search.region, "", math.inf, bench.builds)
-
-
-def fault_finding(left: Runner, fault: Fault) -> Finding:
-    """``engine-differs``, with the output that cures it where there is one."""
-    worst = max(fault.outputs, key=lambda name: fault.outputs[name])
+        elif errors_marked[1] <= FP32_LIMIT:
+            cure, region, cured = value, search.around(value), errors_marked[1]
+        else:
+            search.learn(value, is_wrong=not errors_marked[0] <= FP32_LIMIT)
+            region = search.region
     evidence: dict[str, int | float | str] = {
-        "relative_l2": fault.outputs[worst],
+        "relative_l2": wrong[worst],
         "limit": FP32_LIMIT,
         "output": worst,
-        "engines_built": fault.builds,
+        "engines_built": bench.builds,
     }
-    if fault.cure:
-        evidence |= {"marked": fault.cure, "relative_l2_marked": fault.cured}
-    groups = tuple(dict.fromkeys(left.grouped.owners[node] for node in fault.region if node in left.grouped.owners))
+    if cure:
+        evidence |= {"marked": cure, "relative_l2_marked": cured}
+    groups = tuple(dict.fromkeys(left.grouped.owners[node] for node in region if node in left.grouped.owners))
     return finding(
         ENGINE_CODE,
-        "fusion" if fault.cure else "no cure",
-        tuple(OutputColumns(name) for name in fault.outputs),
+        "fusion" if cure else "no cure",
+        tuple(OutputColumns(name) for name in wrong),
         evidence,
-        Where(fault.region, groups, (fault.cure,) if fault.cure else (), samples=(fault.sample,)),
-        region=listed([repr(node) for node in fault.region], _MOST_NAMES),
+        Where(region, groups, (cure,) if cure else (), samples=(sample,)),
+        region=listed([repr(node) for node in region], _MOST_NAMES),
     )
 
 
@@ -312,9 +287,8 @@ class _Search:
 class _Bench:
     """Builds and runs all-FP32 engines of a model with values marked as outputs."""
 
-    def __init__(self, left: Runner, engine: EngineRunner, folder: Path) -> None:
+    def __init__(self, left: Runner, engine: EngineRunner) -> None:
         self._left, self._engine = left, engine
-        self.sample_path = folder / "sample.npz"
         self.builds = 0
 
     def outputs(self, marked: Sequence[str], samples: Path) -> Outputs | Failure:
@@ -322,12 +296,12 @@ class _Bench:
         self.builds += 1
         return self._engine.built(self._write(marked), samples, marked)
 
-    def marked(self, value: str) -> tuple[float, float] | None:
-        """Errors of a marked value, and of the worst output, on the worst sample; None where that engine has none."""
-        outputs = self.outputs((value,), self.sample_path)
+    def marked(self, value: str, sample: Path) -> tuple[float, float] | None:
+        """Errors of a marked value, and of the worst output, on one sample; None where that engine has none."""
+        outputs = self.outputs((value,), sample)
         if isinstance(outputs, Failure):
             return None
-        (exact,) = self._left.run("marked", self._write((value,)), self.sample_path)
+        (exact,) = self._left.run("marked", self._write((value,)), sample)
         return value_error(outputs[0][value], exact[value]), max(self.errors(outputs[0], exact).values())
 
     def errors(self, outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -343,9 +317,6 @@ class _Bench:
 
     def _write(self, marked: Sequence[str]) -> Path:
         path = self._left.scratch("marked")
-        write_with_outputs(self._left.model, self._left.workload.bank, path, (*self._names, *marked))
+        outputs = (output.name for output in self._left.model.outputs)
+        write_with_outputs(self._left.model, self._left.workload.bank, path, (*outputs, *marked))
         return path
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(output.name for output in self._left.model.outputs)

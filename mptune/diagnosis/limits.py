@@ -16,10 +16,10 @@ from mptune.settings import Tolerance
 
 HEADROOM = 2.0
 """Without a tolerance, the limit is this times the emulated all-FP16 error (``default_limit``)."""
-FALLBACK_LIMIT = 1e-2
-"""The least limit where the all-FP16 error is larger: an engine may keep other groups in FP32 than mptune would."""
 MOST_LIMIT = 0.1
-"""Without a tolerance, no limit is larger, but where rounding the output itself gives more."""
+"""Without a tolerance, no limit is larger."""
+FALLBACK_LIMIT = 1e-2
+"""The limit where the emulated all-FP16 error is not finite."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def limits_of(
     return [*limits, *(Limit(default(c) if rest is None else rest, columns=c) for c in left)]
 
 
-def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: tuple[int, ...] | None) -> list[np.ndarray]:
+def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: Sequence[int] | None) -> list[np.ndarray]:
     """Some columns of arrays; arrays that do not have them as they are."""
     if columns is None or axis is None:
         return list(arrays)
@@ -136,25 +136,12 @@ def error_of(
     return float(np.mean(errors)) if errors else 0.0
 
 
-def default_limit(emulated: float, sound: Callable[[], float], last: float) -> float:
-    """The limit where none is given: twice what rounding to FP16 gives, and no more than a small part of the spread.
+def default_limit(emulated: float) -> float:
+    """The limit where none is given: twice the error of all-FP16, and no more than a small part of the spread.
 
     A value beyond FP16's range, or a decision that falls the other way, is no rounding: an error that is as large as
     that of a broken FP16 model does not agree.
-
-    ``emulated`` is the error of all-FP16; ``sound`` the same with those groups in FP32, too, whose constants FP16 does
-    not hold, asked for only where it is large; ``last`` what rounding the output itself to FP16 gives in any plan.
     """
-    if emulated <= FALLBACK_LIMIT:
-        return max(HEADROOM * emulated, FP32_ROUNDING)
-    rounding = min(emulated, sound())
-    if not math.isfinite(rounding):
+    if not math.isfinite(emulated):
         return FALLBACK_LIMIT
-    return max(min(HEADROOM * rounding, max(MOST_LIMIT, HEADROOM * last)), FALLBACK_LIMIT)
-
-
-def rounded_error(wanted: Sequence[np.ndarray], *, about_zero: bool = False, least: float = 0.0) -> float:
-    """``error_of`` an output that is rounded to FP16 and has no other error."""
-    with np.errstate(over="ignore"):
-        rounded = [a.astype(np.float16).astype(a.dtype) if a.dtype.kind == "f" else a for a in wanted]
-    return error_of(rounded, wanted, about_zero=about_zero, least=least)
+    return min(max(HEADROOM * emulated, FP32_ROUNDING), MOST_LIMIT)

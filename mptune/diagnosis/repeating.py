@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -29,19 +28,14 @@ def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int
 
     ``runner`` is of the candidate where that is a model or an engine, else of the model.
     """
-    findings = []
-    if repeat > 1:
-        error, worst = runner.repeated(repeat, 1)
+    threads = max(2, min(_MOST_THREADS, os.cpu_count() or 2))
+    ways = [(repeat, 1, "one after another")] if repeat > 1 else []
+    ways += [(max(repeat, _ROUNDS), threads, f"in {threads} threads at once")] if stress else []
+    for times, at_once, how in ways:
+        error, worst = runner.repeated(times, at_once)
         if error > ROUNDING and worst is not None:
-            findings.append(_differing(sides, runner, error, worst, repeat, "one after another"))
-    if stress and not findings:
-        threads = max(2, min(_MOST_THREADS, os.cpu_count() or 2))
-        error, worst = runner.repeated(max(repeat, _ROUNDS), threads)
-        if error > ROUNDING and worst is not None:
-            findings.append(
-                _differing(sides, runner, error, worst, max(repeat, _ROUNDS), f"in {threads} threads at once")
-            )
-    return findings
+            return [_differing(sides, runner, error, worst, times, how)]
+    return []
 
 
 def _differing(
@@ -69,8 +63,5 @@ def _differing(
 
 
 def _differs(a: Outputs, b: Outputs, name: str) -> bool:
-    def same(sample: Mapping[str, object], other_sample: Mapping[str, object]) -> bool:
-        x, y = np.asarray(sample[name]), np.asarray(other_sample[name])
-        return x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=x.dtype.kind == "f"))
-
-    return not all(map(same, a, b))
+    pairs = [(np.asarray(x[name]), np.asarray(y[name])) for x, y in zip(a, b, strict=True)]
+    return not all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in pairs)

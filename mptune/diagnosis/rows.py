@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,6 @@ import numpy as np
 
 from mptune.data.archive import read_archive, read_array
 from mptune.errors import DataError
-
-_MAX_TRANSPOSED = 5
-"""Axes of an output up to which other orders of its axes are tried."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +74,9 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-@dataclass(frozen=True)
-class Recording:
-    """What a deployment recorded, in the layout of the model's outputs."""
-
-    outputs: tuple[Mapping[str, np.ndarray], ...]
-    moved: Mapping[str, tuple[int, ...]]
-    """Output -> axes: its axes are in this order in the file (those of the layout of rows)."""
-    exchanged: Mapping[str, str]
-    """Output -> the recorded array whose values stand for it, where its own has the shape of another output."""
-
-
-def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, inputs: Collection[str] = ()) -> Recording:
+def read_recording(
+    path: Path, layouts: Mapping[str, Layout], option: str, inputs: Collection[str] = ()
+) -> tuple[Mapping[str, np.ndarray], ...]:
     """Read ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
 
     Raises DataError where an output is missing, or has a shape that fits no output; ``option`` is for its message.
@@ -116,71 +103,34 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str, input
     for name in layouts:
         if arrays[name].dtype.kind not in "fiub":
             raise DataError(f"{option} {path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
-        if arrays[name].dtype.kind == "f" and np.isnan(arrays[name]).any():  # signalling ones warn where they are cast
-            arrays[name] = np.where(np.isnan(arrays[name]), np.array(np.nan, arrays[name].dtype), arrays[name])
-    fitted: dict[str, np.ndarray] = {}
-    moved: dict[str, tuple[int, ...]] = {}
-    exchanged: dict[str, str] = {}
+    cut: dict[str, list[np.ndarray]] = {}
     for name, layout in layouts.items():
-        fitting = layout.fit(arrays[name])
-        if fitting is None and (other := _exchanged(name, arrays, layouts)) is not None:
-            fitting, exchanged[name] = layout.fit(arrays[other]), other
-        if fitting is None and (axes := _transposed(arrays[name].shape, layout.shape)) is not None:
-            fitting, moved[name] = arrays[name].transpose(axes), axes
-        if fitting is None:
-            raise DataError(_misfit(path, option, name, arrays[name], layout), _misfit_hint(arrays[name], layout))
-        fitted[name] = fitting
-    cut = {name: layouts[name].cut(array) for name, array in fitted.items()}
+        fitted = layout.fit(arrays[name])
+        if fitted is None:
+            raise _misfit(f"{option} {path}", name, arrays[name], layouts)
+        cut[name] = layout.cut(fitted)
     count = len(next(iter(layouts.values())).shapes)
-    return Recording(tuple({name: parts[k] for name, parts in cut.items()} for k in range(count)), moved, exchanged)
-
-
-def _exchanged(name: str, arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout]) -> str | None:
-    """Another output whose recorded array has this one's shape, while this one's array has the shape of another."""
-    if not any(layouts[other].fit(arrays[name]) is not None for other in layouts):
-        return None
-    return next((other for other in layouts if layouts[name].fit(arrays[other]) is not None), None)
+    return tuple({name: parts[k] for name, parts in cut.items()} for k in range(count))
 
 
 _UNNAMED = "arr_0"
 """What NumPy calls an array that is saved without a name."""
 
-_ROWS_HINT = "record all rows, in the order of the data, without any added"
 
-
-def _misfit(path: Path, option: str, name: str, array: np.ndarray, layout: Layout) -> str:
-    shape, wanted = list(array.shape), list(layout.shape)
-    if array.ndim and array.shape[1:] == layout.shape[1:]:
-        return f"{option} {path} holds {array.shape[0]} rows of output {name!r}, the data give {layout.shape[0]}"
-    return f"{option} {path}: output {name!r} has shape {shape}, the data give {wanted}"
-
-
-def _misfit_hint(array: np.ndarray, layout: Layout) -> str:
-    """What to do about an array of another shape, with what its shape looks like."""
-    shape, wanted = array.shape, layout.shape
-    lost = [axis for axis in range(1, len(wanted)) if shape == wanted[:axis] + wanted[axis + 1 :]]
-    if lost:
-        size = wanted[lost[-1]]
-        what = "an index among them" if array.dtype.kind in "iu" else "one value of them"
-        return f"it lacks the axis {lost[-1]} of {size}, as where an application keeps {what}: record the output itself"
-    if shape[1:] == wanted[1:] and shape:
-        return _ROWS_HINT
-    if array.size == math.prod(wanted):
-        return f"it holds as many values in another order or shape: record it as the model gives it, {list(wanted)}"
-    if len(shape) == len(wanted):
-        axes = [axis for axis in range(len(wanted)) if shape[axis] != wanted[axis]]
-        return f"other sizes along axis {', '.join(map(str, axes))}: record the output at the size of these data"
-    return f"it has {len(shape)} axes, not {len(wanted)}: record the output itself, with its rows along axis 0"
-
-
-def _transposed(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The order of axes in which an array of one shape has the other, rows staying first."""
-    if len(shape) != len(wanted) or not 3 <= len(shape) <= _MAX_TRANSPOSED or shape[0] != wanted[0]:
-        return None
-    for axes in itertools.permutations(range(1, len(shape))):
-        if tuple(shape[axis] for axis in axes) == wanted[1:]:
-            return (0, *axes)
-    return None
+def _misfit(file: str, name: str, array: np.ndarray, layouts: Mapping[str, Layout]) -> DataError:
+    """The error for an array of another shape, with what to do about it."""
+    wanted = layouts[name].shape
+    if array.ndim and array.shape[1:] == wanted[1:]:
+        return DataError(
+            f"{file} holds {array.shape[0]} rows of output {name!r}, the data give {wanted[0]}",
+            "record all rows, in the order of the data, without any added",
+        )
+    hint = "record the output itself, as the model gives it, with its rows along axis 0"
+    if other := next((other for other, layout in layouts.items() if layout.fit(array) is not None), None):
+        hint = f"it has the shape of the output {other!r}: read outputs by name, or exchange the two"
+    elif sorted(array.shape) == sorted(wanted):
+        hint = "its axes are in another order: transpose it (numpy.transpose)"
+    return DataError(f"{file}: output {name!r} has shape {list(array.shape)}, the data give {list(wanted)}", hint)
 
 
 def _listed(names: Mapping[str, object]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,6 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
-from mptune.engines.loading import check_loads
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
@@ -84,14 +83,14 @@ class Runner(InWorker):
             place.mkdir(parents=True)
         self.workspace = Workspace(model.path.resolve(), *places)
         self.grouped = grouped or GroupedModel(model, find_groups(model))
-        self.workload = Workload(self.grouped, self.workspace)
+        self.workload = Workload(self.grouped, self.workspace, tuple(map(str, Precision)))
         self._settings = replace(SearchSettings(), data_settings=DataSettings(batch=batch))
         super().__init__(Worker(self.workspace.logs_dir, environment=NO_TF32))
         self.samples_path = self.workspace.samples("search")
         self.samples = samples
         save_samples(self.samples_path, samples)
         self._kept: dict[str, Outputs] = {}
-        self._emulators: dict[tuple[bool, bool], Emulator] = {}
+        self._emulators: dict[bool, Emulator] = {}
 
     def call(self, job: Job[T]) -> T:
         """Run a job in the worker."""
@@ -99,10 +98,6 @@ class Runner(InWorker):
         if isinstance(result, Failure):
             raise did_not_run(f"{self.name} does not run on these data", replace(result, log_path=None), self.model)
         return result
-
-    def check_loads(self) -> tuple[str, ...]:
-        """Open the model's own bytes as a user would; returns and raises as ``loading.check_loads``."""
-        return check_loads(self.model.path, self.name, self.answer)
 
     @property
     def exact(self) -> Outputs:
@@ -114,32 +109,18 @@ class Runner(InWorker):
         """The model as the CPU is to run it."""
         return write_widened(self.model, self.workload.bank, self.workspace.scratch("widened"))
 
-    @property
-    def exact_path(self) -> Path:
-        """The file of ``exact``."""
-        assert self.exact
-        return self.workspace.data_dir / "exact.npz"
-
     @cached_property
     def planned_fp16(self) -> PrecisionPlan:
         """All-FP16 as a search on these samples plans it: what limits and figures of FP16 are taken from."""
         absmax = {name: seen.absmax for name, seen in self.ranges.items()}
         return make_space(self.grouped, load_space("default"), self.hazards, absmax).all_fp16
 
-    @cached_property
-    def all_fp16(self) -> PrecisionPlan:
-        """FP16 wherever the model's constants allow it, as other tools convert: values may overflow on the samples."""
-        return self._throughout(Precision.FP16, pinned_by_hazards(self.constant_hazards))
-
-    @cached_property
-    def whole_fp16(self) -> PrecisionPlan:
-        """As ``all_fp16``, and groups whose constants FP16 does not hold are FP16, too."""
-        return self._throughout(Precision.FP16, pinned_by_hazards(self.constant_hazards, is_measured=True))
-
-    def _throughout(self, precision: Precision, kept: Collection[str]) -> PrecisionPlan:
-        """A precision for all groups but these and the pinned ones."""
-        fixed = {*kept, *(group.id for group in self.grouped.groups if group.pinned is not None)}
-        return self.grouped.uniform(precision).replace(dict.fromkeys(fixed, Precision.FP32))
+    def throughout(self, precision: Precision) -> PrecisionPlan:
+        """A reduced precision wherever the model can have it, as other tools convert: values may overflow."""
+        lacking = unsupported(ValueTypes(self.grouped), precision).groups
+        pinned = [group.id for group in self.grouped.groups if group.pinned is not None]
+        kept = {*pinned, *lacking, *pinned_by_hazards(self.constant_hazards, precision, is_measured=True)}
+        return self.grouped.uniform(precision).replace(dict.fromkeys(kept, Precision.FP32))
 
     @cached_property
     def constant_hazards(self) -> tuple[Hazard, ...]:
@@ -147,34 +128,20 @@ class Runner(InWorker):
         return find_hazards(self.grouped)
 
     @cached_property
-    def sound_fp16(self) -> PrecisionPlan:
-        """FP16 wherever FP16 can be right on the samples: groups whose values it does not hold there are FP32."""
-        return self.all_fp16.replace(dict.fromkeys(pinned_by_hazards(self.hazards), Precision.FP32))
-
-    @cached_property
     def hazards(self) -> tuple[Hazard, ...]:
         """What speaks against FP16, in the model and on the samples."""
         absmax = {name: seen.absmax for name, seen in self.ranges.items()}
         return find_hazards(self.grouped, absmax, seen=seen_of(self.ranges))
 
-    @cached_property
-    def all_bf16(self) -> PrecisionPlan:
-        """BF16 wherever BF16 can be right."""
-        lacking = unsupported(ValueTypes(self.grouped), Precision.BF16).groups
-        return self._throughout(Precision.BF16, {*pinned_by_hazards(self.constant_hazards, Precision.BF16), *lacking})
+    def emulated(self, plan: PrecisionPlan, *, limits: bool = True) -> Outputs:
+        """Outputs with the roundings of a plan; without ``limits`` constants beyond a precision become infinite."""
+        return self._outputs(f"{plan.fingerprint}-{limits}", lambda: self.emulation(plan, limits=limits))
 
-    def emulated(self, plan: PrecisionPlan) -> Outputs:
-        """Outputs with the roundings of a plan."""
-        return self._outputs(plan.fingerprint, lambda: self.emulation(plan))
-
-    def emulation(self, plan: PrecisionPlan) -> Path:
+    def emulation(self, plan: PrecisionPlan, *, limits: bool = True) -> Path:
         """Write the model with the roundings of a plan."""
-        return self._emulator(plan).write(plan, self.scratch(plan.fingerprint))
-
-    def unlimited(self, plan: PrecisionPlan) -> Outputs:
-        """As ``emulated``, with constants beyond a precision rounded to infinity, as some tools write them."""
-        name = f"unlimited-{plan.fingerprint}"
-        return self._outputs(name, lambda: self._emulator(plan, limits=False).write(plan, self.scratch(name)))
+        if limits not in self._emulators:
+            self._emulators[limits] = Emulator(self.grouped, self.workload.bank, limits=limits)
+        return self._emulators[limits].write(plan, self.scratch(f"{plan.fingerprint}-{limits}"))
 
     def tf32(self, rounding: Rounding) -> Outputs | None:
         """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""
@@ -201,7 +168,8 @@ class Runner(InWorker):
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
         """Emulated errors of plans on the first samples, against ``exact``."""
         save_samples(self.workspace.reference("search"), self.exact)
-        workload = self._workload_of(plans)
+        used = {str(precision) for plan in plans for precision in plan.precision.values()}
+        workload = replace(self.workload, precisions=tuple(sorted(used)))  # a switch that nobody turns costs time
         emulation = Emulation(workload, self.grouped, "cpu", self._settings, self.answer, lambda: self.shapes)
         errors = emulation.errors(plans, part=range(emulation.samples.count))
         if isinstance(errors, Failure):
@@ -215,23 +183,10 @@ class Runner(InWorker):
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
-        worst = self.workspace.data_dir / f"worst_{threads}.npz"
-        error = self.call(RepeatJob(self.widened, self.samples_path, self.exact_path, times, threads, worst))
+        isolated, worst = (self.workspace.data_dir / f"{name}.npz" for name in ("isolated", f"worst_{threads}"))
+        save_samples(isolated, self.exact)
+        error = self.call(RepeatJob(self.widened, self.samples_path, isolated, times, threads, worst))
         return error, read_outputs(worst) if error > 0 else None
-
-    def _workload_of(self, plans: Iterable[PrecisionPlan]) -> Workload:
-        """With BF16 weights where a plan needs them, which are written only then."""
-        return self._workload_of_three if any(plan.bf16_groups for plan in plans) else self.workload
-
-    @cached_property
-    def _workload_of_three(self) -> Workload:
-        return replace(self.workload, precisions=tuple(map(str, Precision)))
-
-    def _emulator(self, plan: PrecisionPlan, *, limits: bool = True) -> Emulator:
-        key = bool(plan.bf16_groups), limits
-        if key not in self._emulators:
-            self._emulators[key] = Emulator(self.grouped, self._workload_of([plan]).bank, limits=limits)
-        return self._emulators[key]
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

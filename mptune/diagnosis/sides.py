@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from mptune.data.metrics.parts import OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
-from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of, rounded_error
+from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of
 from mptune.diagnosis.patterns.roundings import Cause, Compared, Explanation, explain, is_half_precise
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
@@ -19,7 +19,7 @@ from mptune.engines.jobs.samples import batch_sizes
 from mptune.finding import OutputColumns
 from mptune.graph.loading.shapes import shared_units
 from mptune.graph.loading.value_dependent import shape_facts
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 from mptune.settings import Tolerance
 
@@ -44,10 +44,6 @@ class Sides:
     """The candidate's precisions as far as they are known; else FP16 wherever FP16 can be right."""
     origin: Origin
     """Of the candidate: recorded, another model, an engine file, or the model itself."""
-    moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Output -> order of axes in the candidate's file."""
-    exchanged: Mapping[str, str] = field(default_factory=dict)
-    """Output -> output whose recorded array has this one's shape."""
     tolerances: Mapping[str, Sequence[Tolerance]] = field(default_factory=dict)
     max_error: float | None = None
     """Limit of outputs without one; None for that of FP16."""
@@ -71,7 +67,11 @@ class Sides:
         whole = arrays_of(candidate, name), arrays_of(reference, name)
         largest = largest_of(*self._paired(name, candidate, reference))
         sides = []
-        tolerances, default = self.tolerances.get(name, ()), partial(self._default_limit, name)
+
+        def default(columns: tuple[int, ...] | None) -> float:
+            return default_limit(self.error(name, columns, self.emulated, exact))
+
+        tolerances = self.tolerances.get(name, ())
         for limit in limits_of(name, tolerances, self._parts.get(name), self.max_error, default):
             columns = limit.columns
             error = judged = self.error(name, columns, candidate, reference)
@@ -86,17 +86,6 @@ class Sides:
         """The error of an output, or of columns of it, between any two runs."""
         pair = self._part(name, columns, got, wanted)
         return error_of(*pair, about_zero=self.has_row_set(name), least=self._least_scale(name, columns))
-
-    def _default_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
-        exact = self.runner.exact
-        wanted, _ = self._part(name, columns, exact, exact)
-        least = self._least_scale(name, columns)
-        last = rounded_error(wanted, about_zero=self.has_row_set(name), least=least)
-
-        def sound() -> float:
-            return self.error(name, columns, self.runner.emulated(self.runner.sound_fp16), exact)
-
-        return default_limit(self.error(name, columns, self.emulated, exact), sound, last)
 
     def _least_scale(self, name: str, columns: tuple[int, ...] | None) -> float:
         parts = self._parts.get(name)
@@ -248,13 +237,14 @@ class Side:
         ways = ROUNDINGS if sides.origin != "model" else ()
         tf32 = [each for way in ways for each in changes("tf32-candidate", runner.tf32(way))]
         tf32 += [("tf32-reference", -made) for _, made in tf32]
-        plans = [plan for plan in dict.fromkeys((sides.plan, runner.all_fp16)) if plan.reduced_groups]
+        plans = [plan for plan in dict.fromkeys((sides.plan, runner.throughout(Precision.FP16))) if plan.reduced_groups]
         half = [each for p in plans for each in changes("bf16" if p.bf16_groups else "fp16", runner.emulated(p))]
         is_half = is_half_precise(np.concatenate([array.ravel() for array in self.got]))
         difference = compared.got - compared.wanted
         cause = explain(difference, [*tf32, *half], is_half=is_half)
         if cause is None and sides.origin != "model":  # an engine may be BF16 throughout, which nothing says
-            cause = explain(difference, [*tf32, *changes("bf16", runner.emulated(runner.all_bf16))], is_half=is_half)
+            bf16 = changes("bf16", runner.emulated(runner.throughout(Precision.BF16)))
+            cause = explain(difference, [*tf32, *bf16], is_half=is_half)
         return cause
 
 

@@ -91,16 +91,9 @@ COMPARISON: Mapping[str, CodeInfo] = {
                 " {row} equals the reference's row {source_row}): as where a sample was left out",
                 "give the rows in the order of the data, one for each sample: see which sample the recording lacks",
             ),
-            **{
-                kind: Wording(text, "read outputs by name, not by position, or exchange the two")
-                for kind, text in {
-                    "exchanged": "outputs are exchanged: {name!r} of one side is {other!r} of the other",
-                    "copied": "output {name!r} holds what is {other!r} of the reference, as {other!r} does, too",
-                }.items()
-            },
-            "axes": Wording(
-                "output {output!r} has its axes in another order: axes ({axes}) of the recording are the reference's",
-                "transpose the recorded output: numpy.transpose(y, ({axes}))",
+            "exchanged": Wording(
+                "output {name!r} holds what is {other!r} of the reference",
+                "read outputs by name, not by position, or exchange the two",
             ),
             **{
                 kind: Wording("output {output!r}[ in {columns:/column/columns} {which}] " + what + _UNDONE, cure)

@@ -11,7 +11,7 @@ import pytest
 
 import mptune
 from mptune.data.archive import read_samples
-from mptune.diagnosis.limits import MOST_LIMIT, default_limit
+from mptune.diagnosis.limits import FALLBACK_LIMIT, MOST_LIMIT, default_limit
 from tests.diagnosis import recordings
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
@@ -168,14 +168,6 @@ def test_samples_that_are_prepared_in_another_way(
 
 
 def test_limits_of_fp16() -> None:
-    def never() -> float:
-        raise AssertionError("a small error needs no second emulation")
-
-    assert default_limit(1e-3, never, 0.0) == 2e-3
-    assert default_limit(0.7, lambda: 2e-2, 0.0) == 4e-2
-    assert default_limit(math.inf, lambda: 2e-2, 0.0) == 4e-2
-    assert default_limit(math.inf, lambda: math.inf, 0.0) == 1e-2
-    assert default_limit(0.7, lambda: 0.6, 0.0) == MOST_LIMIT
-    assert default_limit(0.7, lambda: 0.6, 0.3) == 0.6, "values whose spread is below FP16's spacing: no plan avoids it"
-    assert default_limit(0.7, lambda: 0.2, 0.3) == 0.4
-    assert default_limit(0.7, lambda: 1e-4, 0.3) == 1e-2, "another engine keeps other groups in FP32"
+    assert default_limit(1e-3) == 2e-3
+    assert default_limit(0.7) == MOST_LIMIT
+    assert default_limit(math.inf) == FALLBACK_LIMIT

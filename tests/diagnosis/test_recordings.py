@@ -145,16 +145,6 @@ def test_weights_that_changed_have_no_cause_among_the_known(tmp_path: Path) -> N
     assert (found.verdict, found.findings) == ("differs", ())
 
 
-def test_two_outputs_that_are_exchanged_are_named(tmp_path: Path) -> None:
-    model = _model("exported", tmp_path)
-    data = _data(model, "exported", np.random.default_rng(6))
-    right = recordings.run(model, data, 1)
-    np.savez(tmp_path / "o.npz", scores=right["features"], features=right["scores"])
-    found = mptune.compare(model, data=data, outputs=tmp_path / "o.npz")
-    assert {finding.code for finding in found.findings} == {"outputs-permuted"}
-    assert found.verdict == "differs"
-
-
 def test_the_command_line_says_verdict_and_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = _model("mlp", tmp_path)
     data = _data(model, "mlp", np.random.default_rng(7))

@@ -11,8 +11,7 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.data.archive import save_samples
-from mptune.diagnosis.sizes import declared_sizes, kept_sweep, resized, sized_samples
+from mptune.diagnosis.sizes import resized, sized_samples, sweep
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -29,11 +28,9 @@ def swept(by: str, folder: Path, shapes: tuple[ShapeRange, ...] = (RANGE,)) -> t
     onnx.save(pooled(by), folder / "model.onnx")
     loaded = load_model(folder / "model.onnx")
     groups = GroupedModel(loaded, find_groups(loaded))
-    save_samples(folder / "samples.npz", [{"image": image[None]} for image in data()["image"]])
-    place, plan = folder / "sweeps.json", groups.uniform(Precision.FP16)
-    found, warnings = kept_sweep(place, groups, plan, folder / "samples.npz", shapes)
+    samples = [{"image": image[None]} for image in data()["image"]]
+    found, warnings = sweep(groups, groups.uniform(Precision.FP16), samples, shapes)
     assert warnings == ()
-    assert kept_sweep(place, groups, plan, folder / "nowhere.npz", shapes) == (found, ()), "kept"
     return found
 
 
@@ -55,9 +52,8 @@ def test_one_size_is_no_range(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "model.onnx")
     groups = GroupedModel(loaded, find_groups(loaded))
     one = ShapeRange("image", *[(1, 3, 64, 64)] * 3)
-    plan = groups.uniform(Precision.FP16)
-    assert kept_sweep(tmp_path / "s.json", groups, plan, tmp_path / "none.npz", (one,)) == ((), ())
-    assert not (tmp_path / "s.json").exists()
+    samples = [{"image": image[None]} for image in sized(64)["image"]]
+    assert sweep(groups, groups.uniform(Precision.FP16), samples, (one,)) == ((), ())
 
 
 def test_a_search_names_it(tmp_path: Path) -> None:
@@ -100,9 +96,8 @@ def swept_with(folder: Path, by: str, given: list[list[dict[str, np.ndarray]]]) 
     onnx.save(pooled(by), folder / "model.onnx")
     loaded = load_model(folder / "model.onnx")
     groups = GroupedModel(loaded, find_groups(loaded))
-    save_samples(folder / "samples.npz", [{"image": image[None]} for image in sized(SIZE, 600.0)["image"]])
-    plan = groups.uniform(Precision.FP16)
-    found, warnings = kept_sweep(folder / "s.json", groups, plan, folder / "samples.npz", (), given=given)
+    samples = [{"image": image[None]} for image in sized(SIZE, 600.0)["image"]]
+    found, warnings = sweep(groups, groups.uniform(Precision.FP16), samples, (), given=given)
     assert warnings == ()
     return found
 
@@ -156,8 +151,10 @@ DIMS = {"image": ("n", 1, "h", 2), "mask": ("n", "h")}
 
 
 def test_sizes_are_the_ends_and_the_usual_one_without_that_of_the_data() -> None:
-    one = ShapeRange("image", (1, 1, 1, 2), (1, 1, 2, 2), (4, 1, 8, 2))
-    assert declared_sizes((one,), SAMPLES) == ({"image": (1, 1, 1, 2)}, {"image": (4, 1, 8, 2)})
+    shapes = ShapeRange("image", (1, 1, 1, 2), (1, 1, 2, 2), (4, 1, 8, 2))
+    inputs = [TensorInfo(name, "float", dims) for name, dims in DIMS.items()]
+    found = [(one.origin, one.sizes["image"]) for one in sized_samples(SAMPLES, inputs, [shapes], ())]
+    assert found == [("samples", (1, 1, 2, 2)), ("declared", (1, 1, 1, 2)), ("declared", (4, 1, 8, 2))]
 
 
 def test_inputs_that_share_a_dimension_are_resized_alike_and_a_batch_has_different_rows() -> None:

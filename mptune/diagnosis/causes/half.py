@@ -41,9 +41,6 @@ _LEAST_CORRELATION = 0.3
 
 _FEWEST_VALUES = 100
 
-_MOST_ALONE = 3
-"""Groups whose roundings alone are looked at."""
-
 _WORTH_TRYING = 0.1
 """Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
 
@@ -121,7 +118,7 @@ def _is_as_far_off_as_fp16(side: Side) -> bool:
         return False
     try:
         got = side.rows(side.sides.candidate)
-        emulated = side.rows(side.sides.runner.emulated(side.sides.runner.all_fp16))
+        emulated = side.rows(side.sides.runner.emulated(side.sides.runner.throughout(Precision.FP16)))
         wanted = side.rows(side.sides.reference)
     except ValueError:
         return False
@@ -191,43 +188,34 @@ def is_doubtful(side: Side) -> bool:
 
 
 def is_no_rounding(side: Side) -> bool:
-    """Whether a difference of the size of FP16's has nothing of a rounding. Decisions fall otherwise in each engine."""
+    """Whether a difference of the size of FP16's correlates with no rounding; False where that cannot be told.
+
+    An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
+    Decisions fall otherwise in each engine.
+    """
     has_size = _AS_LARGE * side.emulated <= side.error <= HEADROOM * side.emulated
     if not has_size or any(array.dtype.kind != "f" for array in side.wanted):
         return False
-    return not _resembles_rounding(side) and not _resembles_rounding(side, of_groups=True)
-
-
-def _resembles_rounding(side: Side, *, of_groups: bool = False) -> bool:
-    """Whether a difference correlates with what a rounding of its size makes; True where that cannot be told.
-
-    An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
-    ``of_groups`` looks at what the groups that make most of the error make, each alone.
-    """
     sides, runner = side.sides, side.sides.runner
     compared, exact = side.compared, side.rows(runner.exact)
     if compared is None or compared.got.size < _FEWEST_VALUES:
-        return True
-    plans = [sides.plan, runner.all_fp16, runner.sound_fp16, runner.all_bf16]
-    if of_groups:
-        shares, base = _shares([side], runner.all_fp16), runner.grouped.uniform(Precision.FP32)
-        worst = sorted(shares, key=lambda group: -shares[group])[:_MOST_ALONE]
-        plans = [base.replace({group: Precision.FP16}) for group in worst]
+        return False
+    plans = [sides.plan, runner.planned_fp16, *(runner.throughout(precision) for precision in REDUCED)]
     roundings = [runner.emulated(plan) for plan in dict.fromkeys(plans) if plan.reduced_groups]
-    roundings += [made for way in (() if of_groups else ROUNDINGS) if (made := runner.tf32(way)) is not None]
+    roundings += [made for way in ROUNDINGS if (made := runner.tf32(way)) is not None]
     difference = compared.got - compared.wanted
     size = float(np.linalg.norm(difference))
     squares = np.sort((difference**2).ravel())
     if float(squares[-int(_FEW * squares.size) :].sum()) >= _MOST * size**2:
-        return True
+        return False
     for rows in (side.rows(outputs) for outputs in roundings):
         if rows.shape != exact.shape or not np.isfinite(rows).all():
             continue
         made = (np.asarray(rows, np.float64) - exact) / compared.scale
         own = float(np.linalg.norm(made))
         if own >= _LEAST_SIZE * size and abs(float((difference * made).sum())) >= _LEAST_CORRELATION * own * size:
-            return True
-    return False
+            return False
+    return True
 
 
 def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
@@ -255,8 +243,8 @@ def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
 def _blamed(sides: Sides, causes: set[Cause]) -> PrecisionPlan:
     """The plan whose groups make the difference: the candidate's, or the precision throughout where it is not known."""
     if "bf16" in causes:
-        return sides.plan if sides.plan.bf16_groups else sides.runner.all_bf16
-    return sides.plan if sides.plan.reduced_groups else sides.runner.all_fp16
+        return sides.plan if sides.plan.bf16_groups else sides.runner.throughout(Precision.BF16)
+    return sides.plan if sides.plan.reduced_groups else sides.runner.throughout(Precision.FP16)
 
 
 def _shares(side: Sequence[Side], blamed: PrecisionPlan) -> dict[str, float]:
@@ -324,9 +312,9 @@ def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
     lost = side.lost(side.sides.candidate)
     if lost is None or not lost.any() or fp16_explanation(side) is not None:
         return None
-    for plan in dict.fromkeys((side.sides.plan, runner.all_fp16, runner.whole_fp16, runner.all_bf16)):
+    for plan in dict.fromkeys((side.sides.plan, *map(runner.throughout, REDUCED))):
         hazards = _beyond(runner, plan)
-        if not hazards or not are_mostly_same(lost, side.lost(runner.unlimited(plan))):
+        if not hazards or not are_mostly_same(lost, side.lost(runner.emulated(plan, limits=False))):
             continue
         limited = side.lost(runner.emulated(plan))
         if limited is None or (lost & limited).any():
@@ -334,7 +322,8 @@ def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
         base = runner.grouped.uniform(Precision.FP32)
         blamed = set()
         for group in {hazard.group or "" for hazard in hazards}:
-            alone = side.lost(runner.unlimited(base.replace({group: plan.precision[group]})))
+            only = base.replace({group: plan.precision[group]})
+            alone = side.lost(runner.emulated(only, limits=False))
             if alone is not None and (lost & alone).any():
                 blamed.add(group)
         named = tuple(hazard for hazard in hazards if hazard.group in blamed) or hazards

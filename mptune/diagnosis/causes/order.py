@@ -9,7 +9,6 @@ import numpy as np
 
 from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.patterns.orders import Order, Stale, find_order, find_row_order, find_stale, shift_of
-from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.findings.wording import listed
@@ -27,13 +26,11 @@ def other_order(outputs: Sequence[Side]) -> list[Finding]:
 
 
 def _of_output(side: Side) -> Finding | None:
-    if side.name in side.sides.moved:
-        return _moved(side, side.sides.moved[side.name])
-    if (exchanged := _exchanged(side)) is not None:
-        return exchanged
     difference = side.difference
     if difference is None:
         return None
+    if (exchanged := _exchanged(side)) is not None:
+        return exchanged
     order = find_order(difference)
     if order is not None:
         return _ordered(side, order)
@@ -64,39 +61,22 @@ def _ahead(side: Side, stale: Stale) -> Finding:
 
 def _exchanged(side: Side) -> Finding | None:
     """Whether the output holds what the reference calls another output."""
-    sides, own = side.sides, side.compared
-    if side.name not in sides.exchanged and (own is None or own.distance <= own.exact):
-        return None
-    distance = np.inf if own is None else own.distance
+    sides, distance = side.sides, side.compared.distance if side.compared is not None else np.inf
     for other in sides.layouts:
         if other == side.name:
             continue
-        there = sides.output(other)
-        if side.name in sides.exchanged:
-            # The recording of this name has the shape of ``other``; what has this one's shape stands here already.
-            is_other = (
-                own is not None and sides.exchanged[side.name] == other and (distance <= own.half or side.is_within)
-            )
-        else:
-            compared = there.compared_with(arrays_of(sides.candidate, side.name))
-            is_other = compared is not None and compared.distance <= min(compared.half, _EXCHANGED * distance)
-        if not is_other:
+        compared = sides.output(other).compared_with(arrays_of(sides.candidate, side.name))
+        if compared is None or compared.distance > min(compared.half, _EXCHANGED * distance):
             continue
-        is_right = there.error <= FP32_ROUNDING
         return finding(
             "outputs-permuted",
-            "copied" if is_right else "exchanged",
-            (OutputColumns(side.name), *(() if is_right else (OutputColumns(other),))),
+            "exchanged",
+            (OutputColumns(side.name),),
             {"kind": "outputs", "error": side.error, "output": other},
             name=side.name,
             other=other,
         )
     return None
-
-
-def _moved(side: Side, axes: tuple[int, ...]) -> Finding:
-    evidence: dict[str, int | float | str] = {"kind": "axes", "axes": ", ".join(map(str, axes)), "error": side.error}
-    return finding("outputs-permuted", "axes", (OutputColumns(side.name),), evidence)
 
 
 def _ordered(side: Side, order: Order) -> Finding:

@@ -279,12 +279,9 @@ def _most_different(unexplained: Sequence[Side]) -> list[int]:
 
 
 def _left(unexplained: Sequence[Side], samples: Sequence[int], made: Sequence[Feed]) -> _Left:
-    worst = _Left(0.0 if samples else math.inf, 1.0)
-    for side in unexplained if samples else ():
-        left = _left_of(side, samples, [np.asarray(outputs[side.name]) for outputs in made])
-        if left.share / left.rounding > worst.share / worst.rounding or worst.share == 0:
-            worst = left
-    return worst
+    """What is left of the difference of samples, in the output where that is most; all of it without samples."""
+    each = [_left_of(side, samples, [np.asarray(outputs[side.name]) for outputs in made]) for side in unexplained]
+    return max(each, key=lambda left: left.share / left.rounding)
 
 
 def _left_of(side: Side, samples: Sequence[int], made: Sequence[np.ndarray]) -> _Left:
