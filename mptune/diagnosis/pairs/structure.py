@@ -28,8 +28,6 @@ from mptune.graph.writing.weights import round_values
 _FEWEST = 8
 """Of fewer values that are zero, nothing is said."""
 
-_NAMED = 4
-
 _NEARLY_ZERO = 2.0**-23
 """Converters hold smaller values away from zero, at the smallest numbers of FP16."""
 
@@ -81,7 +79,6 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
             text = f"{count} of {a.size} values are NaN or Inf in the candidate"
     elif not y[differs].any() and count >= _FEWEST:
         text += ": these are zero in the candidate"
-    text += _entries(differs)
     limit, most = None, 0.0
     large = differs & (np.fmax(np.abs(x), np.abs(y)) > _NEARLY_ZERO)
     for held, other, where in ((y, x, "the candidate"), (x, y, "the reference")):
@@ -90,16 +87,6 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
             text += f": {where} holds at ±{limit:g} what reaches {most:.3g} in the other"
     change = share if math.isfinite(share) else math.inf
     return ConstantDifference(text, np.where(differs, b, a).astype(a.dtype), limit, most, change)
-
-
-def _entries(differs: np.ndarray) -> str:
-    """The few entries of an axis that hold all values which differ, in words; "" where they are spread."""
-    for axis in range(differs.ndim):
-        entries = np.flatnonzero(differs.any(axis=tuple(k for k in range(differs.ndim) if k != axis)))
-        if differs.shape[axis] > len(entries) and len(entries) <= min(_NAMED, differs.shape[axis] // 4):
-            shown = ", ".join(map(str, entries))
-            return f", all in entr{'ies' if len(entries) > 1 else 'y'} {shown} of axis {axis}"
-    return ""
 
 
 def _differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -559,10 +546,10 @@ class _Effect:
 
 
 class _Trials:
-    """Gives the model in FP32 the candidate's constants and attributes, many together and then fewer."""
+    """Gives the model in FP32 the candidate's constants and attributes, all together and then one by one."""
 
     def __init__(self, sides: Sides, parts: Sequence[Side], differences: Sequence[Difference]) -> None:
-        self._sides, self._parts, self._count = sides, parts, 0
+        self._sides, self._parts = sides, parts
         self.harmless: list[Difference] = []
         ways: dict[str | tuple[str, str], Difference] = {}
         self._untried: list[Difference] = []
@@ -583,33 +570,22 @@ class _Trials:
         return causes
 
     def _alone(self) -> list[tuple[Difference, _Effect]]:
-        """Halves of what makes enough are tried again, those that make most first."""
-        waiting: list[tuple[float, _Effect | None, list[Difference]]] = []
-
-        def add(effect: _Effect | None, part: list[Difference]) -> None:
-            share = math.inf if effect is None else effect.share
-            if part and share >= _LEAST_SHARE:
-                waiting.append((share, effect, part))
-            else:
-                self.harmless += part
-
-        add(self.together, self.tried)
+        """Those that make enough alone, of the constants that change most and the attributes."""
+        if self.together is not None and self.together.share < _LEAST_SHARE:
+            self.harmless += self.tried
+            return []
         causes: list[tuple[Difference, _Effect]] = []
-        while waiting and len(causes) < _MOST_NAMED and self._count < _MOST_TRIALS:
-            waiting.sort(key=lambda each: each[0])
-            _, effect, differences = waiting.pop()
-            half = len(differences) // 2
-            if half:
-                for part in (differences[:half], differences[half:]):
-                    add(self._effect(part), part)
-            elif effect is None:
-                self._untried.append(differences[0])
+        for difference in self.tried[:_MOST_TRIALS]:
+            effect = self._effect([difference])
+            if effect is None:
+                self._untried.append(difference)
+            elif effect.share < _LEAST_SHARE:
+                self.harmless.append(difference)
             else:
-                causes.append((differences[0], effect))
-        return sorted(causes, key=lambda each: -each[1].share)
+                causes.append((difference, effect))
+        return sorted(causes, key=lambda each: -each[1].share)[:_MOST_NAMED]
 
     def _effect(self, differences: Sequence[Difference]) -> _Effect | None:
-        self._count += 1
         outputs, exact = self._outputs(differences), self._sides.runner.exact
         if outputs is None:
             return None
