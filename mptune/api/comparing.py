@@ -19,7 +19,7 @@ from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, find_fault, is_engine
 from mptune.diagnosis.limits import parse_tolerances
 from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
-from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
+from mptune.diagnosis.pairs.tracing import first_difference
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
@@ -240,8 +240,8 @@ def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides
     sides = with_candidate_plan(sides, alignment)
     difference, harmless = structure_finding(sides, alignment)
     limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
-    divergence = first_divergence(sides, right, alignment, harmless, min(limits, default=None)) if trace else None
-    traced = [] if divergence is None else [trace_finding(sides, divergence)]
+    first = first_difference(sides, right, alignment, harmless, min(limits, default=None)) if trace else None
+    traced = [] if first is None else [first]
     if difference is None:
         return sides, [], traced
     return (sides, [], [difference, *traced]) if difference.severity == "info" else (sides, [difference], traced)
