@@ -15,25 +15,7 @@ from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.content import fp16_name
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.limits import error_cell as error_cell
-from mptune.tuning.fronts.limits import error_text as error_text
-from mptune.tuning.fronts.limits import format_error as format_error
-from mptune.tuning.fronts.limits import format_value as format_value
-from mptune.tuning.fronts.limits import metric_cell as metric_cell
-
-# Formats that the text form of a Front needs too, in a layer below.
-from mptune.tuning.fronts.table import Row as Row
-from mptune.tuning.fronts.table import because as because
-from mptune.tuning.fronts.table import compared as compared
-from mptune.tuning.fronts.table import format_ms as format_ms
-from mptune.tuning.fronts.table import format_speedup as format_speedup
-from mptune.tuning.fronts.table import front_rows as front_rows
-from mptune.tuning.fronts.table import group_counts as group_counts
-from mptune.tuning.fronts.table import latency_text as latency_text
-from mptune.tuning.fronts.table import memory_details as memory_details
-from mptune.tuning.fronts.table import memory_text as memory_text
-from mptune.tuning.fronts.table import noise_ms as noise_ms
-from mptune.tuning.fronts.table import speedup_of as speedup_of
+from mptune.tuning.fronts.table import compared, front_rows, speedup_of
 
 KEPT_BECAUSE = "kept in FP32 because"
 """Above the FP32 groups of a plan with their reasons, in every view."""

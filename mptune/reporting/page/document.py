@@ -23,26 +23,19 @@ from mptune.reporting.confirmation_text import place_of, searched_baseline, sour
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
-    because,
-    compared,
     describe_engine,
     environment_facts,
-    error_cell,
     error_source,
     format_interval,
     latency_source,
-    latency_text,
-    memory_details,
-    memory_text,
-    metric_cell,
-    speedup_of,
     unique,
 )
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
+from mptune.tuning.fronts.limits import error_cell, is_larger_in_search, metric_cell, metric_values
 from mptune.tuning.fronts.progress import Progress
+from mptune.tuning.fronts.table import because, compared, latency_text, memory_details, memory_text, speedup_of
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation

@@ -12,17 +12,10 @@ from rich.text import Text
 
 from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text, room_beside
 from mptune.reporting.terminal.front import print_breaks
-from mptune.reporting.text import (
-    KEPT_BECAUSE,
-    cut_front,
-    explain_kept,
-    format_error,
-    front_rows,
-    latency_text,
-    reasons_of,
-    reduced_names,
-)
+from mptune.reporting.text import KEPT_BECAUSE, cut_front, explain_kept, reasons_of, reduced_names
 from mptune.tuning.explanation import REASON_WORDS, Reason
+from mptune.tuning.fronts.limits import format_error
+from mptune.tuning.fronts.table import front_rows, latency_text
 
 if TYPE_CHECKING:
     from mptune.tuning.explanation import GroupWorth

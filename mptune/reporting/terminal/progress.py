@@ -21,8 +21,10 @@ from rich.text import Text
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
-from mptune.reporting.text import format_duration, format_error, group_counts, latency_text, origin_name, speedup_of
+from mptune.reporting.text import format_duration, origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.fronts.limits import format_error
+from mptune.tuning.fronts.table import group_counts, latency_text, speedup_of
 
 _LAST = 20
 """Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
