@@ -166,19 +166,10 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "failed": [_failure(*failed) for failed in content.progress.failures[:_MOST_FAILURES]],
         "confirmation": None if content.confirmation is None else confirmation_document(content.confirmation),
         "facts": _facts(content),
+        "run": shlex.quote(str(front.run_dir.absolute())),  # stands in a command that is pasted into a shell
     }
     shown: dict[str, Any] = _printable(document)
-    # A command is pasted into a shell: it is quoted there, and not made printable here.
-    return {**shown, "run": quoted_path(front.run_dir)}
-
-
-def quoted_path(path: Path) -> str:
-    """The absolute path as a word of a shell's command line; characters that cannot be shown are written as escapes."""
-    text = str(path.absolute())
-    if text.isprintable():
-        return shlex.quote(text)
-    plain = text.encode("utf-8", "surrogateescape")
-    return "$'" + "".join(chr(b) if 32 <= b < 127 and b not in b"'\\" else f"\\x{b:02x}" for b in plain) + "'"
+    return shown
 
 
 def _plans(front: Front, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
