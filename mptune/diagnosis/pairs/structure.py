@@ -125,13 +125,6 @@ def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | No
     return limit if is_held and is_known else None
 
 
-def is_same_number(a: float, b: float) -> bool:
-    """Whether two attributes are the same; one that is the largest of a reduced precision may hold what is beyond."""
-    if any(precision.largest in (abs(a), abs(b)) for precision in REDUCED):
-        return constant_difference(np.float32(a), np.float32(b)) is None
-    return a == b
-
-
 def _held(values: np.ndarray) -> tuple[np.ndarray, ...]:
     """Values as each reduced precision holds them."""
     wide = values.astype(np.float32)
@@ -186,11 +179,6 @@ class Alignment:
     """In the topological order of the left model."""
     reduced: Mapping[str, Precision]
     """Name of each node of the left model that computes in FP16 or BF16 on the right -> which."""
-
-
-def align(left: Model, right: Model, inputs: Mapping[str, str]) -> Alignment:
-    """Align two models; ``inputs`` of the left one -> those of the right one."""
-    return _Aligner(left, right, inputs).run()
 
 
 class _Aligner:
@@ -406,8 +394,8 @@ def _is_equal(a: Any, b: Any) -> bool:
         return a is b
     if hasattr(a, "SerializeToString") and hasattr(b, "SerializeToString"):
         return bool(a.SerializeToString(deterministic=True) == b.SerializeToString(deterministic=True))
-    if isinstance(a, float) and isinstance(b, float):
-        return is_same_number(a, b)
+    if isinstance(a, float) and any(precision.largest in (abs(a), abs(b)) for precision in REDUCED):
+        return constant_difference(np.float32(a), np.float32(b)) is None  # a limit holds what is beyond it
     return bool(a == b)
 
 
@@ -444,7 +432,7 @@ def alignment_of(left: Runner, right: Runner) -> Alignment:
     """Align two models; inputs by name, else by position."""
     ours, theirs = [i.name for i in left.model.inputs], [i.name for i in right.model.inputs]
     inputs = {name: name for name in theirs} if set(theirs) <= set(ours) else dict(zip(ours, theirs, strict=True))
-    return align(left.model, right.model, inputs)
+    return _Aligner(left.model, right.model, inputs).run()
 
 
 def with_candidate_plan(sides: Sides, alignment: Alignment) -> Sides:

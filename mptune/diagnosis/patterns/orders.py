@@ -211,7 +211,7 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
                 whole.append(int(row))
     torn = []
     for row in sorted(set(map(int, off)) - set(whole)):
-        other = _torn_with(compared, a, b, row, lags, chosen)
+        other = _torn_with(compared, a, b, row, lags)
         if other is not None:
             source[row] = other
             torn.append(row)
@@ -252,9 +252,7 @@ def _equals(compared: Compared, row: np.ndarray, other: np.ndarray, own: float) 
     return gap <= level and gap <= CLEAR * own
 
 
-def _torn_with(
-    compared: Compared, a: np.ndarray, b: np.ndarray, row: int, lags: tuple[int, ...], chosen: np.ndarray
-) -> int | None:
+def _torn_with(compared: Compared, a: np.ndarray, b: np.ndarray, row: int, lags: tuple[int, ...]) -> int | None:
     """The row of the reference that the other part of a row equals."""
     size = a.shape[1]
     if size < 2:
@@ -262,18 +260,12 @@ def _torn_with(
     others = [row - lag for lag in lags if 0 <= row - lag < len(b)]
     exact = 10 * compared.exact
     for level in dict.fromkeys((exact, max(compared.half_most, exact))):
-        tried = list(others)
-        if size >= _FEW_VALUES and len(b) <= _MAX_ROWS:
-            is_near = np.abs(b[:, chosen] - a[row, chosen]) <= level
-            is_near[:, np.abs(a[row, chosen] - b[row, chosen]) <= level] = False
-            is_near[row] = False
-            tried.append(int(is_near.sum(axis=1).argmax()))
-        for other in dict.fromkeys(tried):
+        for other in others:
             is_own = np.abs(a[row] - b[row]) <= level
             is_other = np.abs(a[row] - b[other]) <= level
             least = max(1, size // 200)
             parts = int((is_own & ~is_other).sum()), int((is_other & ~is_own).sum())
-            if other != row and min(parts) >= least and int((~is_own & ~is_other).sum()) <= size // 1000:
+            if min(parts) >= least and int((~is_own & ~is_other).sum()) <= size // 1000:
                 return other
     return None
 

@@ -197,7 +197,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "speedup": _short(evaluation.speedup),
         "speedup_text": speedup_of(evaluation, content.front.fp32),
         "search": _short(evaluation.error_value),
-        "held_out": _optional(evaluation.held_out_value),
+        "held_out": _short(evaluation.held_out_value),
         "ci95": None if interval is None else [_short(bound) for bound in interval],
         "finite": int(evaluation.is_finite),
         "bits": "".join([_letter(precision.get(group.id)) for group in content.groups]),
@@ -210,7 +210,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "against": "" if chosen is None or evaluation.plan == chosen.plan else compared(evaluation, chosen),
         "because": because(content.front, evaluation),
         "search_larger": int(is_larger_in_search(evaluation)),
-        "metrics": [[*map(_optional, metric_values(evaluation, m)), metric_cell(evaluation, m)] for m in metrics],
+        "metrics": [[*map(_short, metric_values(evaluation, m)), metric_cell(evaluation, m)] for m in metrics],
     }
 
 
@@ -254,9 +254,9 @@ def _groups(content: PageContent) -> list[dict[str, Any]]:
             "ops": counts_text(group.ops),
             "nodes": len(group.nodes),
             "pinned": pins.get(group.id),
-            "error": _optional(getattr(worths.get(group.id), "one_group_error", None)),
-            "gain": _optional(getattr(worths.get(group.id), "gain_ms", None)),
-            "casts": _optional(getattr(worths.get(group.id), "casts_ms", None)),
+            "error": _short(getattr(worths.get(group.id), "one_group_error", None)),
+            "gain": _short(getattr(worths.get(group.id), "gain_ms", None)),
+            "casts": _short(getattr(worths.get(group.id), "casts_ms", None)),
         }
         for group in content.groups
     ]
@@ -345,13 +345,9 @@ def _error_source(front: Front) -> str:
     return sources.pop() if len(sources) == 1 else "measured and emulated"
 
 
-def _short(value: float) -> float | str:
+def _short(value: float | None) -> float | str | None:
     """Six significant digits: enough for any figure of the page."""
-    return encode_float(float(f"{value:.6g}"))
-
-
-def _optional(value: float | None) -> float | str | None:
-    return None if value is None else _short(value)
+    return None if value is None else encode_float(float(f"{value:.6g}"))
 
 
 def _printable(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, TextIO
 
 from rich.table import Table
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
     """Print a comparison; to stdout by default."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     style = "green" if comparison.agrees else "bold red"
     console.print(Text.assemble(("verdict    ", "dim"), (comparison.verdict, style)))
     for name in ("reference", "candidate", "samples"):

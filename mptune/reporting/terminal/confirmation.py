@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, TextIO
 
@@ -34,7 +33,7 @@ def print_confirmation(
 
     What breaks in FP16 stands first. Warnings in ``warned`` have been printed before.
     """
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     front, searched = confirmation.front, confirmation.searched
     print_breaks(console, front)
     print_facts(

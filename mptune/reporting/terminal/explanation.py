@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
@@ -29,7 +28,7 @@ _SHORTEST_NAME = 12
 
 def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     """Print what each group costs and gains, and why groups stay FP32 in each plan of the front."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     explanation = front.explanation
     if not explanation.groups:
         console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -196,7 +195,7 @@ def print_front(
 
     Warnings in ``warned`` have been printed before.
     """
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     nothing = [finding.message for finding in front.findings if finding.code == NOTHING]
     for text in nothing:
         print_text(console, f"warning: {text}", "yellow")
