@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
+from string import Template
 
 from mptune._version import __version__
 from mptune.diagnosis.comparison import Comparison
@@ -39,25 +40,21 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 def render_comparison(comparison: Comparison) -> str:
     """The page as text. Names and texts are escaped; a content security policy forbids every request and script."""
     style = read_template("page/page.css")
-    policy = f"default-src 'none'; img-src data:; style-src {allowed(style)}"
-    verdict = comparison.verdict
+    head = read_template("page/page.html").partition("<body>")[0]
+    names = (comparison.candidate, comparison.reference)
+    candidate, reference = (escape(PureWindowsPath(name).name) for name in names)  # without the folders of any system
+    verdict = escape(comparison.verdict)
     pill = "measured" if comparison.agrees else "predicted"  # the classes of green and amber
     parts = [
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        '<link rel="icon" href="data:,">',
-        f"<title>{escape(verdict)}: {escape(_file_name(comparison.candidate))} - mptune compare</title>",
-        f"<style>{style}</style>",
-        "</head>",
+        Template(head).substitute(
+            policy=f"default-src 'none'; img-src data:; style-src {allowed(style)}",
+            title=f"{verdict}: {candidate} - mptune compare",
+            style=style,
+        ),
         "<body>",
         '<main id="page">',
-        f"<h1>{escape(_file_name(comparison.candidate))} against {escape(_file_name(comparison.reference))}</h1>",
-        f'<p class="subtitle"><span class="pill {pill}">{escape(verdict)}</span></p>',
+        f"<h1>{candidate} against {reference}</h1>",
+        f'<p class="subtitle"><span class="pill {pill}">{verdict}</span></p>',
         *_sides(comparison),
         *_findings(comparison),
         *_outputs(comparison),
@@ -67,11 +64,6 @@ def render_comparison(comparison: Comparison) -> str:
         "</html>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _file_name(side: str) -> str:
-    """A side without the folders of its path."""
-    return side.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _sides(comparison: Comparison) -> Iterable[str]:

@@ -64,7 +64,6 @@ def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
     latency, error = (word.replace("earlier", "measured earlier") for word in sources_before(confirmation))
     return {
         "device": confirmation.front.device,
-        "searched_on": confirmation.searched.device,
         "latency_was": latency,
         "error_was": error,
         "verdicts": list(verdicts(confirmation)),
@@ -129,7 +128,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
     columns = [_plan(evaluation, content) for evaluation in plans]
     document = {
         "version": __version__,
-        "model": {"name": front.model_path.name, "path": str(front.model_path), "sha256": front.model_sha256},
+        "model": {"name": front.model_path.name},
         "target": front.target,
         "engine": describe_engine(front),
         "metric": front.metric,
