@@ -18,7 +18,7 @@ from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, find_fault, is_engine
 from mptune.diagnosis.limits import parse_tolerances
-from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
+from mptune.diagnosis.pairs.structure import align, structure_finding, with_candidate_plan
 from mptune.diagnosis.pairs.tracing import first_difference
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
@@ -236,7 +236,7 @@ def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides
         The sides with the precisions that the candidate's groups have; what the graphs differ in; with ``trace``, where
         their values first differ.
     """
-    alignment = alignment_of(sides.runner, right)
+    alignment = align(sides.runner.model, right.model)
     sides = with_candidate_plan(sides, alignment)
     difference, harmless = structure_finding(sides, alignment)
     limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]

@@ -16,7 +16,7 @@ import onnx.helper
 from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
-from mptune.diagnosis.runner import Outputs, Runner
+from mptune.diagnosis.runner import Outputs
 from mptune.diagnosis.sides import Side, Sides
 from mptune.errors import BaselineError
 from mptune.finding import Finding, OutputColumns, Where
@@ -179,6 +179,13 @@ class Alignment:
     """In the topological order of the left model."""
     reduced: Mapping[str, Precision]
     """Name of each node of the left model that computes in FP16 or BF16 on the right -> which."""
+
+
+def align(left: Model, right: Model) -> Alignment:
+    """Align two models; inputs by name, else by position."""
+    ours, theirs = [i.name for i in left.inputs], [i.name for i in right.inputs]
+    inputs = {name: name for name in theirs} if set(theirs) <= set(ours) else dict(zip(ours, theirs, strict=True))
+    return _Aligner(left, right, inputs).run()
 
 
 class _Aligner:
@@ -426,13 +433,6 @@ _MOST_NAMED = 4
 
 _MOST_BYTES = 1 << 30
 """Of constants that are changed together: protobuf ends at 2 GiB."""
-
-
-def alignment_of(left: Runner, right: Runner) -> Alignment:
-    """Align two models; inputs by name, else by position."""
-    ours, theirs = [i.name for i in left.model.inputs], [i.name for i in right.model.inputs]
-    inputs = {name: name for name in theirs} if set(theirs) <= set(ours) else dict(zip(ours, theirs, strict=True))
-    return _Aligner(left.model, right.model, inputs).run()
 
 
 def with_candidate_plan(sides: Sides, alignment: Alignment) -> Sides:
