@@ -564,7 +564,7 @@ class _Trials:
             return []
         causes: list[tuple[Difference, _Effect]] = []
         for difference in self.tried[:_MOST_TRIALS]:
-            effect = self._effect([difference])
+            effect = self.together if len(self.tried) == 1 else self._effect([difference])
             if effect is None:
                 self._untried.append(difference)
             elif effect.share < _LEAST_SHARE:

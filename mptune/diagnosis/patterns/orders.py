@@ -36,8 +36,6 @@ class Order:
 
 def find_order(compared: Compared) -> Order | None:
     """What undoes the difference; None where none of these does."""
-    if compared.distance <= compared.exact:
-        return None
     got, wanted, scale = compared.got, compared.wanted, compared.scale
     for kind, pattern in (("sign", -wanted), ("complement", (1 - wanted * scale) / scale)):
         if (order := _undone(compared, pattern, kind) or _of_columns(compared, pattern, kind)) is not None:
@@ -80,7 +78,7 @@ def _of_columns(compared: Compared, pattern: np.ndarray, kind: str) -> Order | N
     own, rest = (np.sqrt(np.mean((got - each) ** 2, axis=others, keepdims=True)) for each in (wanted, pattern))
     is_off = own > max(compared.half, compared.exact)
     is_turned = is_off & (rest <= CLEAR * own)
-    if not is_off.any() or not is_turned[is_off].all():
+    if not is_turned[is_off].all():
         return None
     columns = tuple(np.flatnonzero(is_turned).tolist())
     return _undone(compared, np.where(is_turned, pattern, wanted), kind, axis, columns)
