@@ -19,8 +19,8 @@ from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, is_engine
 from mptune.diagnosis.limits import parse_tolerances
-from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
-from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
+from mptune.diagnosis.pairs.structure import align, structure_finding, with_candidate_plan
+from mptune.diagnosis.pairs.tracing import first_difference
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
@@ -230,12 +230,12 @@ def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides
         The sides with the precisions that the candidate's groups have; what the graphs differ in; with ``trace``, where
         their values first differ.
     """
-    alignment = alignment_of(sides.runner, right)
+    alignment = align(sides.runner.model, right.model)
     sides = with_candidate_plan(sides, alignment)
     difference, harmless = structure_finding(sides, alignment)
     limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
-    divergence = first_divergence(sides, right, alignment, harmless, min(limits, default=None)) if trace else None
-    traced = [] if divergence is None else [trace_finding(sides, divergence)]
+    first = first_difference(sides, right, alignment, harmless, min(limits, default=None)) if trace else None
+    traced = [] if first is None else [first]
     if difference is None:
         return sides, [], traced
     return (sides, [], [difference, *traced]) if difference.severity == "info" else (sides, [difference], traced)

@@ -23,7 +23,7 @@ from mptune.diagnosis.causes.order import other_order, stale_rows
 from mptune.diagnosis.causes.preprocessing import other_feed
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner
-from mptune.diagnosis.patterns.places import what_is_there, where_it_lies, which_differ
+from mptune.diagnosis.patterns.places import what_is_there, where_it_lies
 from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
@@ -150,8 +150,7 @@ def _causes(outputs: Sequence[Side]) -> tuple[list[Finding], list[Side]]:
 
 def _without_cause(side: Side) -> str:
     """Where the difference of an output without a known cause lies, and what is there."""
-    looks = (where_it_lies, what_is_there, which_differ)
-    places = [place for look in looks if (place := look(side.got, side.wanted))]
+    places = [place for look in (where_it_lies, what_is_there) if (place := look(side.got, side.wanted))]
     if has_size_of_fp16(side):
         places.append(
             f"FP16 throughout, emulated, gives an error of that size, too ({side.judged_fp16:.3g}), in other values, so"

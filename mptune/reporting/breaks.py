@@ -12,9 +12,10 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.finding import RANGE_CODES, Finding, Where, plain_outcome
 from mptune.findings.wording import AT, fill
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.reporting.text import error_text, front_rows, reduced_names
+from mptune.reporting.text import reduced_names
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import error_outcome
+from mptune.tuning.fronts.limits import error_outcome, error_text
+from mptune.tuning.fronts.table import front_rows
 from mptune.tuning.reasons.group_findings import LARGE_FROM, breaks
 
 _NAMED = 3

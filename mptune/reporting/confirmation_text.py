@@ -37,15 +37,12 @@ def place_of(confirmation: Confirmation, plan: ConfirmedPlan) -> str:
 def verdicts(confirmation: Confirmation) -> tuple[str, str]:
     """Whether the search's rankings held: a line for the latencies and one for the errors."""
     latency, error = sources_before(confirmation)
-    return (
-        _verdict("latency", confirmation.latency, f"the {latency} ranking"),
-        _verdict("error", confirmation.error, f"the {error} ranking"),
-    )
+    return _verdict("latency", confirmation.latency, latency), _verdict("error", confirmation.error, error)
 
 
-def _verdict(what: str, agreement: Agreement, ranking: str) -> str:
+def _verdict(what: str, agreement: Agreement, source: str) -> str:
     tau = "not defined" if agreement.kendall_tau is None else f"{agreement.kendall_tau:.2f}"
     return (
         f"{what}: Kendall's tau {tau} over {agreement.plans} plans; {agreement.agreeing} of {agreement.pairs} pairs "
-        f"that differ beyond noise are in the same order: {ranking} {agreement.verdict}"
+        f"that differ beyond noise are in the same order: the {source} ranking {agreement.verdict}"
     )

@@ -13,15 +13,9 @@ from mptune.printable import printable
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
     environment_facts,
-    error_text,
     finding_lines,
-    format_error,
-    format_ms,
-    format_value,
     kept_lines,
-    latency_text,
     neighbour_lines,
-    noise_ms,
     origin_name,
     read_template,
     reduced_names,
@@ -30,7 +24,8 @@ from mptune.reporting.text import (
 )
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
+from mptune.tuning.fronts.limits import error_text, format_error, format_value, is_larger_in_search, metric_values
+from mptune.tuning.fronts.table import format_ms, latency_text, noise_ms
 
 _LONGEST = 700
 """Characters of a line of README.txt, as of a sentence on the page."""

@@ -50,13 +50,7 @@ class BuildRecipe:
 
     @classmethod
     def of(cls, file: RunFile, data_dir: Path, inputs: Sequence[TensorInfo]) -> BuildRecipe:
-        """The recipe of a run: ``--shapes`` where it was given, else the shapes of its calibration samples.
-
-        Args:
-            file: the run's.
-            data_dir: holds the samples; where they are gone, the shapes are unknown.
-            inputs: of the model.
-        """
+        """The recipe of a run: ``--shapes`` where it was given, else the shapes of its calibration samples."""
         fixed = file.fixed_settings
         given = {shape.name: shape for shape in fixed.shapes}
         dynamic = [i.name for i in inputs if i.shape is None or any(not isinstance(size, int) for size in i.shape)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,7 @@ def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
     """
     chosen, points = front.chosen, list(front.points)
     if chosen is not None:
-        points.sort(key=lambda point: _times_apart(point, chosen))
+        points.sort(key=lambda point: abs(point.latency.median_ms - chosen.latency.median_ms))
     wanted = [e for e in (chosen, front.fp16, *points, front.fp32) if e is not None and e.held_out is not None]
     outputs = RunOutputs.of_plans([(e.plan.fingerprint, e.error_source) for e in wanted], run.sketches, front.metric)
     file = run.load()
@@ -140,9 +139,3 @@ def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyReco
         if path is not None and path not in kept and Path(path).parent.resolve() == run.engines.resolve():
             with contextlib.suppress(OSError):
                 Path(path).unlink()
-
-
-def _times_apart(first: Evaluation, second: Evaluation) -> float:
-    """How many times slower the slower plan is, as a logarithm; a latency of 0 is as far off as can be."""
-    pair = sorted((first.latency.median_ms, second.latency.median_ms))
-    return math.log(pair[1] / pair[0]) if pair[0] > 0 else math.inf

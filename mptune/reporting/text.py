@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -15,25 +14,7 @@ from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.content import fp16_name
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.limits import error_cell as error_cell
-from mptune.tuning.fronts.limits import error_text as error_text
-from mptune.tuning.fronts.limits import format_error as format_error
-from mptune.tuning.fronts.limits import format_value as format_value
-from mptune.tuning.fronts.limits import metric_cell as metric_cell
-
-# Formats that the text form of a Front needs too, in a layer below.
-from mptune.tuning.fronts.table import Row as Row
-from mptune.tuning.fronts.table import because as because
-from mptune.tuning.fronts.table import compared as compared
-from mptune.tuning.fronts.table import format_ms as format_ms
-from mptune.tuning.fronts.table import format_speedup as format_speedup
-from mptune.tuning.fronts.table import front_rows as front_rows
-from mptune.tuning.fronts.table import group_counts as group_counts
-from mptune.tuning.fronts.table import latency_text as latency_text
-from mptune.tuning.fronts.table import memory_details as memory_details
-from mptune.tuning.fronts.table import memory_text as memory_text
-from mptune.tuning.fronts.table import noise_ms as noise_ms
-from mptune.tuning.fronts.table import speedup_of as speedup_of
+from mptune.tuning.fronts.table import compared, front_rows, noise_ms, speedup_of
 
 KEPT_BECAUSE = "kept in FP32 because"
 """Above the FP32 groups of a plan with their reasons, in every view."""
@@ -49,11 +30,8 @@ def read_template(name: str) -> str:
 
 def format_interval(evaluation: Evaluation) -> str:
     """Half the width of the 95 % interval of a measured median, in percent; empty for a predicted one."""
-    latency = evaluation.latency
-    low, high = latency.ci95_ms
-    if latency.source != "measured" or not latency.median_ms > 0 or not math.isfinite(high - low):
-        return ""
-    return f"+-{(high - low) / 2 / latency.median_ms * 100:.1f}%"
+    noise, median_ms = noise_ms(evaluation), evaluation.latency.median_ms
+    return f"+-{100 * noise / median_ms:.1f}%" if noise > 0 and median_ms > 0 else ""
 
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
@@ -97,12 +75,7 @@ def cut_front(text: str, width: int) -> str:
 
 
 def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
-    """Ids with neighbours joined to ranges, such as ``g000, g003-g007``.
-
-    Args:
-        ids: the ids to list.
-        every: all ids, in the order of the model.
-    """
+    """Ids with neighbours joined to ranges, such as ``g000, g003-g007``; ``every`` has the order of the model."""
     place = {group: index for index, group in enumerate(every)}
     runs: list[list[str]] = []
     for group in sorted(ids, key=place.__getitem__):
@@ -196,11 +169,8 @@ def unique(texts: Iterable[str]) -> tuple[str, ...]:
 def front_warnings(front: Front, elsewhere: Collection[str] = ()) -> tuple[str, ...]:
     """The findings and the warnings of a front that a person must see, one line each.
 
-    A finding of severity ``info`` about groups stands in the explanation of these groups, not here.
-
-    Args:
-        front: the front.
-        elsewhere: codes of findings about the model that are shown in another place.
+    A finding of severity ``info`` about groups stands in the explanation of these groups, not here; findings about the
+    model with the codes ``elsewhere`` are shown in another place.
     """
     shown = [
         finding

@@ -99,20 +99,7 @@ def replaced(array: np.ndarray, place: object, value: float) -> np.ndarray:
         ([3.0, -4.0, 1.0], [2.0, -2.0, 1.0], np.float32, 2.0, "2 of 3 values differ"),
         ([0.1, 22000.0, -18000.0, 1e-9], [0.1, 1e4, -1e4, 0.0], np.float16, 1e4, "2 of 4 values differ"),
         (WEIGHT, replaced(WEIGHT, (3, slice(4)), np.nan), np.float32, None, "4 of 256 values are NaN or Inf"),
-        (
-            WEIGHT,
-            replaced(WEIGHT, (3, slice(4)), np.nan),
-            np.float32,
-            None,
-            "in the candidate, all in entry 3 of axis 0",
-        ),
-        (
-            KERNEL,
-            replaced(KERNEL, 5, 0.0),
-            np.float32,
-            None,
-            ": these are zero in the candidate, all in entry 5 of axis 0",
-        ),
+        (KERNEL, replaced(KERNEL, 5, 0.0), np.float32, None, ": these are zero in the candidate"),
     ],
 )
 def test_how_a_constant_differs(left: object, right: object, dtype: type, limit: float | None, text: str) -> None:

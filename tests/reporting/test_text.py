@@ -14,15 +14,13 @@ from mptune.reporting.text import (
     environment_facts,
     error_source,
     format_duration,
-    format_error,
     format_interval,
-    format_ms,
-    format_speedup,
-    front_rows,
     latency_source,
     speedup_text,
 )
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
+from mptune.tuning.fronts.limits import format_error
+from mptune.tuning.fronts.table import format_ms, format_speedup, front_rows
 from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.tuning.factory import make_evaluation
 

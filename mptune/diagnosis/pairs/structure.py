@@ -16,7 +16,7 @@ import onnx.helper
 from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
-from mptune.diagnosis.runner import Outputs, Runner
+from mptune.diagnosis.runner import Outputs
 from mptune.diagnosis.sides import Side, Sides
 from mptune.errors import BaselineError
 from mptune.finding import Finding, OutputColumns, Where
@@ -27,8 +27,6 @@ from mptune.graph.writing.weights import round_values
 
 _FEWEST = 8
 """Of fewer values that are zero, nothing is said."""
-
-_NAMED = 4
 
 _NEARLY_ZERO = 2.0**-23
 """Converters hold smaller values away from zero, at the smallest numbers of FP16."""
@@ -81,7 +79,6 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
             text = f"{count} of {a.size} values are NaN or Inf in the candidate"
     elif not y[differs].any() and count >= _FEWEST:
         text += ": these are zero in the candidate"
-    text += _entries(differs)
     limit, most = None, 0.0
     large = differs & (np.fmax(np.abs(x), np.abs(y)) > _NEARLY_ZERO)
     for held, other, where in ((y, x, "the candidate"), (x, y, "the reference")):
@@ -90,16 +87,6 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
             text += f": {where} holds at ±{limit:g} what reaches {most:.3g} in the other"
     change = share if math.isfinite(share) else math.inf
     return ConstantDifference(text, np.where(differs, b, a).astype(a.dtype), limit, most, change)
-
-
-def _entries(differs: np.ndarray) -> str:
-    """The few entries of an axis that hold all values which differ, in words; "" where they are spread."""
-    for axis in range(differs.ndim):
-        entries = np.flatnonzero(differs.any(axis=tuple(k for k in range(differs.ndim) if k != axis)))
-        if differs.shape[axis] > len(entries) and len(entries) <= min(_NAMED, differs.shape[axis] // 4):
-            shown = ", ".join(map(str, entries))
-            return f", all in entr{'ies' if len(entries) > 1 else 'y'} {shown} of axis {axis}"
-    return ""
 
 
 def _differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -136,13 +123,6 @@ def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | No
         and bool((np.abs(every) <= limit).all())
     )
     return limit if is_held and is_known else None
-
-
-def is_same_number(a: float, b: float) -> bool:
-    """Whether two attributes are the same; one that is the largest of a reduced precision may hold what is beyond."""
-    if any(precision.largest in (abs(a), abs(b)) for precision in REDUCED):
-        return constant_difference(np.float32(a), np.float32(b)) is None
-    return a == b
 
 
 def _held(values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -201,8 +181,10 @@ class Alignment:
     """Name of each node of the left model that computes in FP16 or BF16 on the right -> which."""
 
 
-def align(left: Model, right: Model, inputs: Mapping[str, str]) -> Alignment:
-    """Align two models; ``inputs`` of the left one -> those of the right one."""
+def align(left: Model, right: Model) -> Alignment:
+    """Align two models; inputs by name, else by position."""
+    ours, theirs = [i.name for i in left.inputs], [i.name for i in right.inputs]
+    inputs = {name: name for name in theirs} if set(theirs) <= set(ours) else dict(zip(ours, theirs, strict=True))
     return _Aligner(left, right, inputs).run()
 
 
@@ -419,8 +401,8 @@ def _is_equal(a: Any, b: Any) -> bool:
         return a is b
     if hasattr(a, "SerializeToString") and hasattr(b, "SerializeToString"):
         return bool(a.SerializeToString(deterministic=True) == b.SerializeToString(deterministic=True))
-    if isinstance(a, float) and isinstance(b, float):
-        return is_same_number(a, b)
+    if isinstance(a, float) and any(precision.largest in (abs(a), abs(b)) for precision in REDUCED):
+        return constant_difference(np.float32(a), np.float32(b)) is None  # a limit holds what is beyond it
     return bool(a == b)
 
 
@@ -451,13 +433,6 @@ _MOST_NAMED = 4
 
 _MOST_BYTES = 1 << 30
 """Of constants that are changed together: protobuf ends at 2 GiB."""
-
-
-def alignment_of(left: Runner, right: Runner) -> Alignment:
-    """Align two models; inputs by name, else by position."""
-    ours, theirs = [i.name for i in left.model.inputs], [i.name for i in right.model.inputs]
-    inputs = {name: name for name in theirs} if set(theirs) <= set(ours) else dict(zip(ours, theirs, strict=True))
-    return align(left.model, right.model, inputs)
 
 
 def with_candidate_plan(sides: Sides, alignment: Alignment) -> Sides:
@@ -559,10 +534,10 @@ class _Effect:
 
 
 class _Trials:
-    """Gives the model in FP32 the candidate's constants and attributes, many together and then fewer."""
+    """Gives the model in FP32 the candidate's constants and attributes, all together and then one by one."""
 
     def __init__(self, sides: Sides, parts: Sequence[Side], differences: Sequence[Difference]) -> None:
-        self._sides, self._parts, self._count = sides, parts, 0
+        self._sides, self._parts = sides, parts
         self.harmless: list[Difference] = []
         ways: dict[str | tuple[str, str], Difference] = {}
         self._untried: list[Difference] = []
@@ -583,33 +558,22 @@ class _Trials:
         return causes
 
     def _alone(self) -> list[tuple[Difference, _Effect]]:
-        """Halves of what makes enough are tried again, those that make most first."""
-        waiting: list[tuple[float, _Effect | None, list[Difference]]] = []
-
-        def add(effect: _Effect | None, part: list[Difference]) -> None:
-            share = math.inf if effect is None else effect.share
-            if part and share >= _LEAST_SHARE:
-                waiting.append((share, effect, part))
-            else:
-                self.harmless += part
-
-        add(self.together, self.tried)
+        """Those that make enough alone, of the constants that change most and the attributes."""
+        if self.together is not None and self.together.share < _LEAST_SHARE:
+            self.harmless += self.tried
+            return []
         causes: list[tuple[Difference, _Effect]] = []
-        while waiting and len(causes) < _MOST_NAMED and self._count < _MOST_TRIALS:
-            waiting.sort(key=lambda each: each[0])
-            _, effect, differences = waiting.pop()
-            half = len(differences) // 2
-            if half:
-                for part in (differences[:half], differences[half:]):
-                    add(self._effect(part), part)
-            elif effect is None:
-                self._untried.append(differences[0])
+        for difference in self.tried[:_MOST_TRIALS]:
+            effect = self.together if len(self.tried) == 1 else self._effect([difference])
+            if effect is None:
+                self._untried.append(difference)
+            elif effect.share < _LEAST_SHARE:
+                self.harmless.append(difference)
             else:
-                causes.append((differences[0], effect))
-        return sorted(causes, key=lambda each: -each[1].share)
+                causes.append((difference, effect))
+        return sorted(causes, key=lambda each: -each[1].share)[:_MOST_NAMED]
 
     def _effect(self, differences: Sequence[Difference]) -> _Effect | None:
-        self._count += 1
         outputs, exact = self._outputs(differences), self._sides.runner.exact
         if outputs is None:
             return None

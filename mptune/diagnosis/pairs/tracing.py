@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -33,72 +32,41 @@ _NO_ROUNDING = 1e-2
 _FLOATS = frozenset({"float", "float16", "double"})
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """The first value that differs.
-
-    Attributes:
-        value: of the left model.
-        other: of the right model.
-        group: id of its layer group, or of the group that reads it first; "" where there is none.
-        error: root mean square difference by the root mean square of the value, the worst sample.
-        before: the largest error of the values before it.
-        is_rounding: no value differs by more than the candidate's FP16 or BF16 makes.
-    """
-
-    value: str
-    other: str
-    node: str
-    group: str
-    error: float
-    before: float
-    compared: int
-    is_rounding: bool = False
-
-
-def first_divergence(
+def first_difference(
     sides: Sides,
     right: Runner,
     alignment: Alignment,
     harmless: Sequence[Difference] = (),
     limit: float | None = None,
-) -> Divergence | None:
+) -> Finding | None:
     """Find the first value along the graph whose error is beyond a limit, by default that of FP32 rounding.
 
     The left model is given ``harmless`` constants and attributes as the right one has them.
     """
-    left = sides.runner
+    left, plan = sides.runner, sides.plan
     is_same = all(d.kind != "structure" for d in alignment.differences)
     level = limit if limit is not None else _EXACT if is_same else _RESTRUCTURED
-    pairs = _pairs(left, right, alignment)
-    slices = list(_slices(left, pairs, SLICE_BYTES))
-    unsound = pinned_by_hazards(left.hazards) if sides.plan.fp16_groups else ()
-    rounded = sides.plan.replace({g: Precision.FP32 for g in unsound if sides.plan.precision[g] is Precision.FP16})
-    divergence, plan = None, None
-    for plan in (rounded, None) if sides.plan.reduced_groups else (None,):
-        divergence = _search(left, right, slices, level, plan, harmless)
-        if divergence is not None:
-            break
-    if divergence is None:
+    slices = list(_slices(left, _pairs(left, right, alignment)))
+    first, kind = None, ""
+    if plan.reduced_groups:
+        unsound = pinned_by_hazards(left.hazards) if plan.fp16_groups else ()
+        rounded = plan.replace({g: Precision.FP32 for g in unsound if plan.precision[g] is Precision.FP16})
+        first = _search(left, right, slices, level, rounded, harmless)
+        kind = "reduced" if first else "rounding"
+    first = first or _search(left, right, slices, level, None, harmless)
+    if first is None:
         return None
-    (value, other), error, before, compared = divergence
-    node = left.model.nodes[left.model.producer[value]]
-    is_rounding = plan is None and bool(sides.plan.reduced_groups)
-    return Divergence(value, other, node.name, _group(left, node.name), error, before, compared, is_rounding)
-
-
-def trace_finding(sides: Sides, divergence: Divergence) -> Finding:
-    """The finding for it."""
-    groups = {group.id: group for group in sides.runner.grouped.groups}
-    name = f"group {groups[divergence.group].name} ({divergence.group})" if divergence.group else "no group"
-    kind = "rounding" if divergence.is_rounding else "reduced" if sides.plan.reduced_groups else ""
+    value, error, before, compared = first
+    node = left.model.nodes[left.model.producer[value]].name
+    group = left.grouped.owners.get(node, "")
+    names = {each.id: each.name for each in left.grouped.groups}
     return finding(
         "first-difference",
-        f"{kind} infinite" if math.isinf(divergence.error) else kind,
+        f"{kind} infinite" if math.isinf(error) else kind,
         (),
-        {"error": divergence.error, "error_before": divergence.before, "values_compared": divergence.compared},
-        Where((divergence.node,), (divergence.group,) if divergence.group else (), (divergence.value,)),
-        name=name,
+        {"error": error, "error_before": before, "values_compared": compared},
+        Where((node,), (group,) if group else (), (value,)),
+        name=f"group {names[group]} ({group})" if group else "no group",
     )
 
 
@@ -115,14 +83,14 @@ def _pairs(left: Runner, right: Runner, alignment: Alignment) -> list[tuple[str,
     return pairs
 
 
-def _slices(left: Runner, pairs: Sequence[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:
-    """Consecutive pairs whose values fit a number of bytes, at least one each."""
+def _slices(left: Runner, pairs: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Consecutive pairs whose values fit ``SLICE_BYTES``, at least one each."""
     shapes = left.shapes
     slice_: list[tuple[str, str]] = []
     total = 0
     for pair in pairs:
         size = 4 * math.prod(shapes.get(pair[0], (1 << 20,)))
-        if slice_ and total + size > most:
+        if slice_ and total + size > SLICE_BYTES:
             yield slice_
             slice_, total = [], 0
         slice_.append(pair)
@@ -131,8 +99,8 @@ def _slices(left: Runner, pairs: Sequence[tuple[str, str]], most: int) -> Iterat
         yield slice_
 
 
-First = tuple[tuple[str, str], float, float, int]
-"""The pair, its error, the largest error before it, and how many were compared."""
+First = tuple[str, float, float, int]
+"""A value of the left model, its error, the largest error before it, and how many were compared."""
 
 
 def _search(
@@ -143,7 +111,7 @@ def _search(
     plan: PrecisionPlan | None,
     harmless: Sequence[Difference],
 ) -> First | None:
-    """The first pair beyond a level, and beyond twice what the roundings of a plan make there."""
+    """The first value beyond a level, and beyond twice what the roundings of a plan make there."""
     before, compared = 0.0, 0
     least = level if plan is None else max(level, _NO_ROUNDING)
     for pairs in slices:
@@ -160,7 +128,7 @@ def _search(
         for pair, error in zip(pairs, errors, strict=True):
             compared += 1
             if error > max(least, HEADROOM * rounding.get(pair[0], 0.0)):
-                return pair, error, before, compared
+                return pair[0], error, before, compared
             before = max(before, error)
     return None
 
@@ -180,22 +148,3 @@ def _rounding(left: Runner, plan: PrecisionPlan, exact: Path, pairs: Sequence[tu
 
 def _names(pairs: Sequence[tuple[str, str]], side: int) -> list[str]:
     return list(dict.fromkeys(pair[side] for pair in pairs))
-
-
-def _group(left: Runner, node: str) -> str:
-    """The group of a node; of the first node that needs it, where it has none."""
-    owners = left.grouped.owners
-    if node in owners:
-        return owners[node]
-    waiting = [n for n in left.model.nodes if n.name == node]
-    seen: set[int] = set()
-    while waiting:
-        at = waiting.pop(0)
-        if at.name in owners:
-            return owners[at.name]
-        for out in at.outputs:
-            for index in left.model.consumers.get(out, ()):
-                if index not in seen:
-                    seen.add(index)
-                    waiting.append(left.model.nodes[index])
-    return ""

@@ -12,8 +12,8 @@ from mptune.diagnosis.patterns.roundings import CLEAR, Compared, column_axis, rm
 _MAX_ORDERED = 2048
 """Entries along an axis up to which another order of them is looked for."""
 
-_SAMPLED = 2048
-"""Values of each entry that are compared first."""
+_SAMPLED = 4096
+"""Values of each entry, or row, that are compared first."""
 
 
 @dataclass(frozen=True)
@@ -36,63 +36,55 @@ class Order:
 
 def find_order(compared: Compared) -> Order | None:
     """What undoes the difference; None where none of these does."""
-    total = compared.distance
-    if total <= compared.exact:
-        return None
     got, wanted, scale = compared.got, compared.wanted, compared.scale
     for kind, pattern in (("sign", -wanted), ("complement", (1 - wanted * scale) / scale)):
-        if compared.explains(pattern):
-            return Order(kind, None, None, rms(got - pattern) / total)
-    order_of_columns = _of_columns(compared)
-    if order_of_columns is not None:
-        return order_of_columns
+        if (order := _undone(compared, pattern, kind) or _of_columns(compared, pattern, kind)) is not None:
+            return order
     for axis in range(1, got.ndim):
-        order = permutation(got * scale, wanted * scale, axis)
-        if order is not None:
-            undone = np.take(wanted * scale, order, axis) / scale
-            if compared.explains(undone):
-                return Order("columns", axis, order, rms(got - undone) / total)
+        entries = _permutation(got * scale, wanted * scale, axis)
+        if entries is not None:
+            pattern = np.take(wanted * scale, entries, axis) / scale
+            if (order := _undone(compared, pattern, "columns", axis, entries)) is not None:
+                return order
     return None
 
 
 def find_row_order(compared: Compared) -> Order | None:
     """An order of the rows that undoes the difference; None where there is none."""
-    order = permutation(compared.got, compared.wanted, 0)
-    if order is None:
-        return None
-    undone = compared.wanted[list(order)]
-    if not compared.explains(undone):
-        return None
-    return Order("rows", 0, order, rms(compared.got - undone) / compared.distance)
+    entries = _permutation(compared.got, compared.wanted, 0)
+    return None if entries is None else _undone(compared, compared.wanted[list(entries)], "rows", 0, entries)
 
 
-def _of_columns(compared: Compared) -> Order | None:
-    """Some columns with another sign, or as complements."""
-    got, wanted, scale = compared.got, compared.wanted, compared.scale
+def _undone(
+    compared: Compared,
+    pattern: np.ndarray,
+    kind: str,
+    axis: int | None = None,
+    entries: tuple[int, ...] | None = None,
+) -> Order | None:
+    """The order, where its pattern explains the output."""
+    if not compared.explains(pattern):
+        return None
+    return Order(kind, axis, entries, rms(compared.got - pattern) / compared.distance)
+
+
+def _of_columns(compared: Compared, pattern: np.ndarray, kind: str) -> Order | None:
+    """As ``_undone``, of some columns only."""
+    got, wanted = compared.got, compared.wanted
     axis = column_axis(got.shape)
     if axis is None or got.shape[axis] < 2:
         return None
     others = tuple(k for k in range(got.ndim) if k != axis)
-
-    def per_column(values: np.ndarray) -> np.ndarray:
-        sizes: np.ndarray = np.sqrt(np.mean(values**2, axis=others))
-        return sizes
-
-    own = per_column(got - wanted)
+    own, rest = (np.sqrt(np.mean((got - each) ** 2, axis=others, keepdims=True)) for each in (wanted, pattern))
     is_off = own > max(compared.half, compared.exact)
-    for kind, pattern in (("sign", -wanted), ("complement", (1 - wanted * scale) / scale)):
-        is_turned = is_off & (per_column(got - pattern) <= CLEAR * own)
-        if is_off.any() and is_turned[is_off].all():
-            columns = tuple(int(k) for k in np.flatnonzero(is_turned))
-            shape = [1] * got.ndim
-            shape[axis] = -1
-            undone = np.where(is_turned.reshape(shape), pattern, wanted)
-            if compared.explains(undone):
-                return Order(kind, axis, columns, rms(got - undone) / compared.distance)
-    return None
+    is_turned = is_off & (rest <= CLEAR * own)
+    if not is_turned[is_off].all():
+        return None
+    columns = tuple(np.flatnonzero(is_turned).tolist())
+    return _undone(compared, np.where(is_turned, pattern, wanted), kind, axis, columns)
 
 
-def permutation(got: np.ndarray, wanted: np.ndarray, axis: int) -> tuple[int, ...] | None:
+def _permutation(got: np.ndarray, wanted: np.ndarray, axis: int) -> tuple[int, ...] | None:
     """The order along an axis that brings the reference nearest to the output; None where it is the order as it is.
 
     Entry k of the output is the reference's entry ``order[k]``.
@@ -104,8 +96,8 @@ def permutation(got: np.ndarray, wanted: np.ndarray, axis: int) -> tuple[int, ..
 
     a = np.moveaxis(got, axis, 0).reshape(count, -1)
     b = np.moveaxis(wanted, axis, 0).reshape(count, -1)
-    chosen = spread_positions(a.shape[1], _SAMPLED)
-    cost = distances(a[:, chosen], b[:, chosen])
+    chosen = _spread_positions(a.shape[1])
+    cost = _distances(a[:, chosen], b[:, chosen])
     # Among equals each stays where it is.
     cost[np.arange(count), np.arange(count)] *= 1 - 1e-9
     order = linear_sum_assignment(cost)[1]
@@ -114,22 +106,19 @@ def permutation(got: np.ndarray, wanted: np.ndarray, axis: int) -> tuple[int, ..
     return tuple(int(k) for k in order)
 
 
-def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Squared distances between the rows of two matrices, (rows of a, rows of b), at least 0."""
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2 * (a @ b.T)
     gaps: np.ndarray = np.maximum(squares, 0.0)
     return gaps
 
 
-def spread_positions(size: int, most: int) -> np.ndarray:
-    """At most so many positions of a row, the same ones each time, drawn without order."""
-    if size <= most:
+def _spread_positions(size: int) -> np.ndarray:
+    """At most ``_SAMPLED`` positions of a row, the same ones each time, drawn without order."""
+    if size <= _SAMPLED:
         return np.arange(size)
-    return np.sort(np.random.default_rng(0).choice(size, most, replace=False))
+    return np.sort(np.random.default_rng(0).choice(size, _SAMPLED, replace=False))
 
-
-_SAMPLED_OF_ROW = 4096
-"""Values of a row that are compared first."""
 
 _MAX_ROWS = 3000
 """Above so many rows a row is compared only with those that usual lags give."""
@@ -207,7 +196,7 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
     if not off.size:
         return None
     a, b = compared.got.reshape(rows, -1), compared.wanted.reshape(rows, -1)
-    chosen = spread_positions(a.shape[1], _SAMPLED_OF_ROW)
+    chosen = _spread_positions(a.shape[1])
     lags = tuple(dict.fromkeys((1, batch, 2, 2 * batch, -1)))
     source: dict[int, int] = {}
     whole: list[int] = []
@@ -220,7 +209,7 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
                 whole.append(int(row))
     torn = []
     for row in sorted(set(map(int, off)) - set(whole)):
-        other = _torn_with(compared, a, b, row, lags, chosen)
+        other = _torn_with(compared, a, b, row, lags)
         if other is not None:
             source[row] = other
             torn.append(row)
@@ -247,7 +236,7 @@ def _nearest(
     rows = len(b)
     nearest = [[int(row) - lag for lag in lags if 0 <= row - lag < rows] for row in block]
     if rows <= _MAX_ROWS:
-        gaps = distances(a[block][:, chosen], b[:, chosen])
+        gaps = _distances(a[block][:, chosen], b[:, chosen])
         gaps[np.arange(len(block)), block] = np.inf
         for candidates, nearest_row in zip(nearest, gaps.argmin(axis=1), strict=True):
             candidates.append(int(nearest_row))
@@ -261,9 +250,7 @@ def _equals(compared: Compared, row: np.ndarray, other: np.ndarray, own: float) 
     return gap <= level and gap <= CLEAR * own
 
 
-def _torn_with(
-    compared: Compared, a: np.ndarray, b: np.ndarray, row: int, lags: tuple[int, ...], chosen: np.ndarray
-) -> int | None:
+def _torn_with(compared: Compared, a: np.ndarray, b: np.ndarray, row: int, lags: tuple[int, ...]) -> int | None:
     """The row of the reference that the other part of a row equals."""
     size = a.shape[1]
     if size < 2:
@@ -271,18 +258,12 @@ def _torn_with(
     others = [row - lag for lag in lags if 0 <= row - lag < len(b)]
     exact = 10 * compared.exact
     for level in dict.fromkeys((exact, max(compared.half_most, exact))):
-        tried = list(others)
-        if size >= _FEW_VALUES and len(b) <= _MAX_ROWS:
-            is_near = np.abs(b[:, chosen] - a[row, chosen]) <= level
-            is_near[:, np.abs(a[row, chosen] - b[row, chosen]) <= level] = False
-            is_near[row] = False
-            tried.append(int(is_near.sum(axis=1).argmax()))
-        for other in dict.fromkeys(tried):
+        for other in others:
             is_own = np.abs(a[row] - b[row]) <= level
             is_other = np.abs(a[row] - b[other]) <= level
             least = max(1, size // 200)
             parts = int((is_own & ~is_other).sum()), int((is_other & ~is_own).sum())
-            if other != row and min(parts) >= least and int((~is_own & ~is_other).sum()) <= size // 1000:
+            if min(parts) >= least and int((~is_own & ~is_other).sum()) <= size // 1000:
                 return other
     return None
 

@@ -11,7 +11,7 @@ _LEFT = 0.02
 _MOST_SHARE = 0.9
 """Share of the squared difference that the named entries have together."""
 _FEW = 0.25
-"""Share of an axis, or of the samples, up to which entries are few."""
+"""Share of an axis up to which entries are few."""
 _NAMED = 8
 _FEWEST = 8
 """Of fewer values, a factor or an offset is chance."""
@@ -36,11 +36,9 @@ def what_is_there(got: Arrays, wanted: Arrays) -> str:
     """What an output holds where its difference lies, in words; "" where that is nothing plain."""
     if any(a.shape != b.shape or b.dtype.kind not in "fiu" for a, b in zip(got, wanted, strict=True)):
         return ""
-    lost = [int((~np.isfinite(a) & np.isfinite(b)).sum()) for a, b in zip(got, wanted, strict=True)]
-    if any(lost):
-        whole = [k for k, (count, b) in enumerate(zip(lost, wanted, strict=True)) if count and count == b.size]
-        is_all = whole and sum(lost) == sum(lost[k] for k in whole)
-        return f"{sum(lost)} values are NaN or Inf" + (f", all values of {which_samples(whole)}" if is_all else "")
+    lost = sum(int((~np.isfinite(a) & np.isfinite(b)).sum()) for a, b in zip(got, wanted, strict=True))
+    if lost:
+        return f"{lost} values are NaN or Inf"
     best, ours, theirs = _located(got, wanted), got, wanted
     if best is not None:
         axis, entries = best[:2]
@@ -50,37 +48,14 @@ def what_is_there(got: Arrays, wanted: Arrays) -> str:
     return _relation(a[is_finite], b[is_finite])
 
 
-def which_differ(got: Arrays, wanted: Arrays) -> str:
-    """The samples that differ, where they are few or all that follow one; "" else."""
-    if any(a.shape != b.shape or b.dtype.kind not in "fiu" for a, b in zip(got, wanted, strict=True)):
-        return ""
-    size = max((float(np.abs(b[np.isfinite(b)]).max(initial=0)) for b in wanted), default=0.0)
-    is_off = [not np.allclose(a, b, rtol=0, atol=1e-5 * size, equal_nan=True) for a, b in zip(got, wanted, strict=True)]
-    samples = [k for k, off in enumerate(is_off) if off]
-    if len(samples) > 1 and samples[0] >= 2 and samples == list(range(samples[0], len(is_off))):
-        return f"the first {samples[0]} samples are right, those from {samples[0]} on differ"
-    if not samples or (len(samples) > _FEW * len(is_off) and not _has_even_steps(samples)):
-        return ""
-    return f"{which_samples(samples)} of {len(is_off)} differ{'s' * (len(samples) == 1)}, the others are right"
-
-
 def which_samples(samples: Sequence[int]) -> str:
-    """Samples by index, in words: ``samples 3, 7``, ``samples 10 to 14``, ``samples 9, 19, 29 (every 10th)``."""
+    """Samples by index, in words: ``sample 3``, ``samples 3, 7`` or ``samples 10 to 14``."""
     count = len(samples)
     if count == 1:
         return f"sample {samples[0]}"
     if count > 2 and samples[-1] - samples[0] == count - 1:
         return f"samples {samples[0]} to {samples[-1]}"
-    listed = ", ".join(map(str, samples[:_NAMED])) + (", ..." if count > _NAMED else "")
-    if not _has_even_steps(samples):
-        return f"samples {listed}"
-    step = samples[1] - samples[0]
-    ending = "th" if step % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(step % 10, "th")
-    return f"samples {listed} (every {step}{ending})"
-
-
-def _has_even_steps(samples: Sequence[int]) -> bool:
-    return len(samples) > 2 and samples[1] - samples[0] > 1 and len(set(np.diff(samples).tolist())) == 1
+    return f"samples {', '.join(map(str, samples[:_NAMED]))}{', ...' * (count > _NAMED)}"
 
 
 def _relation(a: np.ndarray, b: np.ndarray) -> str:

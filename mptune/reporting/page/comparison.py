@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
+from string import Template
 
 from mptune._version import __version__
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.limits import Limit
 from mptune.files import write_text, writing
 from mptune.finding import Finding, OutputColumns
 from mptune.printable import printable_html as escape
@@ -40,25 +40,21 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 def render_comparison(comparison: Comparison) -> str:
     """The page as text. Names and texts are escaped; a content security policy forbids every request and script."""
     style = read_template("page/page.css")
-    policy = f"default-src 'none'; img-src data:; style-src {allowed(style)}"
-    verdict = comparison.verdict
+    head = read_template("page/page.html").partition("<body>")[0]
+    names = (comparison.candidate, comparison.reference)
+    candidate, reference = (escape(PureWindowsPath(name).name) for name in names)  # without the folders of any system
+    verdict = escape(comparison.verdict)
     pill = "measured" if comparison.agrees else "predicted"  # the classes of green and amber
     parts = [
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        '<link rel="icon" href="data:,">',
-        f"<title>{escape(verdict)}: {escape(_file_name(comparison.candidate))} - mptune compare</title>",
-        f"<style>{style}</style>",
-        "</head>",
+        Template(head).substitute(
+            policy=f"default-src 'none'; img-src data:; style-src {allowed(style)}",
+            title=f"{verdict}: {candidate} - mptune compare",
+            style=style,
+        ),
         "<body>",
         '<main id="page">',
-        f"<h1>{escape(_file_name(comparison.candidate))} against {escape(_file_name(comparison.reference))}</h1>",
-        f'<p class="subtitle"><span class="pill {pill}">{escape(verdict)}</span></p>',
+        f"<h1>{candidate} against {reference}</h1>",
+        f'<p class="subtitle"><span class="pill {pill}">{verdict}</span></p>',
         *_sides(comparison),
         *_findings(comparison),
         *_outputs(comparison),
@@ -68,11 +64,6 @@ def render_comparison(comparison: Comparison) -> str:
         "</html>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _file_name(side: str) -> str:
-    """A side without the folders of its path."""
-    return side.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _sides(comparison: Comparison) -> Iterable[str]:
@@ -88,18 +79,12 @@ def _sides(comparison: Comparison) -> Iterable[str]:
 
 
 def _findings(comparison: Comparison) -> Iterable[str]:
-    yield '<section id="findings"><h2>What makes the difference</h2>'
-    if comparison.findings:
-        yield '<ul class="findings">'
-        for finding in comparison.findings:
-            yield from _finding(finding)
-        yield "</ul>"
-    elif comparison.agrees:
-        yield "<p>There is nothing to name.</p>"
-    elif comparison.warnings:
+    yield '<section id="findings"><h2>What makes the difference</h2><ul class="findings">'
+    for finding in comparison.findings:
+        yield from _finding(finding)
+    yield "</ul>"
+    if not comparison.findings:
         yield "<p>No code fits it: what is seen of it stands under the warnings.</p>"
-    else:
-        yield "<p>No known cause explains it: none of the roundings, stale rows, orders and inputs tried gives it.</p>"
     yield "</section>"
 
 
@@ -113,7 +98,7 @@ def _finding(finding: Finding) -> Iterable[str]:
         ("node", where.nodes),
         ("group", where.groups),
         ("value", where.tensors),
-        ("output", [_column_text(output) for output in where.outputs]),
+        ("output", where.outputs),
         ("input", where.inputs),
         ("sample", where.samples),
     )
@@ -129,11 +114,6 @@ def _finding(finding: Finding) -> Iterable[str]:
     yield "</li>"
 
 
-def _column_text(output: OutputColumns) -> str:
-    columns = output.columns
-    return output.name if columns is None else f"{output.name}[{','.join(map(str, columns))}]"
-
-
 def _listed(names: Sequence[object]) -> str:
     """Names, escaped, and how many more there are."""
     shown = ", ".join(f"<code>{escape(name)}</code>" for name in names[:_MOST_NAMES])
@@ -146,32 +126,33 @@ def _outputs(comparison: Comparison) -> Iterable[str]:
     yield '<p class="note">An error is the root mean square difference of a sample, divided by the standard deviation'
     yield "of the output over all samples, and the mean over the samples; <code>abs:</code> marks the largest absolute"
     yield "difference, where the tolerance is of that. Both are of the columns that are named, where any are.</p>"
-    yield from _table(comparison, list(FIGURES))
-    others = list(dict.fromkeys(k for by in comparison.outputs.values() for k in by if k not in FIGURES))
-    if others:
-        yield "<details><summary>All figures</summary>"
-        yield from _table(comparison, others)
-        yield "</details>"
-    yield "</section>"
+    yield from _table(FIGURES.values(), judged_figures(comparison))
+    names = list(dict.fromkeys(k for by in comparison.outputs.values() for k in by if k not in FIGURES))
+    rows = [[output, *(_figure(by.get(k, "")) for k in names)] for output, by in comparison.outputs.items()]
+    yield "<details><summary>All figures</summary>"
+    yield from _table([name.replace("_", " ") for name in names], rows)
+    yield "</details></section>"
 
 
-def _table(comparison: Comparison, names: Sequence[str]) -> Iterable[str]:
+def judged_figures(comparison: Comparison) -> list[list[str]]:
+    """Of each output the part that is worst against its limit, and a cell for each of ``FIGURES``."""
+    rows = []
+    for name, statistics in comparison.outputs.items():
+        limit = comparison.limits[name]
+        *judged, largest = (statistics[key] for key in FIGURES)
+        rows.append([str(OutputColumns(name, limit.columns)), *map(limit.text, judged), f"{largest:.3g}"])
+    return rows
+
+
+def _table(titles: Iterable[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
     yield '<div class="scroll"><table class="statistics"><thead><tr><th scope="col">output</th>'
-    titles = (FIGURES.get(name, name.replace("_", " ")) for name in names)
     yield from (f'<th scope="col" class="number">{escape(title)}</th>' for title in titles)
     yield "</tr></thead><tbody>"
-    for output, statistics in comparison.outputs.items():
-        limit = comparison.limits[output]
-        part = OutputColumns(output, limit.columns if "judged" in names else None)
-        yield f'<tr><th scope="row"><code>{escape(str(part))}</code></th>'
-        figures = (_statistic(name, statistics[name], limit) if name in statistics else "" for name in names)
+    for output, *figures in rows:
+        yield f'<tr><th scope="row"><code>{escape(output)}</code></th>'
         yield from (f'<td class="number">{escape(figure)}</td>' for figure in figures)
         yield "</tr>"
     yield "</tbody></table></div>"
-
-
-def _statistic(name: str, value: float, limit: Limit) -> str:
-    return limit.text(value) if name in ("judged", "limit", "judged_fp16") else _figure(value)
 
 
 def _figure(value: object) -> str:

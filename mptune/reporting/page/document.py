@@ -23,26 +23,19 @@ from mptune.reporting.confirmation_text import place_of, searched_baseline, sour
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
-    because,
-    compared,
     describe_engine,
     environment_facts,
-    error_cell,
     error_source,
     format_interval,
     latency_source,
-    latency_text,
-    memory_details,
-    memory_text,
-    metric_cell,
-    speedup_of,
     unique,
 )
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
+from mptune.tuning.fronts.limits import error_cell, is_larger_in_search, metric_cell, metric_values
 from mptune.tuning.fronts.progress import Progress
+from mptune.tuning.fronts.table import because, compared, latency_text, memory_details, memory_text, speedup_of
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation
@@ -71,7 +64,6 @@ def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
     latency, error = (word.replace("earlier", "measured earlier") for word in sources_before(confirmation))
     return {
         "device": confirmation.front.device,
-        "searched_on": confirmation.searched.device,
         "latency_was": latency,
         "error_was": error,
         "verdicts": list(verdicts(confirmation)),
@@ -136,7 +128,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
     columns = [_plan(evaluation, content) for evaluation in plans]
     document = {
         "version": __version__,
-        "model": {"name": front.model_path.name, "path": str(front.model_path), "sha256": front.model_sha256},
+        "model": {"name": front.model_path.name},
         "target": front.target,
         "engine": describe_engine(front),
         "metric": front.metric,
@@ -173,19 +165,10 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "failed": [_failure(*failed) for failed in content.progress.failures[:_MOST_FAILURES]],
         "confirmation": None if content.confirmation is None else confirmation_document(content.confirmation),
         "facts": _facts(content),
+        "run": shlex.quote(str(front.run_dir.absolute())),  # stands in a command that is pasted into a shell
     }
     shown: dict[str, Any] = _printable(document)
-    # A command is pasted into a shell: it is quoted there, and not made printable here.
-    return {**shown, "run": quoted_path(front.run_dir)}
-
-
-def quoted_path(path: Path) -> str:
-    """The absolute path as a word of a shell's command line; characters that cannot be shown are written as escapes."""
-    text = str(path.absolute())
-    if text.isprintable():
-        return shlex.quote(text)
-    plain = text.encode("utf-8", "surrogateescape")
-    return "$'" + "".join(chr(b) if 32 <= b < 127 and b not in b"'\\" else f"\\x{b:02x}" for b in plain) + "'"
+    return shown
 
 
 def _plans(front: Front, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
@@ -213,7 +196,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "speedup": _short(evaluation.speedup),
         "speedup_text": speedup_of(evaluation, content.front.fp32),
         "search": _short(evaluation.error_value),
-        "held_out": _optional(evaluation.held_out_value),
+        "held_out": _short(evaluation.held_out_value),
         "ci95": None if interval is None else [_short(bound) for bound in interval],
         "finite": int(evaluation.is_finite),
         "bits": "".join([_letter(precision.get(group.id)) for group in content.groups]),
@@ -226,7 +209,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "against": "" if chosen is None or evaluation.plan == chosen.plan else compared(evaluation, chosen),
         "because": because(content.front, evaluation),
         "search_larger": int(is_larger_in_search(evaluation)),
-        "metrics": [[*map(_optional, metric_values(evaluation, m)), metric_cell(evaluation, m)] for m in metrics],
+        "metrics": [[*map(_short, metric_values(evaluation, m)), metric_cell(evaluation, m)] for m in metrics],
     }
 
 
@@ -270,9 +253,9 @@ def _groups(content: PageContent) -> list[dict[str, Any]]:
             "ops": counts_text(group.ops),
             "nodes": len(group.nodes),
             "pinned": pins.get(group.id),
-            "error": _optional(getattr(worths.get(group.id), "one_group_error", None)),
-            "gain": _optional(getattr(worths.get(group.id), "gain_ms", None)),
-            "casts": _optional(getattr(worths.get(group.id), "casts_ms", None)),
+            "error": _short(getattr(worths.get(group.id), "one_group_error", None)),
+            "gain": _short(getattr(worths.get(group.id), "gain_ms", None)),
+            "casts": _short(getattr(worths.get(group.id), "casts_ms", None)),
         }
         for group in content.groups
     ]
@@ -361,13 +344,9 @@ def _error_source(front: Front) -> str:
     return sources.pop() if len(sources) == 1 else "measured and emulated"
 
 
-def _short(value: float) -> float | str:
+def _short(value: float | None) -> float | str | None:
     """Six significant digits: enough for any figure of the page."""
-    return encode_float(float(f"{value:.6g}"))
-
-
-def _optional(value: float | None) -> float | str | None:
-    return None if value is None else _short(value)
+    return None if value is None else encode_float(float(f"{value:.6g}"))
 
 
 def _printable(value: Any) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, TextIO
 
 from rich.table import Table
 from rich.text import Text
 
-from mptune.finding import OutputColumns
-from mptune.reporting.page.comparison import FIGURES
+from mptune.reporting.page.comparison import FIGURES, judged_figures
 from mptune.reporting.terminal.console import SEVERITY_STYLES, make_console, print_fact, print_text
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
     """Print a comparison; to stdout by default."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     style = "green" if comparison.agrees else "bold red"
     console.print(Text.assemble(("verdict    ", "dim"), (comparison.verdict, style)))
     for name in ("reference", "candidate", "samples"):
@@ -29,18 +27,13 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
         print_text(console, Text.assemble(heading, finding.text))
         if finding.cure:
             print_text(console, finding.cure, indent=2)
-    if not comparison.agrees and not comparison.findings and not comparison.warnings:
-        causes = "none of the roundings, stale rows, orders and inputs tried gives it"
-        print_text(console, f"No known cause explains the difference: {causes}.")
     console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("output", overflow="fold")
     for title in FIGURES.values():
         table.add_column(title, justify="right")
-    for name, statistics in comparison.outputs.items():
-        limit = comparison.limits[name]
-        *judged, largest = (statistics[key] for key in FIGURES)
-        table.add_row(str(OutputColumns(name, limit.columns)), *map(limit.text, judged), f"{largest:.3g}")
+    for row in judged_figures(comparison):
+        table.add_row(*row)
     console.print(table)
     for text in comparison.warnings:
         print_text(console, f"warning: {text}", "yellow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, TextIO
 
@@ -12,16 +11,9 @@ from rich.text import Text
 from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
 from mptune.reporting.terminal.console import make_console, plain_table, print_text, room_beside
 from mptune.reporting.terminal.front import model_fact, print_breaks, print_end, print_facts
-from mptune.reporting.text import (
-    describe_engine,
-    error_cell,
-    error_source,
-    format_interval,
-    latency_source,
-    latency_text,
-    metric_cell,
-    speedup_of,
-)
+from mptune.reporting.text import describe_engine, error_source, format_interval, latency_source
+from mptune.tuning.fronts.limits import error_cell, metric_cell
+from mptune.tuning.fronts.table import latency_text, speedup_of
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation
@@ -41,7 +33,7 @@ def print_confirmation(
 
     What breaks in FP16 stands first. Warnings in ``warned`` have been printed before.
     """
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     front, searched = confirmation.front, confirmation.searched
     print_breaks(console, front)
     print_facts(

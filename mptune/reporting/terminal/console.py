@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
@@ -50,12 +51,13 @@ def _cleaned(renderable: RenderableType) -> RenderableType:
     return clean
 
 
-def make_console(stream: TextIO) -> Console:
-    """A console that keeps within the terminal, and within 100 columns where there is none.
+def make_console(stream: TextIO | None = None) -> Console:
+    """A console, by default on stdout, that keeps within the terminal, and within 100 columns where there is none.
 
     ``NO_COLOR`` and ``COLUMNS`` are honoured by rich itself. Texts are cleaned (``mptune.printable``), and a reader
     that leaves is a ``BrokenPipeError``.
     """
+    stream = stream or sys.stdout
     width = None if stream.isatty() else shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
     return _OurConsole(file=stream, width=width, highlight=False, soft_wrap=False)
 

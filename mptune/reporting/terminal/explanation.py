@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
@@ -12,17 +11,10 @@ from rich.text import Text
 
 from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text, room_beside
 from mptune.reporting.terminal.front import print_breaks
-from mptune.reporting.text import (
-    KEPT_BECAUSE,
-    cut_front,
-    explain_kept,
-    format_error,
-    front_rows,
-    latency_text,
-    reasons_of,
-    reduced_names,
-)
+from mptune.reporting.text import KEPT_BECAUSE, cut_front, explain_kept, reasons_of, reduced_names
 from mptune.tuning.explanation import REASON_WORDS, Reason
+from mptune.tuning.fronts.limits import format_error
+from mptune.tuning.fronts.table import front_rows, latency_text
 
 if TYPE_CHECKING:
     from mptune.tuning.explanation import GroupWorth
@@ -36,7 +28,7 @@ _SHORTEST_NAME = 12
 
 def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     """Print what each group costs and gains, and why groups stay FP32 in each plan of the front."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     explanation = front.explanation
     if not explanation.groups:
         console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,30 +16,36 @@ from mptune.reporting.breaks import Break, breaks_in_fp16, heading
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
     KEPT_BECAUSE,
-    because,
     cut_front,
     describe_engine,
-    error_cell,
     error_source,
-    error_text,
     format_interval,
-    front_rows,
     front_warnings,
-    group_counts,
     kept_lines,
     latency_source,
-    latency_text,
-    memory_text,
-    metric_cell,
     more_in_explain,
     neighbour_lines,
     short_path,
-    speedup_of,
     speedup_text,
 )
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, knee
-from mptune.tuning.fronts.table import Row, error_marks, has_parts, is_held_out, mark_notes, part_text, shown_rows
+from mptune.tuning.fronts.limits import error_cell, error_text, metric_cell
+from mptune.tuning.fronts.table import (
+    Row,
+    because,
+    error_marks,
+    front_rows,
+    group_counts,
+    has_parts,
+    is_held_out,
+    latency_text,
+    mark_notes,
+    memory_text,
+    part_text,
+    shown_rows,
+    speedup_of,
+)
 
 _GAP = "  "
 _BECAUSE = "FP32 because"
@@ -190,7 +195,7 @@ def print_front(
 
     Warnings in ``warned`` have been printed before.
     """
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     nothing = [finding.message for finding in front.findings if finding.code == NOTHING]
     for text in nothing:
         print_text(console, f"warning: {text}", "yellow")

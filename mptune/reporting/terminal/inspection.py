@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -43,7 +42,7 @@ _OF_CONSTANTS = frozenset({"overflow", "vanishing", "epsilon", "int64"})
 
 def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> None:
     """Print the inspection of a model; to stdout by default."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     for finding in inspection.findings:
         if finding.code == NOTHING:
             print_text(console, f"warning: {finding.message}", "yellow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -41,7 +40,7 @@ _FIGURES = (
 
 def print_targets(targets: Sequence[Target], stream: TextIO | None = None) -> None:
     """Print the profiles as a table; to stdout by default."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     figures = ("SM", "FP16", "FP32", "GB/s", "GB")
     titles = console.width >= WIDE
     table = plain_table(("name", *(["title"] if titles else []), "CC", *figures), figures)
@@ -76,7 +75,7 @@ def _figure(target: Target, name: str) -> str:
 
 def print_target(target: Target, stream: TextIO | None = None) -> None:
     """Print one profile; to stdout by default."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     console.print(Text.assemble((target.name, "bold"), f"  {target.title}"), soft_wrap=True)
     if target.note:
         print_text(console, target.note)
@@ -103,7 +102,7 @@ def _shown(name: str, value: object) -> str:
 
 def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> None:
     """Print the search spaces with what they pin and try first; to stdout by default."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     for space in spaces:
         file = space.file
         print_text(console, Text.assemble((space.name, "bold"), f"  {file.description}"))
@@ -118,7 +117,7 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
 
 def print_doctor(environment: Environment, toolchains: Sequence[BackendStatus], stream: TextIO | None = None) -> None:
     """Print what this machine has, which toolchains work, and how to install those that do not."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     for name, value in environment_facts(environment):
         print_fact(console, name, value, 16)
     console.print()
@@ -141,7 +140,7 @@ _STATUS_STYLES = {"holds": "green", "does not hold": "bold red", "cannot be chec
 
 def print_selftest(result: SelfTest, stream: TextIO | None = None) -> None:
     """Print a line for each check of the self-test; to stdout by default."""
-    console = make_console(sys.stdout if stream is None else stream)
+    console = make_console(stream)
     console.print()
     for check in result.checks:
         limit = "" if check.figure is None else f" (limit {check.limit})"

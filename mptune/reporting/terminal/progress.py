@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from statistics import median
 from types import TracebackType
 from typing import TextIO
@@ -21,8 +21,10 @@ from rich.text import Text
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
-from mptune.reporting.text import format_duration, format_error, group_counts, latency_text, origin_name, speedup_of
+from mptune.reporting.text import format_duration, origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.fronts.limits import format_error
+from mptune.tuning.fronts.table import group_counts, latency_text, speedup_of
 
 _LAST = 20
 """Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
@@ -34,14 +36,13 @@ _LEAST = 2
 class RemainingTime:
     """Learns from each plan that is done; plans of earlier sessions do not count."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._durations_s: deque[float] = deque(maxlen=_LAST)
         self._last: tuple[int, float] | None = None
 
     def add(self, done: int) -> None:
         """Take the number of plans that are done; several at a time share the time that they took."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if self._last is not None and done > self._last[0]:
             count = done - self._last[0]
             self._durations_s.extend([(now_s - self._last[1]) / count] * count)
@@ -55,7 +56,7 @@ class RemainingTime:
         if self._last is None or len(self._durations_s) < _LEAST:
             return None
         expected_s = median(self._durations_s) * left
-        return max(expected_s - (self._clock() - self._last[1]), 0.0)
+        return max(expected_s - (time.monotonic() - self._last[1]), 0.0)
 
 
 RECENT_FAILURES = 3
@@ -197,25 +198,17 @@ class TerminalListener:
         grid.add_column(no_wrap=True, overflow="ellipsis")
         grid.add_row("now", Text(self._stage + self._detail))
         if self._best is not None:
-            grid.add_row(self._best_label(), Text(self._fitting(self._best), style="green"))
+            grid.add_row(self._best_label(), Text("  ".join(_parts(self._best)), style="green"))
         elif self._done:
             grid.add_row(self._best_label(), "none yet")
         if self._last is not None:
-            grid.add_row("last", Text(self._fitting(self._last)))
+            grid.add_row("last", Text("  ".join(_parts(self._last))))
         if self._failures:
             count = len(self._failures)
             grid.add_row("failures", Text(f"{count}, latest:" if count > 1 else "1:"))
             for text in self._failures[-RECENT_FAILURES:]:
                 grid.add_row("", Text(text, style="red"))
         return Group(self._progress(), grid)
-
-    def _fitting(self, evaluation: Evaluation) -> str:
-        """As many of a plan's figures as the line holds, each of them whole."""
-        parts = _parts(evaluation)
-        left = self._console.width - len(self._best_label()) - 4
-        while len(parts) > 1 and len("  ".join(parts)) > left:
-            parts.pop()
-        return "  ".join(parts)
 
     def _progress(self) -> RenderableType:
         bar = Table.grid(padding=(0, 2))

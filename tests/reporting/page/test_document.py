@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from mptune.choice import Choice
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
-from mptune.reporting.page.document import PageContent, page_document, quoted_path, recommended
+from mptune.reporting.page.document import PageContent, page_document, recommended
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.progress import Progress
@@ -146,16 +145,6 @@ def test_failures_show_the_first_line_of_their_log(make_front: MakeFront, bench:
     assert (first["log"], first["line"]) == ("0007.log", "[E] \\x1b[31mno kernel for <Conv>")
     assert (first["stage"], first["kind"]) == ("build", "no tactic")
     assert (second["origin"], second["line"]) == ("half", "")
-
-
-@pytest.mark.parametrize(
-    "name", ["plain", "with space", "it's", 'a"b', "$(rm x)", "new\nline", "\x1b[0m", "\u202eb", "\u00e4", "b\\c\n'"]
-)
-def test_the_path_survives_a_shell(name: str, tmp_path: Path) -> None:
-    word = quoted_path(tmp_path / name)
-    assert word.isprintable()
-    echoed = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
-    assert echoed.decode() == str(tmp_path / name)
 
 
 def test_the_run_is_the_real_path(
