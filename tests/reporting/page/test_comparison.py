@@ -86,6 +86,22 @@ def test_the_command_writes_both_files(mlp_path: Path, tmp_path: Path, capsys: p
     assert sorted(p.name for p in folder.iterdir()) == ["comparison.html", "comparison.json"]
 
 
+def test_every_output_has_a_finding_or_a_warning(mlp_path: Path, tmp_path: Path) -> None:
+    """So the page's sentence for a comparison without findings, which points to the warnings, is always true."""
+    rows = np.random.default_rng(2).standard_normal((6, 32)).astype(np.float32)
+    same = mptune.compare(mlp_path, mlp_path, data={"x": rows})
+    assert same.agrees
+    assert [finding.code for finding in same.findings] == ["agrees"]
+    assert "No code fits it" not in render_comparison(same)
+    noise = tmp_path / "noise.npz"
+    np.savez(noise, y=np.random.default_rng(3).standard_normal((6, 8)).astype(np.float32))
+    other = mptune.compare(mlp_path, data={"x": rows}, reference_outputs=noise)
+    assert not other.agrees
+    assert not other.findings
+    assert any(text.startswith("output 'y'") for text in other.warnings)
+    assert "No code fits it" in render_comparison(other)
+
+
 def test_a_place_that_cannot_be_written_is_one_error(mlp_path: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError):
