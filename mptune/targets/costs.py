@@ -191,6 +191,12 @@ _MATRIX_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
 _PROJECTING = ("Attention", "QAttention", "PackedAttention", "DecoderMaskedSelfAttention")
 """Operators that project their input (batch, length, channels) by one weight (channels, 3 x heads) first."""
 
+_PROJECTED = (
+    *("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "GroupQueryAttention"),
+    *("SparseAttention", "PackedMultiHeadAttention"),
+)
+"""Operators whose inputs are projected already."""
+
 
 def _runtime_attention(node: Node, shapes: ShapeTable) -> float:
     """Two products for every query element and key position; a cache (..., keys, size) in the outputs counts whole."""
@@ -211,11 +217,7 @@ _RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
     **dict.fromkeys(("FusedGemm", "GemmFastGelu", "GemmFloat8", "QGemm"), _gemm),
     **dict.fromkeys(("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulIntegerToFloat"), _matmul),
     **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulInteger16"), _matmul),
-    **dict.fromkeys(
-        (*_PROJECTING, "MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "GroupQueryAttention"),
-        _runtime_attention,
-    ),
-    **dict.fromkeys(("SparseAttention", "PackedMultiHeadAttention"), _runtime_attention),
+    **dict.fromkeys((*_PROJECTING, *_PROJECTED), _runtime_attention),
     **dict.fromkeys(("AttnLSTM", "DynamicQuantizeLSTM"), _recurrent),
 }
 """Of ONNX Runtime's own domains, by docs/ContribOperators.md of microsoft/onnxruntime."""
