@@ -188,7 +188,7 @@ def is_doubtful(side: Side) -> bool:
 
 
 def is_no_rounding(side: Side) -> bool:
-    """Whether a difference of the size of FP16's correlates with no rounding; False where that cannot be told.
+    """Whether a difference of the size of FP16's correlates with no rounding; False where the data do not show it.
 
     An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
     Decisions fall otherwise in each engine.
