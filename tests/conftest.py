@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -199,18 +199,23 @@ def opened_here() -> Iterator[None]:
         yield
 
 
+def searched_folder(folder: Path, data: Path, search: Callable[[], object]) -> Path:
+    """The folder, with model.onnx, data.npz, and what a search leaves that is started in it."""
+    save_mlp(folder / "model.onnx")
+    shutil.copy(data, folder / "data.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        search()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
     """A run directory of 12 plans on the fake toolchain; copy it."""
     from tests.fakes import make_toolchain, search
 
     folder = tmp_path_factory.mktemp("finished")
-    save_mlp(folder / "model.onnx")
-    shutil.copy(mlp_data, folder / "data.npz")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        search(make_toolchain())
-    return folder / "model.mptune"
+    return searched_folder(folder, mlp_data, lambda: search(make_toolchain())) / "model.mptune"
 
 
 @pytest.fixture

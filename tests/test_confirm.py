@@ -30,7 +30,7 @@ from mptune.settings import LatencySettings
 from mptune.targets.jetson import JetsonState
 from mptune.tuning.front import Front
 from mptune.tuning.runs.confirmation import Confirmation
-from tests.conftest import save_mlp
+from tests.conftest import searched_folder
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 
 pytestmark = pytest.mark.usefixtures("opened_here")
@@ -41,13 +41,7 @@ QUICK = LatencySettings(warmup_ms=1.0, duration_ms=2.0)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
     """A folder with model.onnx, data.npz, and model.mptune, in which that model was searched."""
-    folder = tmp_path_factory.mktemp("base")
-    save_mlp(folder / "model.onnx")
-    shutil.copy(mlp_data, folder / "data.npz")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        predict()
-    return folder
+    return searched_folder(tmp_path_factory.mktemp("base"), mlp_data, predict)
 
 
 @pytest.fixture

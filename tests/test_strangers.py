@@ -14,7 +14,7 @@ import mptune
 from mptune.cli import main
 from mptune.errors import RunError
 from mptune.rundir import open_run, read_run
-from tests.conftest import save_mlp
+from tests.conftest import searched_folder
 from tests.fakes import FAST, make_toolchain
 
 pytestmark = pytest.mark.usefixtures("opened_here")
@@ -23,13 +23,7 @@ pytestmark = pytest.mark.usefixtures("opened_here")
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
     """A folder with model.onnx and model.mptune, in which that model was searched."""
-    folder = tmp_path_factory.mktemp("base")
-    save_mlp(folder / "model.onnx")
-    shutil.copy(mlp_data, folder / "data.npz")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        search()
-    return folder
+    return searched_folder(tmp_path_factory.mktemp("base"), mlp_data, search)
 
 
 @pytest.fixture

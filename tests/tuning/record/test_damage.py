@@ -18,7 +18,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.reasons.reasons import Grounds
 from mptune.tuning.record.backends.journal import damaged_lines, set_damage_aside
 from mptune.tuning.record.study import copy_to_memory
-from tests.conftest import save_mlp
+from tests.conftest import searched_folder
 from tests.fakes import FAST, make_toolchain
 
 pytestmark = pytest.mark.usefixtures("opened_here")
@@ -30,13 +30,7 @@ JOURNAL = RUN / "study.journal"
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
     """A folder with a model, data, and a run of eight plans."""
-    folder = tmp_path_factory.mktemp("base")
-    save_mlp(folder / "model.onnx")
-    shutil.copy(mlp_data, folder / "data.npz")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        search(8)
-    return folder
+    return searched_folder(tmp_path_factory.mktemp("base"), mlp_data, lambda: search(8))
 
 
 def search(budget: int) -> None:

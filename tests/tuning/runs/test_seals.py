@@ -19,7 +19,7 @@ from mptune.files import whole_file
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.weights import WeightBank
-from tests.conftest import save_mlp
+from tests.conftest import searched_folder
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 
 pytestmark = pytest.mark.usefixtures("opened_here")
@@ -47,13 +47,7 @@ class Referring(FakeToolchain):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
     """A folder with a model, data, and a run of three plans."""
-    folder = tmp_path_factory.mktemp("base")
-    save_mlp(folder / "model.onnx")
-    shutil.copy(mlp_data, folder / "data.npz")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        search(3)
-    return folder
+    return searched_folder(tmp_path_factory.mktemp("base"), mlp_data, lambda: search(3))
 
 
 @pytest.fixture
