@@ -21,6 +21,7 @@ from mptune.api.arguments import (
 from mptune.api.joining import only_gpu, worker_starter
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.whole_set import SetFunction
+from mptune.engines.toolchains.choose import probed_ahead
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
@@ -165,6 +166,9 @@ def search(
         load_target(settings.target)
     starter = worker_starter(settings, open_toolchain)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(only_gpu(settings.gpus[0] if settings.gpus else None))
+        if open_toolchain is None:
+            stack.enter_context(probed_ahead(settings.target, tf32=settings.tf32))
         loaded = stack.enter_context(loaded_model(model, settings.opset))
         outputs = [output.name for output in loaded.outputs]
         check_tolerances(settings.tolerance, settings.ignore, settings.metric, outputs)
@@ -172,7 +176,6 @@ def search(
         check_batch(settings.data_settings.batch, loaded.inputs)
         listens = stack.enter_context(listening(progress, listener, settings.max_error, settings.max_latency_ms))
         stack.enter_context(full_disk_as_error(path))
-        stack.enter_context(only_gpu(settings.gpus[0] if settings.gpus else None))
         run = stack.enter_context(open_run(path, fresh=settings.fresh))
         placed = placed_model(loaded, model, run)
         session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))

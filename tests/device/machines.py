@@ -247,5 +247,6 @@ def _with_root(function: Callable[..., Any]) -> tuple[Any, ...]:
 def _forget() -> None:
     """Empty the caches of what was found on this machine."""
     importlib.invalidate_caches()
-    for found in (tensorrt_backend.find_library, cuda_session.probe, runtime.runtime, cuda_runtime):
+    for found in (tensorrt_backend.find_library, runtime.runtime, cuda_runtime):
         found.cache_clear()
+    cuda_session.forget_probes()

@@ -10,9 +10,10 @@ libraries read the variable once, so it must be set when the process starts.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -299,10 +300,29 @@ class ProbeJob:
 PROBE_TIMEOUT_S = 120.0
 
 
-@cache
-def probe(provider: Provider) -> str | None:
-    """Run a tiny model in a worker; None where that works, else the reason. Cached for the process."""
-    return run_once(ProbeJob(provider), PROBE_TIMEOUT_S, _logged_reason)
+_reasons: dict[Provider, str | None] = {}
+_probing = threading.Lock()
+
+
+def probe(provider: Provider, leave_to: Mapping[str, str] | None = None) -> str | None:
+    """Run a tiny model in a worker; None where that works, else the reason. Run once in this process.
+
+    ``leave_to`` as in ``run_once``: CUDA's libraries are loaded in the process that is left.
+    """
+    with _probing:
+        if provider not in _reasons:
+            _reasons[provider] = run_probe(provider, leave_to)
+        return _reasons[provider]
+
+
+def forget_probes() -> None:
+    """Have the next ``probe`` run again."""
+    _reasons.clear()
+
+
+def run_probe(provider: Provider, leave_to: Mapping[str, str] | None) -> str | None:
+    """See ``probe``; it runs each time."""
+    return run_once(ProbeJob(provider), PROBE_TIMEOUT_S, _logged_reason, leave_to)
 
 
 def _logged_reason(failure: Failure) -> str:

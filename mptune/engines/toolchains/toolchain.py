@@ -239,7 +239,7 @@ class TargetToolchain(ABC):
         self._worker.on_progress = callback
 
     def restart(self) -> None:
-        self._worker.close()
+        self._worker.restart()
 
     def close(self) -> None:
         self.reference_model.stop_observing()

@@ -31,6 +31,8 @@ from mptune.settings import WorkerSettings
 # After these the process is replaced: its CUDA context may be lost, or its memory exhausted.
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 _ABORTED = "the worker was stopped"
+_idle: list[tuple[Mapping[str, str], WorkerProcess]] = []
+"""Environment variables and process, left by a worker (``leave``) to the next one that wants the same variables."""
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -53,6 +55,7 @@ class Worker:
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
+        self._ending: threading.Thread | None = None
         self._jobs_done = 0
         self._is_aborted = False
 
@@ -75,12 +78,23 @@ class Worker:
                     self._kill()
                 raise
 
-    def close(self) -> None:
-        """Let the process end by itself, else kill it. Idempotent; a later call starts a new one."""
+    def restart(self) -> None:
+        """Have the next call start a new process; this one ends while that one starts."""
+        with self._lock:
+            self._end()
+
+    def leave(self) -> None:
+        """Leave the process, with the libraries that it has loaded, to another worker; ``end_idle`` ends it."""
         with self._lock:
             process, self._process = self._process, None
             if process is not None:
-                process.close()
+                _idle.append((self._environment, process))
+
+    def close(self) -> None:
+        """Let the process end by itself, else kill it. Idempotent; a later call starts a new one."""
+        with self._lock:
+            self._end()
+            self._wait_for_end()
 
     def abort(self) -> None:
         """Kill the process from another thread than that of a call, which fails then, as every later one does."""
@@ -151,12 +165,14 @@ class Worker:
     def _count_job(self) -> None:
         self._jobs_done += 1
         limit = self._settings.max_jobs
-        if limit is not None and self._jobs_done >= limit and self._process is not None:
-            self._process.close()
-            self._process = None
+        if limit is not None and self._jobs_done >= limit:
+            self._end()
 
     def _start(self) -> Failure | None:
         self._jobs_done = 0
+        self._process = _take_idle(self._environment)
+        if self._process is not None:
+            return None
         try:
             self._process = WorkerProcess(self._environment)
         except OSError as error:
@@ -164,6 +180,7 @@ class Worker:
         if self._is_aborted:  # meanwhile
             self._process.end_now()
         message = self._process.wait_until_ready(self._settings.start_timeout_s)
+        self._wait_for_end()  # No two processes share the device and its memory.
         if self._is_aborted:
             self._kill()
             return Failure(Stage.START, FailureKind.WORKER, _ABORTED)
@@ -186,10 +203,40 @@ class Worker:
             self._count_job()
         return Failure(failure.stage, failure.kind, failure.message, log_path)
 
+    def _end(self) -> None:
+        """Let the process end by itself, in a thread."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._wait_for_end()
+            self._ending = threading.Thread(target=process.close, name="mptune-ending")
+            self._ending.start()
+
+    def _wait_for_end(self) -> None:
+        if self._ending is not None:
+            self._ending.join()
+            self._ending = None
+
     def _kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
+
+
+def _take_idle(environment: Mapping[str, str]) -> WorkerProcess | None:
+    """A process that was left by a worker with these environment variables; None where there is none."""
+    for entry in tuple(_idle):
+        if entry[0] == environment:
+            _idle.remove(entry)
+            if entry[1].is_alive:
+                return entry[1]
+            entry[1].kill()
+    return None
+
+
+def end_idle() -> None:
+    """End the processes that no worker took."""
+    while _idle:
+        _idle.pop()[1].close()
 
 
 T = TypeVar("T")
@@ -218,10 +265,20 @@ class Beside(Generic[T]):
             return work(self._worker)
 
 
-def run_once(job: Job[T], timeout_s: float, words: Callable[[Failure], str] = lambda failure: "") -> T | str:
-    """The result of a job in a worker of its own, or why it failed: by ``words``, else by its message."""
-    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
+def run_once(
+    job: Job[T],
+    timeout_s: float,
+    words: Callable[[Failure], str] = lambda failure: "",
+    leave_to: Mapping[str, str] | None = None,
+) -> T | str:
+    """The result of a job in a worker of its own, or why it failed: by ``words``, else by its message.
+
+    The process is left to a worker that wants the environment variables ``leave_to``, if given.
+    """
+    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder), None, leave_to) as worker:
         result = worker.call(job, timeout_s)
         if not isinstance(result, Failure):
+            if leave_to is not None:
+                worker.leave()
             return result
         return words(result) or result.message  # The log goes with the folder.

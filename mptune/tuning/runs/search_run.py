@@ -15,6 +15,7 @@ from mptune.data.metrics.tasks import law_metric
 from mptune.diagnosis.sizes import chosen_sweep
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
+from mptune.engines.worker.parent import end_idle
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
 from mptune.files import write_bytes, write_json
@@ -327,6 +328,7 @@ class SearchRun(MeasuringRun):
             record.set_note(START_NOTE, time.time() - self._limits.elapsed_s)
             record.set_note(BUDGET_NOTE, settings.budget)
         toolchain = self._open_toolchain()
+        end_idle()
         if self._start_worker is not None:
             toolchain.restart()  # The workers check theirs against it, and take its GPU.
             Crew(self._start_worker, settings.gpus, record, settings, self._listener).run()
