@@ -342,7 +342,9 @@ def find_hazards(
     hazards += fill_hazards(types, look)
     masks = MaskValues(look, ranges)
     saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
-    for tensor, absmax in ranges.items():
+    smaller = types.rescaled(Precision.FP16).values
+    for tensor, observed in ranges.items():
+        absmax = observed / smaller.get(tensor, 1.0)
         in_fp16 = saturated[Precision.FP16]
         is_held = absmax > FP16_MAX and in_fp16.fits(tensor)
         if is_held and all(is_limit(look, constant) for constant in in_fp16.sources(tensor)):

@@ -459,6 +459,12 @@ def _indexes(look: Lookup, cast: Node) -> Node | None:
     return None
 
 
+def _is_rescaled(variance: np.ndarray) -> bool:
+    """Whether variances, epsilon included, are even powers of two: what ``casting.rescaled`` makes, not statistics."""
+    powers = np.log2(variance) / 2
+    return bool(np.allclose(powers, np.round(powers), atol=1e-3))
+
+
 def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     """The first BatchNormalization whose input lies far off its running mean, in its own standard deviations.
 
@@ -470,7 +476,10 @@ def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
         node = nodes[record.node]
         mean, variance = (types.model.initializers[i].numpy().astype(np.float64) for i in node.inputs[3:5])
         stated = attribute(node, "epsilon")
-        deviation = np.sqrt(np.abs(variance) + (stated if isinstance(stated, float) else 1e-5))
+        variance = np.abs(variance) + (stated if isinstance(stated, float) else 1e-5)
+        if _is_rescaled(variance):
+            continue
+        deviation = np.sqrt(variance)
         off = float(np.median(np.abs(np.asarray(record.vectors["mean"]) - mean) / deviation))
         if off > _FAR:
             far.append((node, off))
