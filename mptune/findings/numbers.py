@@ -119,7 +119,6 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 "{overflowed} of {size} values exceed FP16's {fp16_max:g}, the largest is {absmax:.4g}; in FP16 they"
                 " are rescaled, together with the constant beside them, so that the function is the same",
                 "nothing: the model that mptune writes does this",
-                is_note=True,
             ),
             "infinite": _INFINITE["infinite"],
         },
