@@ -22,7 +22,7 @@ from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.constants import masked_row_findings
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.find import find_split, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, worst_first
 from mptune.graph.hazards.interface import interface_findings, state_inputs
 from mptune.graph.loading.model import Model
@@ -160,7 +160,7 @@ def inspect_model(
         groups = find_groups(model, granularity)
     grouped = GroupedModel(model, groups)
     values = known_values(grouped, data, batch)
-    every = find_hazards(grouped, values.absmax, seen=seen_of(values.ranges))
+    grouped, every = find_split(grouped, values.absmax, seen_of(values.ranges))
     of_fp16 = [hazard for hazard in every if hazard.precision is Precision.FP16]
     hazards = worst_first(of_fp16)
     space = make_space(grouped, named, hazards, values.absmax)

@@ -247,7 +247,8 @@ def make_space(
 
     model, groups = grouped.model, grouped.groups
     warnings: list[str] = []
-    pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
+    beyond = pinned_by_hazards(hazards)
+    pinned = {g.id: Pin(Precision.FP32, beyond.get(g.id, g.pinned)) for g in groups if g.pinned is not None}
     ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
     allowed = [precision for precision in REDUCED if precision in precisions]
     reduced: dict[str, tuple[Precision, ...]] = {}

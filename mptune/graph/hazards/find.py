@@ -16,6 +16,7 @@ from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
+from mptune.graph.grouping.apart import find_apart, set_apart
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.grouping.norms import Pattern
@@ -370,6 +371,33 @@ def find_hazards(
         return group, hazard.kind == "norm", node, hazard.kind, hazard.tensor  # a norm's squares only may overflow
 
     return worst_first(sorted(hazards, key=place))
+
+
+def find_split(
+    grouped: GroupedModel,
+    ranges: Mapping[str, float],
+    seen: Seen,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    fused: Sequence[FusedNodes] = (),
+) -> tuple[GroupedModel, tuple[Hazard, ...]]:
+    """The groups, without the nodes that hold values beyond FP16 where the rest may then be FP16; and all hazards."""
+    model, types = grouped.model, value_types(grouped)
+    hazards = find_hazards(grouped, ranges, seen, precisions, fused)
+    errors = [h for h in hazards if h.rules_out(Precision.FP16) and h.group is not None]
+    others = {hazard.group for hazard in errors if hazard.kind != "range"}
+    beyond: dict[str, list[str]] = {}
+    for hazard in errors if Precision.FP16 in precisions else ():
+        touching = [*readers_in_fp16(types, hazard.tensor)]
+        touching += [model.nodes[model.producer[t]] for t in (hazard.tensor,) if t in model.producer]
+        names = [node.name for node in touching if grouped.owners.get(node.name) == hazard.group]
+        if hazard.group is not None and hazard.group not in others:
+            beyond.setdefault(hazard.group, []).extend(names)
+    apart = find_apart(model, grouped.groups, beyond) if beyond else ()
+    if not apart:
+        return grouped, hazards
+    split = GroupedModel(model, set_apart(model, grouped.groups, apart))
+    kept = [replace(h, group=split.owners[h.node]) for h in errors if h.node is not None and h.node in apart]
+    return split, worst_first((*kept, *find_hazards(split, ranges, seen, precisions, fused)))
 
 
 def _outside(hazards: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes]) -> list[Hazard]:

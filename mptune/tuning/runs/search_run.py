@@ -20,6 +20,7 @@ from mptune.engines.workload import Workload
 from mptune.errors import RunError
 from mptune.files import write_bytes, write_json
 from mptune.finding import Finding
+from mptune.graph.grouping.apart import KIND
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups, groups_sha256
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
@@ -68,6 +69,7 @@ from mptune.tuning.steps.prepare import (
     observed_findings,
     samples_sha256,
     search_space,
+    split_groups,
 )
 from mptune.tuning.steps.remeasure import confirm, rounds_needed, to_measure
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
@@ -114,7 +116,8 @@ class SearchRun(MeasuringRun):
         samples = split_data(data, self._settings)
         observations = self._observe(samples)
         about_data = self._check_data(samples, observations)
-        space, hazards = search_space(self._workload, named, observations, self._kernels)
+        hazards = self._split(observations)
+        space = search_space(self._workload, named, hazards, observations, self._kernels)
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
@@ -239,10 +242,6 @@ class SearchRun(MeasuringRun):
         self._save(data=section)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = self._make_workload()
-        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
-            # The study of runs with this run's name and identity in the database is shared, or begun there.
-            self._open_toolchain()
-            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
         place, content = self.directory.data / SPACE_FILE, named.path.read_bytes()
         if not place.exists() or place.read_bytes() != content:
             write_bytes(place, [content])
@@ -287,6 +286,21 @@ class SearchRun(MeasuringRun):
         seal(workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations
+
+    def _split(self, observations: Observations) -> tuple[Hazard, ...]:
+        """Set nodes apart whose values leave FP16's range, and settle the study, whose identity this is part of."""
+        grouped, hazards = split_groups(self._workload, observations, self._kernels)
+        if grouped is not self.grouped:
+            self.grouped = grouped
+            self._engines.close()  # its toolchain is of the groups before
+            self._toolchain = None
+            self._workload = self._make_workload()
+        self._save(nodes_apart=tuple(name for group in grouped.groups if group.kind == KIND for name in group.nodes))
+        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
+            # The study of runs with this run's name and identity in the database is shared, or begun there.
+            self._open_toolchain()
+            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
+        return hazards
 
     @property
     def _kernels(self) -> MissingKernels:
@@ -400,5 +414,5 @@ class SearchRun(MeasuringRun):
         return self._toolchain
 
     def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
-        target = self._settle(choose_target(settings.target))
+        target = self._target or self._settle(choose_target(settings.target))
         return open_toolchain(settings.engine, target, workload, settings)
