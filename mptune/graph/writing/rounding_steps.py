@@ -171,9 +171,7 @@ _UNROUNDED = frozenset({"whole", "scaled"})
 class Steps:
     """The nodes of the model that is written, so far."""
 
-    def __init__(
-        self, model: Model, roots: frozenset[str], silus: frozenset[str], precisions: Sequence[str]
-    ) -> None:
+    def __init__(self, model: Model, roots: frozenset[str], silus: frozenset[str], precisions: Sequence[str]) -> None:
         self._model = model
         lacks_bf16 = Precision.BF16 in precisions and _SIGMOID_HAS_BF16 <= model.opset < _WHERE_HAS_BF16
         self._has_where = model.opset >= _WHERE_SINCE and not lacks_bf16
