@@ -1,4 +1,4 @@
-"""Nodes that ONNX Runtime's CUDA provider computes together with others: products with scales, GELUs, SiLUs."""
+"""Where ONNX Runtime's CUDA provider rounds within a node, or not between nodes: products with scales, GELUs, SiLUs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, reduced_axes
 from mptune.graph.loading.model import Model, Node, consumers_of
 from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializer
+from mptune.graph.plan import REDUCED, Precision
 
 _NEARLY = 1e-3
 
@@ -129,9 +130,9 @@ _AXES_ARE_INPUTS = {"Unsqueeze": 13, "ReduceSum": 13, "ReduceMean": 18}
 
 """Operator -> the first operator set in which its axes are an input, not an attribute."""
 
-_WHERE_HAS_BF16 = 16
+_WHERE_SINCE, _WHERE_HAS_BF16, _SIGMOID_HAS_BF16 = 9, 16, 13
 
-"""The first operator set in which Where has BFLOAT16."""
+"""The first operator sets in which there is Where, Where has BFLOAT16, and Sigmoid has BFLOAT16."""
 
 _ROUNDED_BY_BOTH, _ROUNDED_BY_BF16 = 1.0 + 2.0**-12, 1.0 + 2.0**-9
 
@@ -155,12 +156,25 @@ _SIGMOID: tuple[_Row, ...] = (
     ("Where", ("whole", "kept", "stepwise"), ""),
 )
 
+_HARD_SIGMOID: tuple[_Row, ...] = (
+    ("Mul", ("x", "alpha"), "scaled"),
+    ("Add", ("scaled", "beta"), "sum"),
+    ("Min", ("sum", "unit"), "limited"),
+    ("Relu", ("limited",), ""),
+)
+
+_UNROUNDED = frozenset({"whole", "scaled"})
+
+"""Results of rows that are not rounded: a boolean, and a product that is part of a fused multiply-add."""
+
 
 class Steps:
     """The nodes of the model that is written, so far."""
 
-    def __init__(self, model: Model, roots: frozenset[str], silus: frozenset[str]) -> None:
+    def __init__(self, model: Model, roots: frozenset[str], silus: frozenset[str], precisions: Sequence[str]) -> None:
         self._model = model
+        lacks_bf16 = Precision.BF16 in precisions and _SIGMOID_HAS_BF16 <= model.opset < _WHERE_HAS_BF16
+        self._has_where = model.opset >= _WHERE_SINCE and not lacks_bf16
         self._roots = roots
         self._silus = silus
         self._suffix = new_suffix(model, "step")
@@ -177,10 +191,13 @@ class Steps:
             self._convolution(node)
         elif is_float and node.op_type == "ReduceMean":
             self._mean(node)
-        elif is_float and node.op_type == "Sigmoid" and self._model.opset >= _WHERE_HAS_BF16:
+        elif is_float and node.op_type == "Sigmoid" and self._has_where:
             # A constant near 1, which only a precision rounds to 1 whose kernel rounds after each step, tells where.
             mark = _ROUNDED_BY_BOTH if node.name in self._silus else _ROUNDED_BY_BF16
             self._write(node, _SIGMOID, {"unit": 1.0, "zero": 0.0, "mark": mark}, {"x": node.inputs[0]})
+        elif is_float and node.op_type == "HardSigmoid":  # its attributes are rounded, too
+            own = {a.name: a.f for a in node.proto.attribute}
+            self._write(node, _HARD_SIGMOID, {"alpha": 0.2, "beta": 0.5, "unit": 1.0, **own}, {"x": node.inputs[0]})
         elif node.name in self._roots:  # x / sqrt(2) as x * sqrt(0.5)
             root = np.full(self._model.initializers[node.inputs[1]].shape, math.sqrt(0.5))
             self._write(node, [("Mul", ["x", "root"], "")], {"root": root}, {"x": node.inputs[0]})
@@ -262,7 +279,7 @@ class Steps:
             proto = onnx.helper.make_node(
                 op_type, [names[i] for i in inputs], [names[step]], **(attributes[0] if attributes else {})
             )
-            self._append(proto, "" if step else node.name, rounds=step != "whole")
+            self._append(proto, "" if step else node.name, rounds=step not in _UNROUNDED)
         self.parts[node.name] = tuple(n.name for n in self.nodes[before:] if n.op_type != "Constant")
 
     def _append(self, proto: onnx.NodeProto, name: str = "", *, rounds: bool = True) -> None:
@@ -271,17 +288,19 @@ class Steps:
         self.nodes.append(Node(-1, proto.name, proto.op_type, proto.domain, inputs, outputs, (), proto, rounds))
 
 
-def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ()) -> GroupedModel:
+def with_rounding_steps(
+    grouped: GroupedModel, fused: Sequence[FusedNodes] = (), precisions: Sequence[str] = REDUCED
+) -> GroupedModel:
     """The model with biases of convolutions and divisions of means as nodes of their own, in the groups of their nodes.
 
-    Nodes that are computed together with their readers get ``rounds=False``.
+    Nodes that are computed together with their readers get ``rounds=False``. ``precisions`` are those that plans have.
 
     Returns:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
     """
     model = grouped.model
     look = Lookup(model)
-    steps = Steps(model, divisions_of_gelus(grouped, look), sigmoids_of_silus(grouped, look))
+    steps = Steps(model, divisions_of_gelus(grouped, look), sigmoids_of_silus(grouped, look), precisions)
     merged = merged_with_scales(grouped)
     inside = steps_inside(fused)
     for node in model.nodes:

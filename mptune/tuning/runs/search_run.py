@@ -31,7 +31,7 @@ from mptune.identity import check_data, check_same, check_target, identity_of, r
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_measured
+from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_emulated, not_measured
 from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
@@ -161,7 +161,11 @@ class SearchRun(MeasuringRun):
 
     def _about_target(self, observations: Observations) -> tuple[Finding, ...]:
         tf32 = self._settings.tf32
-        return beside_tf32(self.file.findings, self.grouped, self._target, observations.shapes, tf32=tf32)
+        findings = self.file.findings
+        return (
+            *beside_tf32(findings, self.grouped, self._target, observations.shapes, tf32=tf32),
+            *not_emulated(findings, self.grouped),
+        )
 
     def _about_model(self, observations: Observations, hazards: Sequence[Hazard]) -> tuple[Finding, ...]:
         rollout, shapes = self._settings.rollout, observations.shapes

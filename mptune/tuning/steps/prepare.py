@@ -60,7 +60,7 @@ def search_space(
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p).reasons | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
-    space = make_space(grouped, named, hazards, observations.absmax, lacking, precisions)
+    space = make_space(grouped, named, hazards, observations.absmax, lacking, precisions, kernels.not_emulated)
     return replace(space, warnings=(*space.warnings, *near_the_end(hazards)))
 
 
