@@ -394,7 +394,7 @@ class SearchRun(MeasuringRun):
             self._emulator,
             searched,
         )
-        keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
+        keep_grounds(space, guide.prior, self._workload.workspace.data_dir, latency_terms)
         return guide
 
     def _open_toolchain(self) -> Toolchain:
