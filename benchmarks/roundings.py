@@ -186,6 +186,7 @@ def cases(precision: Precision) -> dict[str, Case]:
                 "rounded in between": lambda: r(r(convolved()) + b[:, None, None]),
             },
         ),
+        **_folded(precision, x, image, kernel),
         **_activations(precision, wide, image),
         **_recurrent(precision),
         **_norms(precision, image, r(1.0 + 0.1 * rng.normal(size=COLUMNS)), b),
@@ -212,6 +213,55 @@ def cases(precision: Precision) -> dict[str, Case]:
             {
                 "rounded once": lambda: r(image.mean(axis=(2, 3))),
                 "sum rounded": lambda: r(r(image.sum(axis=(2, 3))) / 49),
+            },
+        ),
+    }
+
+
+def _folded(precision: Precision, x: np.ndarray, image: np.ndarray, kernel: np.ndarray) -> dict[str, Case]:
+    """What ONNX Runtime makes of a product with one row and its bias, and of a BatchNormalization."""
+
+    def r(values: np.ndarray | float) -> np.ndarray:
+        return rounded_to(precision, np.asarray(values))
+
+    rng = np.random.default_rng(2)
+    v, b = r(rng.normal(size=(COLUMNS, ROWS))), r(rng.normal(size=ROWS))
+    scale, offset, mean, variance = (r(rng.uniform(low, 2, 16)) for low in (0.3, -2, -2, 0.01))
+
+    def convolved(values: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.einsum("oi,nihw->nohw", values[:, :, 0, 0], image)
+        return found
+
+    def normalised(values: np.ndarray) -> np.ndarray:
+        columns = (c[:, None, None] for c in (scale, offset, mean, variance))
+        gain, bias, centre, spread = columns
+        return np.maximum(r(gain * (values - centre) / np.sqrt(spread + _EPSILON_DEFAULT) + bias), 0.0)
+
+    def folded() -> np.ndarray:
+        factor = r(scale / r(np.sqrt(r(variance + _EPSILON_DEFAULT))))
+        bias = r(offset - r(mean * factor))
+        return np.maximum(r(r(convolved(r(kernel * factor[:, None, None, None]))) + bias[:, None, None]), 0.0)
+
+    statistics = {"scale": scale, "offset": offset, "mean": mean, "variance": variance}
+    return {
+        "product of one row, and bias": Case(
+            (("MatMul", ("x", "v"), "t", {}), ("Add", ("t", "bias"), "y", {})),
+            {"v": v, "bias": b},
+            x[:1],
+            {"rounded once": lambda: r(x[:1] @ v + b), "rounded in between": lambda: r(r(x[:1] @ v) + b)},
+        ),
+        "convolution and BatchNormalization": Case(
+            (
+                ("Conv", ("x", "k"), "t", {}),
+                ("BatchNormalization", ("t", *statistics), "u", {}),
+                ("Relu", ("u",), "y", {}),
+            ),
+            {"k": kernel, **statistics},
+            image,
+            {
+                "folded in rounded steps": folded,
+                "rounded in between": lambda: normalised(r(convolved(kernel))),
+                "rounded once": lambda: normalised(convolved(kernel)),
             },
         ),
     }

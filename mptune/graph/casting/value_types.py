@@ -288,6 +288,7 @@ class ValueTypes:
         self._needs = {p: self._needs_in(p) for p in DEFAULT_PRECISIONS}  # of the others when a plan has them
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         self._rescaled: dict[Precision, Rescaled] = {}
+        self._written_from = grouped.written_from
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
         self._kept = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
         self._outputs = tuple(o.name for o in model.outputs if o.name in model.producer)
@@ -409,7 +410,8 @@ class ValueTypes:
     def rescaled(self, precision: Precision) -> Rescaled:
         """The constants that have other values in a precision, since it does not hold their own."""
         if precision not in self._rescaled:
-            self._rescaled[precision] = rescale(self.model, self.group_of, precision)
+            types = self if self._written_from is None else value_types(self._written_from)
+            self._rescaled[precision] = rescale(types.model, types.group_of, precision)
         return self._rescaled[precision]
 
     def in_precision(self, name: str, precision: Precision | None) -> Initializer:
