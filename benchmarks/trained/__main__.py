@@ -23,29 +23,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trained", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     steps = parser.add_subparsers(dest="step", required=True)
-    step = steps.add_parser("make", help="the networks' files and their samples")
-    step.add_argument("--python", default=sys.executable, help="has torch and onnx, for the networks that are exported")
-    step.add_argument("--wheels", type=Path, help="where packages are downloaded to; default: DIR/wheels")
-    run = steps.add_parser("run", help="every variant of each network: load, judge, predict, time")
+
+    def add(name: str, words: str) -> argparse.ArgumentParser:
+        step = steps.add_parser(name, help=words)
+        step.add_argument("folder", metavar="DIR", type=Path)
+        step.add_argument("--models", type=lambda text: text.split(","), default=list(BY_NAME), help="a,b,...")
+        return step
+
+    making = add("make", "the networks' files and their samples")
+    making.add_argument(
+        "--python", default=sys.executable, help="has torch and onnx, for the networks that are exported"
+    )
+    making.add_argument("--wheels", type=Path, help="where packages are downloaded to; default: DIR/wheels")
+    run = add("run", "every variant of each network: load, judge, predict, time")
     run.add_argument("--budget", type=int, default=30, help="plans of a search")
     run.add_argument(
         "--converters", default=sys.executable, help="python with onnxconverter-common and nvidia-modelopt"
     )
     run.add_argument("--limit", type=float, default=900.0, help="seconds of one step")
     run.add_argument("--fresh", action="store_true", help="convert again what was converted")
-    show = steps.add_parser("table", help="print the table of what was run")
+    show = add("table", "print the table of what was run")
     show.add_argument("--measured", type=Path, help="what `device` wrote")
-    packing = steps.add_parser("pack", help="all variants as files of 58 MiB at most: OUT.00, OUT.01, ...")
+    packing = add("pack", "all variants as files of 58 MiB at most: OUT.00, OUT.01, ...")
     packing.add_argument("--out", type=Path, required=True)
-    unpacking = steps.add_parser("unpack", help="the folder of what was packed")
+    unpacking = add("unpack", "the folder of what was packed")
     unpacking.add_argument("parts", nargs="+", type=Path)
-    device = steps.add_parser("device", help="time and judge all variants on the GPU here")
+    device = add("device", "time and judge all variants on the GPU here")
     device.add_argument("--out", type=Path, required=True)
     device.add_argument("--limit", type=float, default=420.0, help="seconds")
     device.add_argument("--groups", type=lambda text: text.split(","), help="networks whose one-group errors are taken")
-    for each in (step, run, show, packing, unpacking, device):
-        each.add_argument("folder", metavar="DIR", type=Path)
-        each.add_argument("--models", type=lambda text: text.split(","), default=list(BY_NAME), help="a,b,...")
     options = parser.parse_args()
     if options.step == "make":
         wheels = options.wheels or options.folder / "wheels"

@@ -1,7 +1,7 @@
 """The variants of one network: a search of mptune and its all-FP16, and the converters; each judged on this CPU.
 
 Every step is a process of its own with a time limit, so that a crash is a row. Peak memory is that of the step's whole
-process tree (proportional set size), 20 times a second.
+process tree (proportional set size), five times a second.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-FP32, CHOSEN, ALL_FP16 = "FP32", "mptune, chosen", "mptune, all-FP16"
+FP32, CHOSEN, WITHIN, ALL_FP16 = "FP32", "mptune, chosen", "mptune, error 1e-2", "mptune, all-FP16"
+MAX_ERROR = "1e-2"
+"""Of ``WITHIN``: the fastest plan of the same search within it."""
 CONVERTERS = {
     "onnxconverter-common": "onnxconverter-common float16",
     "ONNX Runtime": "ONNX Runtime float16",
     "AutoCast": "AutoCast, calibrated",
 }
 """Name in the table -> name in ``benchmarks.peers.converters``."""
-VARIANTS = (FP32, CHOSEN, ALL_FP16, *CONVERTERS)
+OWN = (CHOSEN, WITHIN, ALL_FP16)
+VARIANTS = (FP32, *OWN, *CONVERTERS)
 JUDGE_TIMEOUT_S = 120.0
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +82,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def _watch(pid: int, peaks: list[float], ended: threading.Event) -> None:
-    while not ended.wait(0.05):
+    while not ended.wait(0.2):
         total = 0
         for process in _tree(pid):
             with contextlib.suppress(psutil.Error):
@@ -92,30 +95,32 @@ def search(folder: Path, budget: int, timeout_s: float) -> dict[str, Row]:
     run, rows = folder / "run.mptune", {}
     shutil.rmtree(run, ignore_errors=True)
     mptune = [sys.executable, "-m", "mptune"]
-    data = ["--data", str(folder / "search"), "--budget", str(budget), "--out", str(run)]
+    data = ["--data", str(folder / "search"), "--metric", "relative_l2", "--budget", str(budget), "--out", str(run)]
     step = run_step([*mptune, "search", str(folder / "fp32.onnx"), *data], timeout_s)
     rows[CHOSEN] = step
     if not (run / "front.json").exists():
-        return {CHOSEN: {"failure": "no front", **step}, ALL_FP16: {"failure": "no front"}}
+        return {variant: {"failure": "no front", **step} for variant in OWN}
     front = json.loads((run / "front.json").read_text())
-    points = {point["plan"]: point for point in front["points"]} | {
-        front["baseline"][which]["plan"]: front["baseline"][which] for which in ("fp32", "fp16")
-    }
-    fp32_ms = front["baseline"]["fp32"]["latency"]["median_ms"]
-    for variant, plan in ((CHOSEN, front["chosen"]), (ALL_FP16, front["baseline"]["fp16"]["plan"])):
-        point = points[plan]
-        rows.setdefault(variant, {}).update(
+    fp16 = front["baseline"]["fp16"]["plan"]
+    for variant, limit in ((CHOSEN, ()), (WITHIN, ("--max-error", MAX_ERROR)), (ALL_FP16, ("--plan", fp16))):
+        row = rows.setdefault(variant, {})
+        if limit:
+            row.update(run_step([*mptune, "pick", str(run), *limit], timeout_s))
+        plan = json.loads((run / "front.json").read_text())["chosen"]
+        point = next(p for p in [*front["points"], *front["baseline"].values()] if p["plan"] == plan)
+        row.update(
+            plan=plan,
             predicted_ms=point["latency"]["median_ms"],
             emulated=point["error"]["held_out"],
             fp32_groups=[f"{g['name']}: {g['why']}" for g in point["fp32"]],
         )
-        if variant == ALL_FP16:
-            rows[variant].update(run_step([*mptune, "pick", str(run), "--plan", plan], timeout_s))
         shutil.copy(run / "chosen" / "model.onnx", file_of(folder, variant))
-    run_step([*mptune, "pick", str(run), "--plan", front["chosen"]], timeout_s)
-    rows[FP32] = {"predicted_ms": fp32_ms, "target": front["target"]["name"]}
+    rows[FP32] = {"predicted_ms": front["baseline"]["fp32"]["latency"]["median_ms"], "target": front["target"]["name"]}
     rows[CHOSEN].update(
-        chosen_by=front["choice"]["reason"], findings=[f["code"] for f in front["findings"]], warnings=front["warnings"]
+        chosen_by=front["choice"]["reason"],
+        findings=[f["code"] for f in front["findings"]],
+        warnings=front["warnings"],
+        front=[(p["latency"]["median_ms"], p["error"]["held_out"]) for p in front["points"]],
     )
     return rows
 
