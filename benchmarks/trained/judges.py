@@ -32,7 +32,8 @@ def _equal(results: Sequence[tuple[object, object]], what: str) -> Verdict:
     return Verdict(same == len(results), f"{same} of {len(results)} {what}")
 
 
-def _within(off: float, limit: float, unit: str) -> Verdict:
+def _within(differences: np.ndarray, limit: float, unit: str) -> Verdict:
+    off = differences.max(initial=0.0)  # NaN where one is
     return Verdict(bool(off <= limit), f"{off:.2g} {unit}")
 
 
@@ -96,8 +97,8 @@ def opinion(curves: Sequence[Sequence[float]] = ()) -> Judge:
             values = _first(outputs).reshape(-1, max(1, len(curves)))
             return np.array([np.polyval(curve, v) for curve, v in zip(curves or [(1, 0)], values.T, strict=True)])
 
-        off = max(float(np.abs(score(a) - score(b)).max()) for a, b in zip(wanted, got, strict=True))
-        return _within(off, MOS, "MOS")
+        pairs = zip(wanted, got, strict=True)
+        return _within(np.concatenate([np.abs(score(a) - score(b)).ravel() for a, b in pairs]), MOS, "MOS")
 
     return judge
 
@@ -111,11 +112,11 @@ def pitch(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
         near = np.abs(np.arange(values.shape[1])[None] - best[:, None]) <= 4
         return (values * near) @ (20.0 * np.arange(values.shape[1])) / (values * near).sum(1), values.max(1)
 
-    off = 0.0
+    off = []
     for a, b in zip(wanted, got, strict=True):
         (ours, _), (theirs, sure) = cents(b), cents(a)
-        off = max(off, float(np.abs(ours - theirs)[sure >= 0.5].max(initial=0.0)))
-    return _within(off, CENTS, "cents")
+        off.append(np.abs(ours - theirs)[sure >= 0.5])
+    return _within(np.concatenate(off), CENTS, "cents")
 
 
 def speaker(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
@@ -126,7 +127,7 @@ def speaker(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         return rows @ rows.T
 
-    return _within(float(np.abs(cosines(wanted) - cosines(got)).max()), SIMILARITY, "cosine")
+    return _within(np.abs(cosines(wanted) - cosines(got)), SIMILARITY, "cosine")
 
 
 def text_boxes(wanted: Sequence[Outputs], got: Sequence[Outputs]) -> Verdict:
