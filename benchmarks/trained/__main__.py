@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.common import save
 from benchmarks.trained.archive import pack, unpack
 from benchmarks.trained.recipes import BY_NAME, make_model, make_samples
-from benchmarks.trained.table import better_elsewhere, summary, table
+from benchmarks.trained.table import better_elsewhere, lines_of, pages, summary
 from benchmarks.trained.variants import run_model
 from mptune.files import write_text
 
@@ -66,7 +66,7 @@ def main() -> None:
             kept = json.loads(path.read_text()) if path.exists() and not options.fresh else {}
             rows = run_model(options.folder / name, options.budget, options.converters, options.limit, kept)
             write_text(path, json.dumps(rows, indent=1))
-            print(table({name: rows}, {}), flush=True)
+            print(lines_of(name, rows), flush=True)
     elif options.step == "pack":
         for part in pack(options.folder, options.models, options.out):
             print(f"{part}: {part.stat().st_size / 2**20:.1f} MiB")
@@ -84,7 +84,7 @@ def main() -> None:
         results = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
         measured = json.loads(options.measured.read_text())["networks"] if options.measured else {}
         save(options.folder / "results.json", {"networks": results})
-        print(table(results, measured), summary(results), *better_elsewhere(results), sep="\n")
+        print(pages(results, measured), "", summary(results), "", *better_elsewhere(results), sep="\n")
 
 
 if __name__ == "__main__":

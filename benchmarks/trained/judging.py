@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from benchmarks.timing import objective
 from benchmarks.trained.recipes import BY_NAME
@@ -71,13 +70,13 @@ def predicted_ms(folder: Path, variant: Path) -> float | None:
     if observations is None:
         return None
     model = load_model(folder / "fp32.onnx")
-    converted = onnx.load(variant)
-    del converted.graph.value_info[:]
-    inferred = onnx.shape_inference.infer_shapes(converted).graph
-    half = {v.name for v in inferred.value_info if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
-    half |= {v.name for v in inferred.output if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
-    nodes = [node for node in converted.graph.node if node.op_type != "Cast" and half.intersection(node.output)]
-    names, outputs = {n.name for n in nodes if n.name}, {n.output[0] for n in nodes}
+    converted = load_model(variant)
+    nodes = [
+        node
+        for node in converted.nodes
+        if node.op_type != "Cast" and any(converted.info(name).dtype == "float16" for name in node.outputs if name)
+    ]
+    names, outputs = {node.name for node in nodes}, {node.outputs[0] for node in nodes}
     wanted = {n.name: Precision.FP16 for n in model.nodes if n.name in names or n.outputs[0] in outputs}
     given = plan_of_nodes(model, wanted)
     front = json.loads((folder / "run.mptune" / "front.json").read_text())

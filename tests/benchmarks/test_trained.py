@@ -15,7 +15,7 @@ from benchmarks.trained import inputs, judges
 from benchmarks.trained.archive import pack, unpack
 from benchmarks.trained.judging import predicted_ms
 from benchmarks.trained.recipes import RECIPES, Source
-from benchmarks.trained.table import better_elsewhere, summary, table
+from benchmarks.trained.table import better_elsewhere, pages, summary
 from benchmarks.trained.variants import CHOSEN, FP32, VARIANTS, file_of, run_step
 from mptune.api.searching import search
 
@@ -149,8 +149,10 @@ def test_the_table_says_what_failed_and_where_another_is_better() -> None:
     rows[CHOSEN]["front"] = [(2.0, 0.0), (1.5, 5e-4)]
     rows["AutoCast"] |= {"predicted_ms": 1.0, "error": 1e-3}
     rows["onnxconverter-common"] = {"failure": "loading: Type Error"}
-    text = table({"pitch": rows}, {})
-    assert "no: loading: Type Error" in text
+    rows["ONNX Runtime"] |= {"kept": False, "error": None, "non_finite": 7, "result": "nan cents"}
+    text = pages({"pitch": rows}, {"pitch": {FP32: {"ms": 1.0}, CHOSEN: {**rows[CHOSEN], "ms": 0.5, "fp32_ms": 1.0}}})
+    assert "does not load | 1.00x, 7 values not finite, **lost**: nan cents | 2.00x, 1.0e-03 |" in text
+    assert "| 2.00x, 1.0e-03 | - |" in text
     assert "onnxconverter-common: 0 of 1 load" in summary({"pitch": rows})
     assert better_elsewhere({"pitch": rows}) == ["- pitch: AutoCast 1 ms at 1.0e-03, mptune 1.5 ms"]
     rows[CHOSEN]["front"].append((0.9, 1e-3))
