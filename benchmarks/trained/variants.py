@@ -91,7 +91,7 @@ def _watch(pid: int, peaks: list[float], ended: threading.Event) -> None:
 
 
 def search(folder: Path, budget: int, timeout_s: float) -> dict[str, Row]:
-    """Search, and write the chosen plan's model and all-FP16's."""
+    """Search, and write the models of mptune's three variants."""
     run, rows = folder / "run.mptune", {}
     shutil.rmtree(run, ignore_errors=True)
     mptune = [sys.executable, "-m", "mptune"]
@@ -104,17 +104,23 @@ def search(folder: Path, budget: int, timeout_s: float) -> dict[str, Row]:
     fp16 = front["baseline"]["fp16"]["plan"]
     for variant, limit in ((CHOSEN, ()), (WITHIN, ("--max-error", MAX_ERROR)), (ALL_FP16, ("--plan", fp16))):
         row = rows.setdefault(variant, {})
-        if limit:
-            row.update(run_step([*mptune, "pick", str(run), *limit], timeout_s))
+        source = run / "chosen" / "model.onnx"
+        step = run_step([*mptune, "pick", str(run), *limit], timeout_s) if limit else row
         plan = json.loads((run / "front.json").read_text())["chosen"]
+        if limit and "failure" in step:  # an all-FP16 whose outputs are not finite cannot be picked
+            plan, source = fp16, folder / "variants" / "applied.onnx"
+            written = ["--data", str(folder / "search"), "--force", "-o", str(source)]
+            step = run_step([*mptune, "apply", str(folder / "fp32.onnx"), "--fp16-all", *written], timeout_s)
+        row.update(step)
         point = next(p for p in [*front["points"], *front["baseline"].values()] if p["plan"] == plan)
+        errors = [point["error"][which] for which in ("held_out", "value")]
         row.update(
             plan=plan,
             predicted_ms=point["latency"]["median_ms"],
-            emulated=point["error"]["held_out"],
+            emulated=next((error for error in errors if isinstance(error, float)), None),
             fp32_groups=[f"{g['name']}: {g['why']}" for g in point["fp32"]],
         )
-        shutil.copy(run / "chosen" / "model.onnx", file_of(folder, variant))
+        shutil.copy(source, file_of(folder, variant))
     rows[FP32] = {"predicted_ms": front["baseline"]["fp32"]["latency"]["median_ms"], "target": front["target"]["name"]}
     rows[CHOSEN].update(
         chosen_by=front["choice"]["reason"],
