@@ -88,6 +88,18 @@ def test_pitch_is_judged_where_it_is_certain() -> None:
     assert not judges.pitch([{"o": frames}], [{"o": np.full_like(frames, np.nan)}]).kept
 
 
+def test_a_note_at_the_threshold_may_be_there_or_not_and_others_may_not() -> None:
+    grid = np.zeros((1, 20, 88), np.float32)
+    grid[0, 5, 40], grid[0, 12, 50] = 0.9, 0.501
+    near, late, more = grid.copy(), np.roll(grid, 5, 1), grid.copy()
+    near[0, 12, 50] = 0.495
+    more[0, 15, 60] = 0.52
+    assert judges.notes([{"o": grid}], [{"o": near}]).kept
+    assert judges.notes([{"o": grid}], [{"o": np.roll(near, 4, 1)}]).kept
+    for wrong in (late, more, np.full_like(grid, np.nan)):
+        assert not judges.notes([{"o": grid}], [{"o": wrong}]).kept
+
+
 def test_a_score_that_is_no_number_is_lost_wherever_it_stands() -> None:
     scores = [{"o": np.full((1, 1), 3.0)} for _ in range(3)]
     assert judges.opinion()(scores, [*scores[:2], {"o": np.full((1, 1), 3.04)}]).kept
