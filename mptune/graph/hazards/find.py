@@ -315,6 +315,9 @@ def _beyond_int32(highest: int, lowest: int) -> int | None:
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
 
+_FEW = 0.01
+"""Share of vanishing values up to which a lost epsilon, which is named already, says it all."""
+
 _HEADROOM = 2.0
 
 """Values seen within this factor of FP16's end: other data may well go beyond it."""
@@ -361,7 +364,12 @@ def find_hazards(
     hazards += broadcast_hazards(types, look)
     hazards += int64_hazards(model, look)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
-    hazards = [hazard for hazard in hazards if hazard.kind != "pole" or hazard.group not in guarded]
+    # What is not zero before a lost epsilon vanishes by itself.
+    hazards = [
+        hazard
+        for hazard in hazards
+        if hazard.kind != "pole" or hazard.group not in guarded or float(hazard.evidence.get("zero_share", 0.0)) > _FEW
+    ]
     hazards = _outside(hazards, look, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}
@@ -438,7 +446,7 @@ def _range_hazards(
     if FP16_MAX >= absmax > FP16_MAX / _HEADROOM:
         wording = "near"
     elif 0 < absmax <= FP16_NORMAL:
-        kind, row = "underflow", "vanishing-epsilon"
+        kind, row = "underflow", "vanishing-values"
         wording = "underflow become zero" if absmax <= FP16_TINY / 2 else "underflow lose digits"
     elif absmax <= FP16_MAX:
         return []
