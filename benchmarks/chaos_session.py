@@ -125,8 +125,8 @@ class KilledToolchain(FakeToolchain):
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         return self._work() or super().reference(which)
 
-    def observe(self) -> Mapping[str, TensorRange] | Failure:
-        return self._work() or super().observe()
+    def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
+        return self._work() or super().observe(stage)
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
         return self._work() or super().emulate(plans)

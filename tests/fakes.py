@@ -200,7 +200,7 @@ class FakeToolchain:
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         return self._kill() or self.report
 
-    def observe(self) -> Mapping[str, TensorRange] | Failure:
+    def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         self.observed += 1
         return self._kill() or self.ranges
 

@@ -187,8 +187,11 @@ class ReferenceRuns(Protocol):
         """Compute the reference outputs of a set of samples and write them to the workspace."""
         ...
 
-    def observe(self) -> Mapping[str, TensorRange] | Failure:
-        """Run the model once over the search samples and reduce each float tensor to its range."""
+    def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
+        """Run the model over the search samples and reduce each float tensor to its range; ``stage`` is told how far.
+
+        A large model is observed in parts.
+        """
         ...
 
 

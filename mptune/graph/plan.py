@@ -31,7 +31,8 @@ class PrecisionPlan:
 
     def __post_init__(self) -> None:
         """Freeze the mapping."""
-        object.__setattr__(self, "precision", {group: Precision(p) for group, p in self.precision.items()})
+        rows = {p: Precision(p) for p in {*self.precision.values()}}
+        object.__setattr__(self, "precision", {group: rows[p] for group, p in self.precision.items()})
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)

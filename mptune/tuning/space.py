@@ -336,7 +336,8 @@ def _seeds(
     large = over_threshold(grouped, absmax, LARGE_ACTIVATION)
     if large:
         seeds.append(Seed(Origin("seed", f"activations over {LARGE_ACTIVATION:g} in FP32"), space.mixed(large)))
-    others = [group for group in space.free if space.all_fp16.precision[group] is not Precision.FP32]
+    all_fp16 = space.all_fp16
+    others = [group for group in space.free if all_fp16.precision[group] is not Precision.FP32]
     seeds += [
         Seed(Origin("seed", f"first {name} in FP32"), space.mixed(others[: round(share * len(others))]))
         for name, share in PREFIXES.items()

@@ -97,7 +97,7 @@ def test_every_value_is_observed(path: Path, tmp_path: Path) -> None:
     found = run(tmp_path / "observing.onnx", feeds(model))
     assert all(found[tap.lowest] <= found[tap.highest] for tap in taps)
     if doubtful := {tap.tensor for tap in taps if not np.isfinite(found[tap.total])}:  # a sum may overflow
-        taps = write_observing_model(model, bank, tmp_path / "observing.onnx", by_element=doubtful)
+        taps = write_observing_model(model, bank, tmp_path / "observing.onnx", tensors=doubtful, by_element=True)
         found = run(tmp_path / "observing.onnx", feeds(model))
         assert [int(found[tap.non_finite]) for tap in taps] == [0] * len(doubtful)
 

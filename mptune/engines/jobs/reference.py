@@ -153,7 +153,7 @@ class ObserveJob:
 
         To look takes seconds. On a GPU what is not folded would go to the host and back.
         """
-        options = SessionOptions(self.provider, timing=False, reuses_buffers=False, threads=threads)
+        options = SessionOptions(self.provider, timing=False, reuses_buffers=False, in_file_order=True, threads=threads)
         less = replace(options, optimise=False) if self.provider == "cpu" else replace(options, extended=False)
         try:
             return state.transient(partial(open_session, self.model, less))

@@ -149,6 +149,8 @@ class SessionOptions:
     """
     node_by_node: bool = False
     """No optimisation and no arena: each node is computed as it stands, and memory is given back."""
+    in_file_order: bool = False
+    """Run each node as early as the file's order allows: a value is freed once what reads it there has run."""
     fuses_norms: bool = True
     """Make norms of nodes that write them out; not where an epsilon is computed: a fused norm takes 1e-5 for what is no
     constant (``layer_norm_fusion.cc``, ONNX Runtime 1.31)."""
@@ -312,6 +314,8 @@ class OrtSession(ABC):
             # Without VNNI, INT8 products saturate in 16 bits otherwise; a quantised model is off by 0.2 then
             # (onnxruntime_session_options_config_keys.h, kOrtSessionOptionsAvx2PrecisionMode).
             options.add_session_config_entry("session.x64quantprecision", "1")
+        if self.options.in_file_order:
+            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         if self.options.node_by_node:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.enable_cpu_mem_arena = False

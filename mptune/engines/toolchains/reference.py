@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,9 @@ ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
 """Values of places where rows meet that are no samples: steps of a sequence, or nodes of a graph."""
 _AT_ONCE = 48
 """Most values that are outputs of one model, and in memory at the same time."""
+_OBSERVED_AT_ONCE = 1000
+"""Most values that one session observes: opening takes time quadratic in its outputs, of which each value has 4 to 12.
+"""
 _SEQUENTIAL = frozenset({"LSTM", "GRU", "RNN", "Scan"})
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
 _BY_INDEX = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})
@@ -342,13 +345,13 @@ class ReferenceModel:
             return report
         return Locator(self.workload, self.provider, self.call).locate(report, which)
 
-    def observe(self) -> Mapping[str, TensorRange] | Failure:
+    def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
         if self._ranges is None:
             ranges = None if self._observing is None else self._observing.result()
             self._observing = None
             if ranges is None or isinstance(ranges, Failure):
-                ranges = self._observe(self.call, self.folded_values)
+                ranges = self._observe(self.call, self.folded_values, stage)
             if isinstance(ranges, Failure):
                 return ranges
             self._ranges = ranges
@@ -361,16 +364,36 @@ class ReferenceModel:
             observing.stop()
         return observing is not None
 
-    def _observe(self, call: Call, folded: FoldedValues) -> Mapping[str, TensorRange] | Failure:
+    def _observe(
+        self, call: Call, folded: FoldedValues, stage: Callable[[str], object] | None = None
+    ) -> Mapping[str, TensorRange] | Failure:
         """What the observing models show; see ``write_observing_model``."""
-        seen = self._observe_once(call, folded)
-        if isinstance(seen, Failure):
-            return seen
-        by_element = self._observe_once(call, folded, seen.doubtful) if seen.doubtful else ObservedRanges({})
-        return by_element if isinstance(by_element, Failure) else seen.looked_at_again(by_element)
+        from mptune.graph.writing.observe import observed_tensors
 
-    def _observe_once(
-        self, call: Call, folded: FoldedValues, by_element: Collection[str] | None = None
+        ranges: dict[str, TensorRange] = {}
+        tensors, run_bytes = observed_tensors(self.workload.model), self._run_bytes("search")
+        for start in range(0, len(tensors), _OBSERVED_AT_ONCE):
+            if stage is not None and len(tensors) > _OBSERVED_AT_ONCE:
+                stage(f"observing the ranges of values: {start} of {len(tensors)}")
+            seen = self._observe_part(call, folded, tensors[start : start + _OBSERVED_AT_ONCE], run_bytes)
+            if isinstance(seen, Failure):
+                return seen
+            again: ObservedRanges | Failure = ObservedRanges({})
+            if seen.doubtful:
+                again = self._observe_part(call, folded, seen.doubtful, run_bytes, by_element=True)
+            if isinstance(again, Failure):
+                return again
+            ranges.update(seen.looked_at_again(again))
+        return ranges
+
+    def _observe_part(
+        self,
+        call: Call,
+        folded: FoldedValues,
+        tensors: Sequence[str],
+        run_bytes: int | None,
+        *,
+        by_element: bool = False,
     ) -> ObservedRanges | Failure:
         from mptune.graph.writing.observe import write_observing_model
 
@@ -381,11 +404,11 @@ class ReferenceModel:
                 workload.model,
                 workload.bank,
                 path,
+                tensors=frozenset(tensors),
                 by_element=by_element,
                 folded=folded,
                 precisions=workload.precisions,
             )
-            run_bytes = self._run_bytes("search")
             return call(ObserveJob(path, taps, workspace.samples("search"), self.provider, run_bytes))
         finally:
             path.unlink(missing_ok=True)

@@ -177,7 +177,7 @@ class _Reasons:
         }
         self._free = grounds.free
         self._errors = errors
-        self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
+        self._evaluated = record.evaluations()
         built = record.built_plans(self._free).thinned(_LEARNT_FROM)
         free = [group for group in grounds.groups if group.pin is None]
         self._to_blame, self._open = _of_no_sound_plan(record, free, errors, evaluations)
@@ -196,13 +196,20 @@ class _Reasons:
     def of(self, evaluation: Evaluation) -> tuple[Kept, ...]:
         """The FP32 groups of a plan, each with its reason; the largest one-group error first, the unknown last."""
         saved = {group: _rounded(ms) for group, ms in self._saved(evaluation.plan).items()}
+        tried = self._tried(evaluation.plan)
         kept = [
-            self._kept(evaluation, group, saved.get(group.id))
+            self._kept(evaluation, group, saved.get(group.id), tried.get((group.id, group.reduced)))
             for group in self._grounds.groups
             if evaluation.plan.precision.get(group.id) is Precision.FP32
         ]
         errors = {group.group: -1.0 if group.one_group_error is None else group.one_group_error for group in kept}
         return tuple(sorted(kept, key=lambda group: -errors[group.group]))
+
+    def _tried(self, plan: PrecisionPlan) -> dict[tuple[str, Precision], Evaluation]:
+        """Group and precision -> what was evaluated that differs from a plan in nothing else."""
+        own = plan.precision.items()
+        others = [(e.plan.precision.items() - own, e) for e in self._evaluated]
+        return {next(iter(changed)): e for changed, e in others if len(changed) == 1}
 
     def _saved(self, plan: PrecisionPlan | None) -> dict[str, float]:
         """Milliseconds that each FP32 group would save a plan, None for all-FP32, its Casts counted in."""
@@ -215,14 +222,21 @@ class _Reasons:
         names = [group for group, is_half in zip(self._free, half, strict=True) if not is_half]
         return {g: float(latency[0] - ms) for g, ms in zip(names, latency[1:], strict=True)}
 
-    def _kept(self, evaluation: Evaluation, group: GroupFacts, saves_ms: float | None) -> Kept:
+    def _kept(
+        self, evaluation: Evaluation, group: GroupFacts, saves_ms: float | None, tried: Evaluation | None
+    ) -> Kept:
         error = self._errors.get(group.id)
-        reason, why = self._reason(evaluation, group, error, saves_ms)
+        reason, why = self._reason(evaluation, group, error, saves_ms, tried)
         code = None if reason is Reason.BOUNDARIES else self._findings.get(group.id)
         return Kept(group.id, group.name, reason, why, None if error is None else _rounded(error), saves_ms, code)
 
     def _reason(
-        self, evaluation: Evaluation, group: GroupFacts, error: float | None, saves_ms: float | None
+        self,
+        evaluation: Evaluation,
+        group: GroupFacts,
+        error: float | None,
+        saves_ms: float | None,
+        tried: Evaluation | None,
     ) -> tuple[Reason, str]:
         name = group.reduced.name
         if group.pin is not None:
@@ -241,7 +255,6 @@ class _Reasons:
             return Reason.ERROR, f"kept for its error: {error:.1e} alone{_saving(saves_ms, name)}"
         if casts:
             return Reason.BOUNDARIES, casts
-        tried = self._evaluated.get(evaluation.plan.replace({group.id: group.reduced}).fingerprint)
         if tried is not None and not faster_beyond_noise(tried, evaluation):
             return Reason.BOUNDARIES, f"this plan with it in {name} was evaluated, and was not faster beyond noise"
         if saves_ms is not None and saves_ms < LEAST_GAIN * self._base_ms:

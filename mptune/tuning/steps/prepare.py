@@ -151,7 +151,9 @@ def observe(
     )
     meanwhile()
     listener.stage("observing the ranges of values")
-    ranges = in_fresh_processes(toolchain.reference_model.observe, toolchain, listener, "observing ranges")
+    ranges = in_fresh_processes(
+        lambda: toolchain.reference_model.observe(listener.stage), toolchain, listener, "observing ranges"
+    )
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     warnings = check_ranges(ranges)

@@ -189,9 +189,10 @@ def test_ranges_are_reduced_over_all_samples(tmp_path: Path) -> None:
     feeds = [np.array([[0, 1]], np.float32), np.array([[2, 100], [-9, 0]], np.float32), np.array([[3e38, 3e38]])]
     CalibrationSet(tuple({"x": feed.astype(np.float32)} for feed in feeds), "test", False).save(tmp_path / "s.npz")
 
-    def observe(by_element: Collection[str] | None = None) -> ObservedRanges:
-        taps = write_observing_model(load_model(model), None, tmp_path / "observing.onnx", by_element=by_element)
-        return ObserveJob(tmp_path / "observing.onnx", taps, tmp_path / "s.npz", "cpu").run(WorkerState())
+    def observe(tensors: Collection[str] | None = None) -> ObservedRanges:
+        path, by_element = tmp_path / "observing.onnx", tensors is not None
+        taps = write_observing_model(load_model(model), None, path, tensors=tensors, by_element=by_element)
+        return ObserveJob(path, taps, tmp_path / "s.npz", "cpu").run(WorkerState())
 
     seen = observe()
     assert sorted(seen.doubtful) == ["e", "x", "y"], "not finite on the second and third, and a sum that overflows"
@@ -267,5 +268,5 @@ def test_ranges_are_observed_with_few_optimisations_where_that_works(
     with pytest.raises(EngineError):
         ObserveJob(tmp_path, (), tmp_path, provider)._open(WorkerState(), None)
     first, then = asked
-    assert then == SessionOptions(provider, timing=False, reuses_buffers=False)
+    assert then == SessionOptions(provider, timing=False, reuses_buffers=False, in_file_order=True)
     assert first == replace(then, **less)

@@ -323,7 +323,7 @@ def test_observing_counts_what_is_not_finite(
     feed = {"x": np.array(given, np.float32)}
     quick = write_observing_model(model, None, tmp_path / "o.onnx")[-1]
     assert np.isfinite(run(tmp_path / "o.onnx", feed)[quick.total]) == (non_finite == 0)
-    (tap,) = write_observing_model(model, None, tmp_path / "o.onnx", by_element={"y"})
+    (tap,) = write_observing_model(model, None, tmp_path / "o.onnx", tensors={"y"}, by_element=True)
     out = run(tmp_path / "o.onnx", feed)
     assert out[tap.non_finite] == non_finite
     assert (out[tap.lowest], out[tap.highest]) == pytest.approx((lowest, highest))

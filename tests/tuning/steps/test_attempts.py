@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -176,8 +176,8 @@ class FaultyToolchain(FakeToolchain):
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         return self._lose() or super().reference(which)
 
-    def observe(self) -> Mapping[str, TensorRange] | Failure:
-        return self._lose() or super().observe()
+    def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
+        return self._lose() or super().observe(stage)
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
         return self._lose() or super().emulate(plans)
