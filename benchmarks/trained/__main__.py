@@ -44,6 +44,7 @@ def main() -> None:
     run.add_argument("--fresh", action="store_true", help="convert again what was converted")
     show = add("table", "print the table of what was run")
     show.add_argument("--measured", type=Path, help="what `device` wrote")
+    show.add_argument("--out", type=Path, help="a JSON file of all figures")
     packing = add("pack", "all variants as files of 58 MiB at most: OUT.00, OUT.01, ...")
     packing.add_argument("--out", type=Path, required=True)
     unpacking = add("unpack", "the folder of what was packed")
@@ -65,7 +66,7 @@ def main() -> None:
             path = options.folder / name / "results.json"
             kept = json.loads(path.read_text()) if path.exists() and not options.fresh else {}
             rows = run_model(options.folder / name, options.budget, options.converters, options.limit, kept)
-            write_text(path, json.dumps(rows, indent=1))
+            write_text(path, json.dumps(rows, indent=1).replace(f"{options.folder}/", ""))
             print(lines_of(name, rows), flush=True)
     elif options.step == "pack":
         for part in pack(options.folder, options.models, options.out):
@@ -83,7 +84,7 @@ def main() -> None:
         paths = {name: options.folder / name / "results.json" for name in options.models}
         results = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
         measured = json.loads(options.measured.read_text())["networks"] if options.measured else {}
-        save(options.folder / "results.json", {"networks": results})
+        save(options.out, {"networks": results})
         print(pages(results, measured), "", summary(results), "", *better_elsewhere(results), sep="\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -83,16 +84,16 @@ def _outcome(row: Row) -> str:
 
 
 def summary(results: Results) -> str:
-    """Of each variant: how many load, keep the task's result, and the median of the predicted speedups of those."""
+    """Of each variant: how many load and keep the task's result, and the mean speedup, that of the others being 1."""
     lines = []
     for variant in VARIANTS[1:]:
-        rows = [(rows.get(variant, {}), rows[FP32]) for rows in results.values()]
-        kept = [(row, base) for row, base in rows if row.get("kept")]
-        loaded = sum("kept" in row for row, _ in rows)
-        ratios = sorted(b["predicted_ms"] / r["predicted_ms"] for r, b in kept if r.get("predicted_ms"))
-        median = f", predicted speedup {ratios[len(ratios) // 2]:.2f} in the median" if ratios else ""
-        lines.append(f"- {variant}: {loaded} of {len(rows)} load, {len(kept)} keep the task's result{median}")
-    return "\n".join(lines)
+        pairs = [(rows.get(variant, {}), rows[FP32]) for rows in results.values()]
+        kept = [(row, fp32) for row, fp32 in pairs if row.get("kept")]
+        ratios = [fp32["predicted_ms"] / row["predicted_ms"] for row, fp32 in kept if row.get("predicted_ms")]
+        mean = math.exp(sum(map(math.log, ratios)) / len(pairs))
+        lines.append(f"| {variant} | {sum('kept' in row for row, _ in pairs)} | {len(kept)} | {mean:.2f}x |")
+    head = f"| of {len(results)} networks | load | keep the task's result | geometric mean of predicted speedups |"
+    return "\n".join([head, "| --- | --- | --- | --- |", *lines])
 
 
 def better_elsewhere(results: Results) -> list[str]:
