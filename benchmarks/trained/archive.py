@@ -1,8 +1,8 @@
 """All variants of the networks as a few small files, to take to a device machine.
 
 A tensor of a kilobyte or more travels once: equal ones name the same file, and one in FP16 that is an FP32 tensor of
-its network, rounded, is rounded again where it is unpacked. Of one that is so in most places, as where a converter moves
-the smallest weights away from 0, the difference in bits travels.
+its network, rounded, is rounded again where it is unpacked. Of one that is so in most places, as where a converter
+moves the smallest weights away from 0, the difference in bits travels.
 """
 
 from __future__ import annotations
