@@ -96,8 +96,13 @@ def _pack_network(folder: Path, out: Path) -> None:
     def reference(values: np.ndarray) -> tuple[str, str | None]:
         """The file of a tensor; or that of what it is the rounding of, with the file of the difference, if any."""
         for digest, single in singles.items() if values.dtype == np.float16 else ():
-            if single.shape == values.shape and (equal := np.mean(_rounded(single) == values)) > 0.5:
-                return digest, "" if equal == 1.0 else keep(_xor(_rounded(single).tobytes(), values.tobytes()))
+            if single.shape != values.shape:
+                continue
+            difference = _xor(_rounded(single).tobytes(), values.tobytes())
+            if not any(difference):
+                return digest, ""
+            if np.mean(_rounded(single) == values) > 0.5:
+                return digest, keep(difference)
         digest = keep(values.tobytes())
         if values.dtype == np.float32:
             singles[digest] = values
