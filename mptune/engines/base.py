@@ -188,7 +188,7 @@ class ReferenceRuns(Protocol):
         ...
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
-        """Run the model over the search samples and reduce each float tensor to its range; ``stage`` is told how far.
+        """Run the model over the search samples and reduce each float tensor to its range; ``stage`` gets the progress.
 
         A large model is observed in parts.
         """

@@ -153,8 +153,8 @@ ENGINE: Mapping[str, CodeInfo] = {
                 "rely on the measured error: emulation does not give what this engine computes",
             ),
             "recurrent": Wording(
-                "the errors of {operators} are not emulated here: measured on an H200, they were {low:g} to {high:g}"
-                " times as large",
+                "the errors of {operators} are not emulated here: those of three LSTM layers, measured on an H200, were"
+                " {low:g} to {high:g} times as large",
                 "run `mptune confirm` on the device before you rely on a plan that has them in FP16",
             ),
         },

@@ -76,7 +76,7 @@ def refuse_hidden_gpu(otherwise: str) -> None:
 def probed_ahead(target: str, *, tf32: bool) -> Iterator[None]:
     """Probe CUDA in a thread, and leave its processes to the workers of a search; those that none took end with this.
 
-    It saves 2 s of the 60 s of a short search on an H100: imports, and the loading of CUDA's libraries.
+    So each of them imports, and loads CUDA's libraries, while the model is read.
     """
 
     def ask() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx.numpy_helper
 
-from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.lookup import Lookup, float_attribute
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import Initializer
 from mptune.graph.plan import Precision
@@ -48,7 +48,7 @@ def rescale(model: Model, group_of: Sequence[int], precision: Precision) -> Resc
         """A constant that this node alone reads."""
         constant = model.initializers.get(node.inputs[slot])
         is_shared = constant is None or constant.overridable or constant.name in outputs
-        return None if is_shared or list(model.consumers[node.inputs[slot]]) != [node.index] else constant
+        return None if is_shared or model.consumers[node.inputs[slot]] != (node.index,) else constant
 
     for node in model.nodes:
         if not node.is_standard or group_of[node.index] < 0:
@@ -82,8 +82,7 @@ def _batch_norm(node: Node, own: _Own, precision: Precision) -> dict[str, Initia
     scale, variance = own(node, 1), own(node, 4)
     if scale is None or variance is None or not (_beyond(scale, precision) or _beyond(variance, precision)):
         return {}
-    stated = attribute(node, "epsilon")
-    epsilon = float(stated) if isinstance(stated, float) else 1e-5
+    epsilon = float_attribute(node, "epsilon", 1e-5)
     total = variance.numpy().astype(np.float64) + epsilon
     if not (total > 0).all() or not 0 <= epsilon < 0.5:
         return {}
@@ -100,12 +99,9 @@ def _batch_norm(node: Node, own: _Own, precision: Precision) -> dict[str, Initia
 
 def _second_factor(look: Lookup, node: Node) -> Node | None:
     """The product or quotient that alone reads the result of a product or quotient; None where there is none."""
-    if node.op_type not in ("Mul", "Div") or look.is_output(node.outputs[0]):
-        return None
-    readers = look.model.consumers.get(node.outputs[0], ())
-    reader = look.model.nodes[readers[0]] if len(readers) == 1 else None
+    reader = look.only_reader(node) if node.op_type in ("Mul", "Div") else None
     is_product = reader is not None and reader.op_type in ("Mul", "Div") and reader.is_standard
-    return reader if is_product else None
+    return reader if is_product and reader is not None and node.outputs[0] in reader.inputs else None
 
 
 def _moved(

@@ -165,3 +165,9 @@ def attribute(node: Node, name: str) -> object:
     """The value of an attribute; None where it is not stated."""
     stated = next((a for a in node.proto.attribute if a.name == name), None)
     return None if stated is None else onnx.helper.get_attribute_value(stated)
+
+
+def float_attribute(node: Node, name: str, default: float) -> float:
+    """The value of a float attribute; the default where it is not stated."""
+    stated = attribute(node, name)
+    return float(stated) if isinstance(stated, float) else default

@@ -18,7 +18,7 @@ from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.apart import find_apart, set_apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
+from mptune.graph.grouping.lookup import Lookup, float_attribute, reduced_axes
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.constants import (
@@ -166,8 +166,7 @@ def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
         group = types.group_of[node.index]
         if default is None or group < 0 or not node.is_standard:
             continue
-        stated = attribute(node, "epsilon")
-        epsilon = float(stated) if isinstance(stated, float) else default
+        epsilon = float_attribute(node, "epsilon", default)
         if 0 < epsilon <= FP16_TINY / 2:
             hazards.append(
                 Hazard(
@@ -313,7 +312,7 @@ def _beyond_int32(highest: int, lowest: int) -> int | None:
     return lowest if lowest < _INT32.min else None
 
 
-__all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
+__all__ = ["FP16_MAX", "Hazard", "find_hazards", "find_split", "over_threshold", "pinned_by_hazards"]
 
 _FEW = 0.01
 """Share of vanishing values up to which a lost epsilon, which is named already, says it all."""
@@ -395,8 +394,7 @@ def find_split(
     others = {hazard.group for hazard in errors if hazard.kind != "range"}
     beyond: dict[str, list[str]] = {}
     for hazard in errors if Precision.FP16 in precisions else ():
-        touching = [*readers_in_fp16(types, hazard.tensor)]
-        touching += [model.nodes[model.producer[t]] for t in (hazard.tensor,) if t in model.producer]
+        touching = _touching(types, hazard.tensor)
         names = [node.name for node in touching if grouped.owners.get(node.name) == hazard.group]
         if hazard.group is not None and hazard.group not in others:
             beyond.setdefault(hazard.group, []).extend(names)
@@ -428,6 +426,16 @@ def _held(hazard: Hazard) -> Hazard:
     return replace(hazard, severity="warning", row="overflow", wording="held", evidence=evidence)
 
 
+def _touching(types: ValueTypes, tensor: str) -> list[Node]:
+    """The nodes that would compute a value in FP16, or read it in that."""
+    model, readers = types.model, readers_in_fp16(types, tensor)
+    if tensor in model.producer:
+        producer = model.nodes[model.producer[tensor]]
+        if tensor in {producer.outputs[o] for o in types.rules[producer.index].outputs}:
+            return [producer, *readers]
+    return readers
+
+
 def _range_hazards(
     types: ValueTypes, masks: MaskValues, tensor: str, absmax: float, in_bf16: float, seen: Seen
 ) -> list[Hazard]:
@@ -450,14 +458,8 @@ def _range_hazards(
         wording = "underflow become zero" if absmax <= FP16_TINY / 2 else "underflow lose digits"
     elif absmax <= FP16_MAX:
         return []
-    model = types.model
-    touching = readers_in_fp16(types, tensor)
-    if tensor in model.producer:
-        producer = model.nodes[model.producer[tensor]]
-        if tensor in {producer.outputs[o] for o in types.rules[producer.index].outputs}:
-            touching = [producer, *touching]
     hazards, done = [], set()
-    for node in touching:
+    for node in _touching(types, tensor):
         group = group_of(types, node)
         is_mask = absmax > FP16_MAX and masks.may_be_infinite(node, tensor)
         if group is None or (group.id, is_mask) in done:

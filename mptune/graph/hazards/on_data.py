@@ -11,7 +11,7 @@ import numpy as np
 
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.lookup import Lookup, float_attribute
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.constants import comes_to_softmax
@@ -507,8 +507,7 @@ def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     for record in seen.of("batch-norm"):
         node = nodes[record.node]
         mean, variance = (types.model.initializers[i].numpy().astype(np.float64) for i in node.inputs[3:5])
-        stated = attribute(node, "epsilon")
-        variance = np.abs(variance) + (stated if isinstance(stated, float) else 1e-5)
+        variance = np.abs(variance) + float_attribute(node, "epsilon", 1e-5)
         if _is_rescaled(variance):
             continue
         deviation = np.sqrt(variance)

@@ -372,9 +372,9 @@ class _Writing:
         """The model, with inputs and constants for what its nodes read."""
         model, graph, large = self._model, self._graph, list[LargeConstant]()
         read = self._read | {output.name for output in outputs}
+        held = self._types.in_precision if self._emulator.limits else lambda name, _: model.initializers[name]
         for name, constant in model.initializers.items():
             reduced = [p for p in REDUCED if (name, p) in self._reduced]
-            held = self._types.in_precision if self._emulator.limits else lambda name, _: model.initializers[name]
             stored = [store(held(name, p), name + self._suffix[p], p) for p in reduced]
             is_kept = self._is_fixed and (constant.overridable or (constant.node_index is None and not reduced))
             if (name in read or is_kept) and name not in self._constant_nodes:

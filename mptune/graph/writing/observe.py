@@ -417,7 +417,7 @@ def write_observing_model(
 def _interleave(graph: onnx.GraphProto, added: Sequence[onnx.NodeProto]) -> None:
     """Insert each node right behind the last one that it reads.
 
-    A session opens in half the time then, and one that runs in the order of the file frees a value once its taps ran.
+    A session that runs in the order of the file frees a value once its taps ran.
     """
     nodes = list(graph.node)
     at = {name: position for position, node in enumerate(nodes) for name in node.output}

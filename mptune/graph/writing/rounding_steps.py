@@ -18,7 +18,7 @@ import onnx.numpy_helper
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.fused import FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
+from mptune.graph.grouping.lookup import Lookup, attribute, float_attribute, reduced_axes
 from mptune.graph.loading.model import Node, consumers_of
 from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializer
 from mptune.graph.plan import REDUCED, Precision
@@ -245,11 +245,10 @@ class Steps:
             mark = _ROUNDED_BY_BOTH if node.name in self._silus else _ROUNDED_BY_BF16
             self._write(node, _SIGMOID, {"unit": 1.0, "zero": 0.0, "mark": mark}, {"x": node.inputs[0]})
         elif is_float and node.op_type == "HardSigmoid":  # its attributes are rounded, too
-            own = {a.name: a.f for a in node.proto.attribute}
-            self._write(node, _HARD_SIGMOID, {"alpha": 0.2, "beta": 0.5, "unit": 1.0, **own}, {"x": node.inputs[0]})
+            own = {name: float_attribute(node, name, default) for name, default in (("alpha", 0.2), ("beta", 0.5))}
+            self._write(node, _HARD_SIGMOID, {"unit": 1.0, **own}, {"x": node.inputs[0]})
         elif is_float and node.op_type == "LeakyRelu":
-            alpha = next((a.f for a in node.proto.attribute if a.name == "alpha"), 0.01)
-            self._write(node, _LEAKY_RELU, {"alpha": alpha}, {"x": node.inputs[0]})
+            self._write(node, _LEAKY_RELU, {"alpha": float_attribute(node, "alpha", 0.01)}, {"x": node.inputs[0]})
         elif node.name in self._roots:  # x / sqrt(2) as x * sqrt(0.5)
             root = np.full(self._model.initializers[node.inputs[1]].shape, math.sqrt(0.5))
             self._write(node, [("Mul", ["x", "root"], "")], {"root": root}, {"x": node.inputs[0]})
@@ -272,7 +271,7 @@ class Steps:
         rank = len(self._model.initializers[conv.inputs[1]].shape)
         factors, axes = self._with_axes("Unsqueeze", "factor", "factors", range(1, rank))
         bias = _CHANGED_BIAS if len(conv.inputs) > 2 and conv.inputs[2] else _NEW_BIAS
-        epsilon = next((a.f for a in norm.proto.attribute if a.name == "epsilon"), 1e-5)
+        epsilon = float_attribute(norm, "epsilon", 1e-5)
         names = dict(zip(("scale", "offset", "mean", "variance"), norm.inputs[1:], strict=True))
         names |= dict(zip("xwb", conv.inputs, strict=False))
         rows = (*_FACTOR, factors, ("Mul", ("w", "factors"), "weights"), *bias)

@@ -125,7 +125,7 @@ def _costly_pins(outcome: Outcome) -> list[str]:
     frees = f"; a search of its own with {outcome.frees} may free more" if outcome.frees else ""
     return [
         f"{', '.join(costly)} {'is' if len(costly) == 1 else 'are'} kept in FP32 for the values there, which costs"
-        f" {lost_ms:.2g} ms of the {every_ms:.2g} ms that {outcome.reduced} would save in all groups{frees}"
+        f" {lost_ms:.2g} ms of the {every_ms:.2g} ms that {outcome.reduced} is predicted to save in all groups{frees}"
     ]
 
 

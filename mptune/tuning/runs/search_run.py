@@ -117,6 +117,7 @@ class SearchRun(MeasuringRun):
         observations = self._observe(samples)
         about_data = self._check_data(samples, observations)
         hazards = self._split(observations)
+        self._settle_study()
         space = search_space(self._workload, named, hazards, observations, self._kernels)
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
@@ -292,7 +293,7 @@ class SearchRun(MeasuringRun):
         return observations
 
     def _split(self, observations: Observations) -> tuple[Hazard, ...]:
-        """Set nodes apart whose values leave FP16's range, and settle the study, whose identity this is part of."""
+        """Set nodes apart whose values leave FP16's range; the hazards of the groups as they are then."""
         grouped, hazards = split_groups(self._workload, observations, self._kernels)
         if grouped is not self.grouped:
             self.grouped = grouped
@@ -300,11 +301,14 @@ class SearchRun(MeasuringRun):
             self._toolchain = None
             self._workload = self._make_workload()
         self._save(nodes_apart=tuple(name for group in grouped.groups if group.kind == KIND for name in group.nodes))
+        return hazards
+
+    def _settle_study(self) -> None:
+        """Name the study, by an identity that is complete now."""
         if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
             # The study of runs with this run's name and identity in the database is shared, or begun there.
             self._open_toolchain()
             self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
-        return hazards
 
     @property
     def _kernels(self) -> MissingKernels:
