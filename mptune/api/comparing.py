@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx
 from mptune.api.arguments import ModelLike, data_arguments, loaded_model
 from mptune.data.calibration import load_calibration
 from mptune.data.forms.samples import CalibrationSet
-from mptune.diagnosis.comparing import compare_sides, make_sides
+from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, is_engine
 from mptune.diagnosis.limits import parse_tolerances
@@ -33,6 +33,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings
 from mptune.targets.unsearched import already_mixed_findings
+from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings
 
 
@@ -51,6 +52,7 @@ def compare(
     stress: bool = False,
     batch: int = 1,
     out: str | os.PathLike[str] | None = None,
+    listener: Listener | None = None,
 ) -> Comparison:
     """Compare recorded outputs, or another model, with a model in true FP32, and name the cause of a difference.
 
@@ -77,6 +79,7 @@ def compare(
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
         out: Folder for ``comparison.json`` and the page ``comparison.html``; it is made where it is not there.
+        listener: Is told the stages of the work.
 
     Returns:
         Verdict, findings and statistics.
@@ -104,50 +107,26 @@ def compare(
             "--trace needs two models",
             "give a CANDIDATE; recorded outputs hold no inner values",
         ),
-        (data is None, "--data is missing", "give the samples that both sides compute"),
-        (batch < 1, f"--batch is {batch}", "give at least 1"),
-        (max_error is not None and not max_error > 0, f"--max-error is {max_error or 0:g}", "give a limit above 0"),
+        *_of_limits(data, batch, max_error),
     )
-    with contextlib.ExitStack() as stack:
-        loaded = stack.enter_context(loaded_model(model))
-        other = stack.enter_context(_opened(candidate))
-        tolerances = parse_tolerances(tolerance, _output_names(loaded, ignore))
-        samples = _samples(data, loaded, batch)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
-        left = stack.enter_context(Runner(loaded, samples.samples, folder / "model", batch, _name(model)))
-        right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore)
-        if right is not None:
-            stack.enter_context(right)
-        loading = check_loads(right.model.path, right.name, right.answer) if isinstance(right, Runner) else ()
-        sides = make_sides(
-            left,
-            right,
-            batch,
-            recorded=None if outputs is None else Path(outputs),
-            recorded_reference=None if reference_outputs is None else Path(reference_outputs),
-            ignore=ignore,
-            tolerances=tolerances,
-            max_error=max_error,
-        )
-        more = repetition_findings(sides, right or left, repeat, stress=stress)
-        structural: list[Finding] = []
-        if isinstance(right, Runner):
-            sides, structural, traced = _models_compared(sides, right, trace=trace)
-            more += traced
-        elif right is not None and trace and (fault := fault_finding(left, right, folder / "marking")):
-            more.append(fault)
-        if reference_outputs is None:
-            more += already_mixed_findings(left.grouped, static_shapes(loaded, batch).shapes, "compare")
-        models = (loaded, right.model) if isinstance(right, Runner) else (loaded,)
-        drawn = [each for each_model in models for each in training_findings(each_model, "compare", is_run=False)]
-        comparison = compare_sides(sides, samples, structural, more, drawn[:1])
-        comparison = replace(comparison, warnings=(*loading, *comparison.warnings))
+    sources = _Sources(outputs, reference_outputs, tolerance, max_error, ignore, batch)
+    with _open(model, candidate, data, sources, listener) as opened:
+        comparison = opened.explained(repeat, stress=stress, trace=trace)
     if out is not None:
         write_comparison(comparison, Path(out))
     return comparison
 
 
-def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, batch: int = 1) -> Comparison:
+def check(
+    mixed: ModelLike,
+    *,
+    against: ModelLike,
+    data: Any,
+    max_error: float,
+    batch: int = 1,
+    explain: bool = False,
+    listener: Listener | None = None,
+) -> Comparison:
     """Compare a mixed-precision model with the FP32 model that it was made from, for continuous integration.
 
     Args:
@@ -156,6 +135,8 @@ def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, 
         data: Samples, as in ``search``.
         max_error: Largest error of every output, as in ``compare``.
         batch: Rows per sample where the batch is dynamic.
+        explain: Where an output is beyond its limit, name what makes the difference, as ``compare`` does.
+        listener: Is told the stages of the work.
 
     Raises:
         SettingsError: An argument is out of range.
@@ -163,7 +144,95 @@ def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, 
         DataError: The data do not fit the model.
         BaselineError: A model does not run on the data.
     """
-    return compare(against, mixed, data=data, max_error=max_error, batch=batch)
+    _refuse(*_of_limits(data, batch, max_error))
+    with _open(against, mixed, data, _Sources(max_error=max_error, batch=batch), listener) as opened:
+        comparison = check_sides(opened.sides, opened.samples)
+        if explain and not comparison.agrees:
+            return opened.explained()
+        hint = () if comparison.agrees else ("--explain names what makes the difference",)
+        return replace(comparison, warnings=(*opened.loading, *comparison.warnings, *hint))
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What is compared beside two models, and by which limits."""
+
+    outputs: str | os.PathLike[str] | None = None
+    reference_outputs: str | os.PathLike[str] | None = None
+    tolerance: Mapping[str, float | str] | Sequence[str] = ()
+    max_error: float | None = None
+    ignore: Collection[str] = ()
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """Both sides, run; what was asked of their loading; a folder for temporary files."""
+
+    left: Runner
+    right: Runner | EngineRunner | None
+    sides: Sides
+    samples: CalibrationSet
+    loading: Sequence[str]
+    folder: Path
+    sources: _Sources
+
+    def explained(self, repeat: int = 1, *, stress: bool = False, trace: bool = False) -> Comparison:
+        """Name what makes the outputs differ."""
+        left, right, sides = self.left, self.right, self.sides
+        more = repetition_findings(sides, right or left, repeat, stress=stress)
+        structural: list[Finding] = []
+        if isinstance(right, Runner):
+            sides, structural, traced = _models_compared(sides, right, trace=trace)
+            more += traced
+        elif right is not None and trace and (fault := fault_finding(left, right, self.folder / "marking")):
+            more.append(fault)
+        if self.sources.reference_outputs is None:
+            shapes = static_shapes(left.model, self.sources.batch).shapes
+            more += already_mixed_findings(left.grouped, shapes, "compare")
+        models = (left.model, right.model) if isinstance(right, Runner) else (left.model,)
+        drawn = [each for each_model in models for each in training_findings(each_model, "compare", is_run=False)]
+        comparison = compare_sides(sides, self.samples, structural, more, drawn[:1])
+        return replace(comparison, warnings=(*self.loading, *comparison.warnings))
+
+
+@contextlib.contextmanager
+def _open(
+    model: ModelLike, candidate: ModelLike | None, data: Any, sources: _Sources, listener: Listener | None
+) -> Iterator[_Opened]:
+    """Read and run what is compared."""
+    batch, ignore = sources.batch, sources.ignore
+    with contextlib.ExitStack() as stack:
+        loaded = stack.enter_context(loaded_model(model))
+        other = stack.enter_context(_opened(candidate))
+        tolerances = parse_tolerances(sources.tolerance, _output_names(loaded, ignore))
+        samples = _samples(data, loaded, batch)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
+        left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), listener=listener)
+        stack.enter_context(left)
+        right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore, listener)
+        if right is not None:
+            stack.enter_context(right)
+        loading = check_loads(right.model.path, right.name, right.answer) if isinstance(right, Runner) else ()
+        sides = make_sides(
+            left,
+            right,
+            batch,
+            recorded=None if sources.outputs is None else Path(sources.outputs),
+            recorded_reference=None if sources.reference_outputs is None else Path(sources.reference_outputs),
+            ignore=ignore,
+            tolerances=tolerances,
+            max_error=sources.max_error,
+        )
+        yield _Opened(left, right, sides, samples, loading, folder, sources)
+
+
+def _of_limits(data: Any, batch: int, max_error: float | None) -> tuple[tuple[bool, str, str], ...]:
+    return (
+        (data is None, "--data is missing", "give the samples that both sides compute"),
+        (batch < 1, f"--batch is {batch}", "give at least 1"),
+        (max_error is not None and not max_error > 0, f"--max-error is {max_error or 0:g}", "give a limit above 0"),
+    )
 
 
 def _refuse(*faults: tuple[bool, str, str]) -> None:
@@ -213,14 +282,20 @@ def _opened(candidate: ModelLike | None) -> Iterator[Model | Path | None]:
 
 
 def _runner(
-    other: Model | Path, name: str, left: Runner, folder: Path, batch: int, ignore: Collection[str]
+    other: Model | Path,
+    name: str,
+    left: Runner,
+    folder: Path,
+    batch: int,
+    ignore: Collection[str],
+    listener: Listener | None,
 ) -> Runner | EngineRunner:
     """What runs the candidate on the samples of the model, under its own names of the inputs."""
     if isinstance(other, Path):
         return EngineRunner(other, engine_kinds(other), left, folder / "engine", ignore)
     feeds = [_fed(feed, left.model, other) for feed in left.samples]
     _check_outputs(left.model, other)
-    return Runner(other, feeds, folder / "candidate", batch, name)
+    return Runner(other, feeds, folder / "candidate", batch, name, listener=listener)
 
 
 def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides, list[Finding], list[Finding]]:

@@ -84,8 +84,11 @@ def compare(
     """
     arguments = read_options(locals())
     from mptune.api import comparing
+    from mptune.reporting.terminal.progress import TerminalListener
 
-    _finish(comparing.compare(**arguments), as_json=json_)
+    with TerminalListener() as listener:
+        comparison = comparing.compare(**arguments, listener=listener)
+    _finish(comparison, as_json=json_)
 
 
 def check(
@@ -97,6 +100,9 @@ def check(
     ],
     max_error: Annotated[float, typer.Option(metavar="X", help="Limit on the error of every output.")],
     batch: BatchOption = DataSettings.batch,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Where an output is beyond the limit, name the cause, as compare does.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Check a mixed-precision model against its FP32 model.
@@ -110,8 +116,11 @@ def check(
     """
     arguments = read_options(locals())
     from mptune.api import comparing
+    from mptune.reporting.terminal.progress import TerminalListener
 
-    _finish(comparing.check(**arguments), as_json=json_)
+    with TerminalListener() as listener:
+        comparison = comparing.check(**arguments, listener=listener)
+    _finish(comparison, as_json=json_)
 
 
 def _finish(comparison: Comparison, *, as_json: bool) -> None:

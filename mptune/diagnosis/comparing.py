@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +99,12 @@ STRUCTURAL = frozenset(
 """Causes that are no rounding: with one of them the verdict is always ``differs``."""
 
 
+def check_sides(sides: Sides, data: CalibrationSet) -> Comparison:
+    """Judge every output against its limit, by the two runs alone."""
+    sides = replace(sides, is_gate=True)
+    return _judged(sides, [sides.output(name) for name in sides.layouts], data)
+
+
 def compare_sides(
     sides: Sides,
     data: CalibrationSet,
@@ -120,6 +126,16 @@ def compare_sides(
     causes, unexplained = _causes(outputs)
     findings = [*structural, *more, *causes]
     findings.sort(key=lambda each: each.code == "first-difference")  # where it begins is no cause
+    return _judged(sides, outputs, data, findings, map(_without_cause, unexplained))
+
+
+def _judged(
+    sides: Sides,
+    outputs: Sequence[Side],
+    data: CalibrationSet,
+    findings: Sequence[Finding] = (),
+    texts: Iterable[str] = (),
+) -> Comparison:
     not_compared = [text for side in outputs if (text := _not_finite(side))]
     is_within = all(side.is_within for side in outputs)
     differs = not is_within or any(f.code in STRUCTURAL and f.severity != "info" for f in findings)
@@ -131,7 +147,7 @@ def compare_sides(
         sides.reference_name,
         sides.candidate_name,
         len(sides.reference),
-        (*map(_without_cause, unexplained), *not_compared, *warnings),
+        (*texts, *not_compared, *warnings),
         {side.name: side.limit for side in outputs},
     )
 
@@ -188,9 +204,8 @@ def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, fl
             **statistics[side.name],
             "error": side.error,
             "limit": side.limit.value,
-            "emulated_fp16": side.emulated,
             "judged": side.judged,
-            "judged_fp16": side.judged_fp16,
+            **({} if sides.is_gate else {"emulated_fp16": side.emulated, "judged_fp16": side.judged_fp16}),
             "largest_difference": side.largest,
         }
         for side in outputs

@@ -29,7 +29,7 @@ class Comparison:
             whose number of rows depends on values, of its rows as pairs, divided by the root mean square.
             ``emulated_fp16`` is the same of the model with FP16 wherever FP16 can be right. ``judged`` is what
             ``limit`` limits: that error, or the largest absolute difference where the tolerance is of that;
-            ``judged_fp16`` as before.
+            ``judged_fp16`` as before. ``check`` has no figures of FP16 where it explains nothing.
         reference: what the left side is called.
         candidate: what the right side is called.
         samples: how many.

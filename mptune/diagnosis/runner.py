@@ -28,11 +28,12 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.widened import Rounding, uses_products, write_changed, write_tf32, write_widened
 from mptune.settings import DataSettings, SearchSettings, WorkerSettings
 from mptune.tuning.failures import did_not_run
+from mptune.tuning.listener import Listener, Silent
 from mptune.tuning.space import load_space, make_space
 
 T = TypeVar("T")
@@ -74,8 +75,10 @@ class Runner(InWorker):
         batch: int,
         name: str = "",
         grouped: GroupedModel | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Take one feed per sample, and a folder for temporary files that exists."""
+        self._listener, self._stage = listener or Silent(), ""
         self.model = model
         self.name = name or str(model.path)
         places = [folder / each for each in ("weights", "data", "engines", "logs")]
@@ -92,6 +95,12 @@ class Runner(InWorker):
         self._kept: dict[str, Outputs] = {}
         self._emulators: dict[bool, Emulator] = {}
 
+    def begin(self, stage: str) -> None:
+        """Tell the listener what is being done, once for what is done many times."""
+        if stage != self._stage:
+            self._stage = stage
+            self._listener.stage(stage)
+
     def call(self, job: Job[T]) -> T:
         """Run a job in the worker."""
         result = self.answer(job)
@@ -102,6 +111,8 @@ class Runner(InWorker):
     @property
     def exact(self) -> Outputs:
         """Outputs in true FP32; FP16 values of the model itself are rounded as they stand."""
+        if "exact" not in self._kept:
+            self.begin(f"running {self.name}")
         return self._outputs("exact", lambda: self.widened)
 
     @cached_property
@@ -135,7 +146,10 @@ class Runner(InWorker):
 
     def emulated(self, plan: PrecisionPlan, *, limits: bool = True) -> Outputs:
         """Outputs with the roundings of a plan; without ``limits`` constants beyond a precision become infinite."""
-        return self._outputs(f"{plan.fingerprint}-{limits}", lambda: self.emulation(plan, limits=limits))
+        name = f"{plan.fingerprint}-{limits}"
+        if name not in self._kept:
+            self.begin(f"emulating {' and '.join(p.name for p in REDUCED if plan.groups_in(p)) or 'FP32'}")
+        return self._outputs(name, lambda: self.emulation(plan, limits=limits))
 
     def emulation(self, plan: PrecisionPlan, *, limits: bool = True) -> Path:
         """Write the model with the roundings of a plan."""
@@ -148,6 +162,8 @@ class Runner(InWorker):
         if not uses_products(self.model):
             return None
         path = self.scratch(rounding)
+        if rounding not in self._kept:
+            self.begin("emulating TF32")
         try:
             return self._outputs(rounding, lambda: write_tf32(self.model, self.workload.bank, path, rounding))
         except BaselineError:
@@ -155,6 +171,7 @@ class Runner(InWorker):
 
     def on(self, name: str, feeds: Sequence[Feed], model: Path | None = None) -> Outputs:
         """Outputs in true FP32 on other samples, of another model where one is given; ``name`` is theirs alone."""
+        self.begin("trying other inputs")
         samples = self.workspace.data_dir / f"{name}-samples.npz"
         save_samples(samples, feeds)
         return self.run(f"{name}-outputs", model or self.widened, samples)
@@ -166,23 +183,26 @@ class Runner(InWorker):
         return read_outputs(into)
 
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
-        """Emulated errors of plans on the first samples, against ``exact``."""
+        """Emulated errors of plans against ``exact``; on the first sample where more would take long."""
+        self.begin(f"emulating {len(plans)} groups, each alone")
         save_samples(self.workspace.reference("search"), self.exact)
         used = {str(precision) for plan in plans for precision in plan.precision.values()}
         workload = replace(self.workload, precisions=tuple(sorted(used)))  # a switch that nobody turns costs time
         emulation = Emulation(workload, self.grouped, "cpu", self._settings, self.answer, lambda: self.shapes)
-        errors = emulation.errors(plans, part=range(emulation.samples.count))
+        errors = emulation.errors(plans, part=emulation.samples.parts[0])
         if isinstance(errors, Failure):
             raise did_not_run(f"{self.name} cannot be emulated", replace(errors, log_path=None))
         return errors
 
     def changed(self, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]) -> Outputs:
         """Outputs in true FP32 with other constants and attributes of the main graph (``write_changed``)."""
+        self.begin("trying what the two models differ in")
         write_changed(self.widened, self.scratch("changed"), constants, attributes)
         return self.run("changed", self.scratch("changed"))
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
+        self.begin(f"running {self.name} {times} times, threads: {threads}")
         isolated, worst = (self.workspace.data_dir / f"{name}.npz" for name in ("isolated", f"worst_{threads}"))
         save_samples(isolated, self.exact)
         error = self.call(RepeatJob(self.widened, self.samples_path, isolated, times, threads, worst))
@@ -196,6 +216,7 @@ class Runner(InWorker):
     @cached_property
     def ranges(self) -> Mapping[str, TensorRange]:
         """Value -> what was seen of it on the samples; empty where the values cannot be observed."""
+        self.begin("observing the ranges of values")
         ranges = ReferenceModel(self.workload, "cpu", self.answer).observe()
         return {} if isinstance(ranges, Failure) else ranges
 

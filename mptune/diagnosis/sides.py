@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +50,8 @@ class Sides:
     """Limit of outputs without one; None for that of FP16."""
     is_other_model: bool = False
     """Two models differ in more than precision, or one draws random numbers: no rounding is made out behind that."""
+    is_gate: bool = False
+    """Only errors against their limits are asked for: nothing is emulated, and figures of FP16 are NaN."""
 
     def output(self, name: str) -> Side:
         """One output of both sides, judged by the part of it that is worst against its limit."""
@@ -75,7 +78,7 @@ class Sides:
         for limit in limits_of(name, tolerances, self._parts.get(name), self.max_error, default):
             columns = limit.columns
             error = judged = self.error(name, columns, candidate, reference)
-            of_fp16 = judged_fp16 = self.error(name, columns, self.emulated, exact)
+            of_fp16 = judged_fp16 = math.nan if self.is_gate else self.error(name, columns, self.emulated, exact)
             if limit.is_absolute:
                 judged = largest_of(*self._part(name, columns, candidate, reference))
                 judged_fp16 = largest_of(*self._part(name, columns, self.emulated, exact))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from mptune.engines.base import Failure, FailureKind
 from mptune.errors import BaselineError, RunError
 from mptune.files import DISK_FULL_HINT, RESUME_HINT
@@ -49,6 +51,8 @@ def did_not_run(what: str, failure: Failure, model: Model | None = None) -> Base
     hint = hints.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
     if model is not None and failure.kind is FailureKind.UNSUPPORTED and holds_bf16(model):
         hint = f"the model computes in BF16 in parts, and ONNX Runtime has few BF16 kernels: {GIVE_FP32}"
+    if (supported := re.search(r"max supported IR version: (\d+)", failure.message)) is not None:
+        hint = f"save it with ir_version = {supported[1]}, which the installed ONNX Runtime reads, or upgrade that"
     fixed = None if model is None or failure.kind is not FailureKind.ERROR else fixed_rows(model)
     if fixed is not None:
         name, rows = fixed

@@ -22,6 +22,28 @@ def test_random_rows_of_two_runs_are_no_torn_ones() -> None:
         assert find_stale(Compared.of_rows(again, isolated, emulated).of_one_precision(), 1) is None
 
 
+@pytest.mark.parametrize("size", [2, 8, 32])
+def test_noise_is_not_torn_by_the_few_values_that_another_row_has_too(size: int) -> None:
+    """Noise of twice FP16's size: rounding explains some values of a row, another row the rest by chance."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        wanted = rng.normal(size=(6, size))
+        emulated, got = (wanted + scale * rng.normal(size=wanted.shape) for scale in (0.05, 0.1))
+        assert find_stale(Compared.of_rows(got, wanted, emulated), 1) is None
+
+
+@pytest.mark.parametrize(("size", "rounding"), [(4, 0.0), (40, 1e-3)])
+def test_rows_that_are_half_the_row_before_are_torn(size: int, rounding: float) -> None:
+    rng = np.random.default_rng(0)
+    wanted = rng.normal(size=(6, size))
+    emulated = wanted + rounding * rng.normal(size=wanted.shape)
+    got = (emulated if rounding else wanted).copy()
+    got[1:, size // 2 :] = got[:-1, size // 2 :]
+    torn = find_stale(Compared.of_rows(got, wanted, emulated), 1)
+    assert torn is not None
+    assert torn.torn == (1, 2, 3, 4, 5)
+
+
 def test_rows_of_an_earlier_run_are_stale() -> None:
     rng = np.random.default_rng(0)
     isolated, emulated = (rng.normal(size=(4, 8)) for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -231,8 +232,16 @@ def test_check_passes_a_mixed_model_within_its_limit_and_exits_with_3_beyond(
     np.savez(tmp_path / "val.npz", **data_of(model, np.random.default_rng(1)))
     command = ["check", str(mixed), "--against", str(model), "--data", str(tmp_path / "val.npz"), "--max-error"]
     assert main([*command, "1e-2"]) == 0
+    capsys.readouterr()
     assert main([*command, "1e-5"]) == 3
-    assert "precision" in capsys.readouterr().out
+    gate = capsys.readouterr()
+    assert "--explain names what makes the difference" in gate.out
+    assert "precision" not in gate.out
+    assert gate.err.splitlines() == [f"running {model}", f"running {mixed}"], "two runs of the samples, and no more"
+    assert main([*command, "1e-5", "--explain", "--json"]) == 3
+    explained = capsys.readouterr()
+    assert "precision" in [finding["code"] for finding in json.loads(explained.out)["findings"]]
+    assert "emulating FP16" in explained.err.splitlines()
     assert main([*command, "0"]) == 2
 
 

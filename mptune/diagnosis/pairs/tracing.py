@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import onnx
 
@@ -47,13 +46,14 @@ def first_difference(
     is_same = all(d.kind != "structure" for d in alignment.differences)
     level = limit if limit is not None else _EXACT if is_same else _RESTRUCTURED
     slices = list(_slices(left, _pairs(left, right, alignment)))
+    errors: dict[int, Sequence[float]] = {}
     first, kind = None, ""
     if plan.reduced_groups:
         unsound = pinned_by_hazards(left.hazards) if plan.fp16_groups else ()
         rounded = plan.replace({g: Precision.FP32 for g in unsound if plan.precision[g] is Precision.FP16})
-        first = _search(left, right, slices, level, rounded, harmless)
+        first = _search(left, right, slices, errors, level, rounded, harmless)
         kind = "reduced" if first else "rounding"
-    first = first or _search(left, right, slices, level, None, harmless)
+    first = first or _search(left, right, slices, errors, level, None, harmless)
     if first is None:
         return None
     value, error, before, compared = first
@@ -107,25 +107,25 @@ def _search(
     left: Runner,
     right: Runner,
     slices: Sequence[Sequence[tuple[str, str]]],
+    errors: dict[int, Sequence[float]],
     level: float,
     plan: PrecisionPlan | None,
     harmless: Sequence[Difference],
 ) -> First | None:
-    """The first value beyond a level, and beyond twice what the roundings of a plan make there."""
+    """The first value beyond a level, and beyond twice what the roundings of a plan make there.
+
+    ``errors`` of a slice are kept, by its number.
+    """
     before, compared = 0.0, 0
     least = level if plan is None else max(level, _NO_ROUNDING)
-    for pairs in slices:
-        exact = write_widened(left.model, left.workload.bank, left.scratch("exact"), _names(pairs, 0))
-        left_path = write_changed(exact, left.scratch("trace"), *changes_of(harmless), is_part=True)
-        right_path = write_widened(right.model, right.workload.bank, right.scratch("trace"), _names(pairs, 1))
-        same = {i.name for i in right.model.inputs} <= {i.name for i in left.model.inputs}
-        others = None if same else right.samples_path
-        errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
-        is_within = max(errors, default=0.0) <= least
-        rounding = {} if plan is None or is_within else _rounding(left, plan, exact, pairs)
-        for path in (exact, left_path, right_path):
-            path.unlink()
-        for pair, error in zip(pairs, errors, strict=True):
+    count = sum(map(len, slices))
+    for number, pairs in enumerate(slices):
+        if number not in errors:
+            left.begin(f"comparing {count} inner values, {100 * compared // count} % done")
+            errors[number] = _errors(left, right, pairs, harmless)
+        is_within = max(errors[number], default=0.0) <= least
+        rounding = {} if plan is None or is_within else _rounding(left, plan, pairs)
+        for pair, error in zip(pairs, errors[number], strict=True):
             compared += 1
             if error > max(least, HEADROOM * rounding.get(pair[0], 0.0)):
                 return pair[0], error, before, compared
@@ -133,8 +133,24 @@ def _search(
     return None
 
 
-def _rounding(left: Runner, plan: PrecisionPlan, exact: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+def _errors(
+    left: Runner, right: Runner, pairs: Sequence[tuple[str, str]], harmless: Sequence[Difference]
+) -> tuple[float, ...]:
+    exact = write_widened(left.model, left.workload.bank, left.scratch("exact"), _names(pairs, 0))
+    left_path = write_changed(exact, left.scratch("trace"), *changes_of(harmless), is_part=True)
+    right_path = write_widened(right.model, right.workload.bank, right.scratch("trace"), _names(pairs, 1))
+    same = {i.name for i in right.model.inputs} <= {i.name for i in left.model.inputs}
+    others = None if same else right.samples_path
+    errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
+    for path in (exact, left_path, right_path):
+        path.unlink()
+    return errors
+
+
+def _rounding(left: Runner, plan: PrecisionPlan, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
     """Value -> the error that the roundings of a plan make in it, emulated; where the emulation has it."""
+    left.begin("emulating the roundings of inner values")
+    exact = write_widened(left.model, left.workload.bank, left.scratch("exact"), _names(pairs, 0))
     path = left.emulation(plan)
     proto = onnx.load(path, load_external_data=False)
     made = {out for node in proto.graph.node for out in node.output}

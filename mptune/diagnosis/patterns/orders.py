@@ -133,6 +133,10 @@ _FEW_VALUES = 16
 """Rows with fewer values equal others by chance: only near ones are looked at."""
 
 
+_FEWEST_TORN = 8
+"""Values of either part of a torn row, where they are equal as far as FP16 goes: fewer are equal by chance."""
+
+
 @dataclass(frozen=True)
 class Stale:
     """Rows of an output that are another row's result.
@@ -261,7 +265,7 @@ def _torn_with(compared: Compared, a: np.ndarray, b: np.ndarray, row: int, lags:
         for other in others:
             is_own = np.abs(a[row] - b[row]) <= level
             is_other = np.abs(a[row] - b[other]) <= level
-            least = max(1, size // 200)
+            least = max(1 if level == exact else _FEWEST_TORN, size // 200)
             parts = int((is_own & ~is_other).sum()), int((is_other & ~is_own).sum())
             if min(parts) >= least and int((~is_own & ~is_other).sum()) <= size // 1000:
                 return other

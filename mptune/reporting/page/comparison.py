@@ -126,7 +126,7 @@ def _outputs(comparison: Comparison) -> Iterable[str]:
     yield '<p class="note">An error is the root mean square difference of a sample, divided by the standard deviation'
     yield "of the output over all samples, and the mean over the samples; <code>abs:</code> marks the largest absolute"
     yield "difference, where the tolerance is of that. Both are of the columns that are named, where any are.</p>"
-    yield from _table(FIGURES.values(), judged_figures(comparison))
+    yield from _table(figures_of(comparison).values(), judged_figures(comparison))
     names = list(dict.fromkeys(k for by in comparison.outputs.values() for k in by if k not in FIGURES))
     rows = [[output, *(_figure(by.get(k, "")) for k in names)] for output, by in comparison.outputs.items()]
     yield "<details><summary>All figures</summary>"
@@ -134,12 +134,17 @@ def _outputs(comparison: Comparison) -> Iterable[str]:
     yield "</details></section>"
 
 
+def figures_of(comparison: Comparison) -> dict[str, str]:
+    """Those of ``FIGURES`` that a comparison has."""
+    return {key: title for key, title in FIGURES.items() if all(key in by for by in comparison.outputs.values())}
+
+
 def judged_figures(comparison: Comparison) -> list[list[str]]:
-    """Of each output the part that is worst against its limit, and a cell for each of ``FIGURES``."""
+    """Of each output the part that is worst against its limit, and a cell for each of ``figures_of``."""
     rows = []
     for name, statistics in comparison.outputs.items():
         limit = comparison.limits[name]
-        *judged, largest = (statistics[key] for key in FIGURES)
+        *judged, largest = (statistics[key] for key in figures_of(comparison))
         rows.append([str(OutputColumns(name, limit.columns)), *map(limit.text, judged), f"{largest:.3g}"])
     return rows
 

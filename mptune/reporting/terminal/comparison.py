@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from mptune.reporting.page.comparison import FIGURES, judged_figures
+from mptune.reporting.page.comparison import figures_of, judged_figures
 from mptune.reporting.terminal.console import SEVERITY_STYLES, make_console, print_fact, print_text
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
     console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("output", overflow="fold")
-    for title in FIGURES.values():
+    for title in figures_of(comparison).values():
         table.add_column(title, justify="right")
     for row in judged_figures(comparison):
         table.add_row(*row)

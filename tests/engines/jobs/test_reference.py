@@ -134,6 +134,18 @@ def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path
     assert fixed_rows(load_model(kept)) is None
 
 
+@pytest.mark.skipif(onnx.IR_VERSION < 14, reason="this onnx writes no version that ONNX Runtime 1.31 does not read")
+def test_an_ir_version_beyond_onnx_runtimes_is_told_with_the_one_that_it_reads(tmp_path: Path) -> None:
+    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Neg", ["x"], ["y"])], ["n", 3])
+    proto = onnx.load(model)
+    proto.ir_version = onnx.IR_VERSION
+    onnx.save(proto, model)
+    with pytest.raises(EngineError) as caught:
+        take_reference(model, tmp_path, ramp(1, 3))
+    hint = did_not_run("it does not run", Failure(Stage.BUILD, caught.value.kind, str(caught.value))).hint
+    assert hint.startswith("save it with ir_version = 13")
+
+
 def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Gather", ["past", "first"], ["key"], axis=0),
