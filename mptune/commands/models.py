@@ -41,8 +41,10 @@ def inspect(
     arguments = read_options(locals())
     del arguments["strict"]
     from mptune.api import models
+    from mptune.reporting.terminal.progress import TerminalListener
 
-    inspection = models.inspect(**arguments)
+    with TerminalListener() as listener:
+        inspection = models.inspect(**arguments, stage=listener.stage)
     if json_:
         print_json(inspection.to_json())
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -84,13 +84,18 @@ class KnownValues:
         return {name: seen.absmax for name, seen in self.ranges.items()}
 
 
-def known_values(grouped: GroupedModel, data: Path | InMemory | None, batch: int) -> KnownValues:
+def known_values(
+    grouped: GroupedModel,
+    data: Path | InMemory | None,
+    batch: int,
+    stage: Callable[[str], object] | None = None,
+) -> KnownValues:
     """Observe the values by running the model on the data; without data, take the shapes from the graph alone."""
     if data is None:
         static = static_shapes(grouped.model, batch)
         return KnownValues(static.shapes, static.assumed)
     samples = load_samples(grouped.model, data, batch)
-    ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)))
+    ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)), stage)
     shapes = {name: seen.shape for name, seen in ranges.items()}
     return KnownValues(shapes, samples=samples, ranges=ranges, findings=findings)
 
@@ -103,7 +108,10 @@ def load_samples(model: Model, data: Path | InMemory, batch: int) -> Calibration
 
 
 def observe_values(
-    grouped: GroupedModel, samples: CalibrationSet, precisions: Sequence[str] = DEFAULT_PRECISIONS
+    grouped: GroupedModel,
+    samples: CalibrationSet,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    stage: Callable[[str], object] | None = None,
 ) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
     """Run the model over the samples in a worker: the range and shape of every value, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
@@ -114,8 +122,7 @@ def observe_values(
         samples.save(workspace.samples("search"))
         workload = Workload(grouped, workspace, tuple(precisions))
         with PredictedToolchain(None, load_target("cpu"), workload, SearchSettings()) as toolchain:
-            reference = toolchain.reference_model.reference("search")
-            ranges = toolchain.reference_model.observe()
+            reference, ranges = toolchain.reference_model.inspect(stage)
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)
         raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)
@@ -150,7 +157,12 @@ _WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE
 
 
 def inspect_model(
-    model: Model, named: NamedSpace, data: Path | InMemory | None = None, batch: int = 1, budget: int | None = None
+    model: Model,
+    named: NamedSpace,
+    data: Path | InMemory | None = None,
+    batch: int = 1,
+    budget: int | None = None,
+    stage: Callable[[str], object] | None = None,
 ) -> Inspection:
     """Find the groups, operators, costs, hazards and pins of a model, as a search with this space and data would."""
     granularity: Granularity = named.file.granularity
@@ -159,7 +171,7 @@ def inspect_model(
     else:
         groups = find_groups(model, granularity)
     grouped = GroupedModel(model, groups)
-    values = known_values(grouped, data, batch)
+    values = known_values(grouped, data, batch, stage)
     every = find_hazards(grouped, values.absmax, seen=seen_of(values.ranges))
     of_fp16 = [hazard for hazard in every if hazard.precision is Precision.FP16]
     hazards = worst_first(of_fp16)

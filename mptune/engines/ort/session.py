@@ -229,7 +229,8 @@ class OrtSession(ABC):
         self._open_session()
         options = self._run_options()
         values = translated(lambda: self._open_session().run(None, dict(feeds), options))
-        return dict(zip(self.output_names, (np.asarray(value) for value in values), strict=True))
+        # Copies: an array of ONNX Runtime's keeps the memory of all its session's runs, however small it is.
+        return dict(zip(self.output_names, (np.array(value) for value in values), strict=True))
 
     def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """As ``run``, for feeds that come again and again: arrays that were fed before must not have been changed."""
@@ -309,6 +310,8 @@ class OrtSession(ABC):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         if self._on_cpu:
             options.intra_op_num_threads = self.options.threads or 0
+            if not self.options.timing:  # Threads of a run that wait for each other need no processor time meanwhile.
+                options.add_session_config_entry("session.intra_op.allow_spinning", "0")
             # Threads that spin after a session's run would slow down the session that is timed in turn with it.
             options.add_session_config_entry("session.force_spinning_stop", "1")
             # Without VNNI, INT8 products saturate in 16 bits otherwise; a quantised model is off by 0.2 then
