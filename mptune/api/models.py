@@ -27,7 +27,8 @@ def inspect(
 
     Args:
         model: path of an ONNX model, or an ``onnx.ModelProto``.
-        data: calibration samples, as in ``search``; the model is run once over each, and its values are judged, too.
+        data: calibration samples, as in ``search``; the model is run once over each, and its values are judged, too. A
+            large model is run over the first ones only: at least 4, and as many as 150 GFLOP are enough for.
         space: name or path of the search space whose granularity and pins count.
         batch: rows per sample where the batch is dynamic.
         budget: evaluations of the search to come, where the space's granularity is ``auto``.

@@ -69,12 +69,14 @@ class KnownValues:
         shapes: name -> shape; a value whose shape is not known is absent.
         assumed: symbolic dimension -> the size that the shapes are taken for; empty where they were observed.
         samples: what the model was run on; None where it was not run.
+        available: how many samples a search would run it on.
         ranges: name -> what was observed of the value; empty where it was not run.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     assumed: Mapping[str, int] = field(default_factory=dict)
     samples: CalibrationSet | None = None
+    available: int = 0
     ranges: Mapping[str, TensorRange] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -94,10 +96,24 @@ def known_values(
     if data is None:
         static = static_shapes(grouped.model, batch)
         return KnownValues(static.shapes, static.assumed)
-    samples = load_samples(grouped.model, data, batch)
+    every = load_samples(grouped.model, data, batch)
+    samples = replace(every, samples=every.samples[: _observed_count(grouped, every)])
     ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)), stage)
     shapes = {name: seen.shape for name, seen in ranges.items()}
-    return KnownValues(shapes, samples=samples, ranges=ranges, findings=findings)
+    return KnownValues(shapes, {}, samples, len(every.samples), ranges, findings)
+
+
+_OBSERVED_FLOPS = 1.5e11
+"""What is computed to observe values, about; a few seconds of one core."""
+_LEAST_OBSERVED = 4
+"""Fewest samples, where there are as many, whatever they cost."""
+
+
+def _observed_count(grouped: GroupedModel, samples: CalibrationSet) -> int:
+    """On how many samples values are observed: a look at a large model takes fewer than a search."""
+    shapes = static_shapes(grouped.model, given={n: array.shape for n, array in samples.samples[0].items()}).shapes
+    costs = (ungrouped_cost(grouped, shapes), *group_costs(grouped, shapes).values())
+    return max(_LEAST_OBSERVED, int(_OBSERVED_FLOPS / max(1.0, sum(cost.flops for cost in costs))))
 
 
 def load_samples(model: Model, data: Path | InMemory, batch: int) -> CalibrationSet:
@@ -196,6 +212,7 @@ def inspect_model(
         unknown_shapes=_unknown(model, values.shapes),
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
+        available=values.available,
         warnings=(
             *(samples.warnings if samples else ()),
             *check_ranges(values.ranges),

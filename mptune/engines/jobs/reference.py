@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.archive import save_outputs
+from mptune.data.archive import read_outputs, save_outputs
 from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts, load_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
@@ -48,6 +48,8 @@ class ReferenceJob:
     run_bytes: int | None = None
     observed: Mapping[str, Mapping[str, float]] | None = None
     """What an observing model saw of the outputs on all samples: only the first sample is run then."""
+    plain: Path | None = None
+    """File with the outputs of the model without optimisations on the first sample; None runs it."""
 
     def run(self, state: WorkerState) -> ReferenceReport:
         every = cached_samples(state, self.samples)
@@ -55,7 +57,8 @@ class ReferenceJob:
         side_by_side = SideBySide()
         if self.provider == "cpu" and self.rollout is None:
             side_by_side = SideBySide.of(len(samples), self.run_bytes)
-        options = SessionOptions(self.provider, tf32=False, timing=False, threads=side_by_side.threads)
+        threads, arena = side_by_side.threads, self.observed is None
+        options = SessionOptions(self.provider, tf32=False, timing=False, threads=threads, arena=arena)
         session = state.transient(partial(open_session, self.model, options))
         state.enter(Stage.RUN)
         outputs = outputs_of(session.run, samples, self.rollout, side_by_side.run)
@@ -88,8 +91,10 @@ class ReferenceJob:
         """Outputs whose shape differs are left out, as what selects values may select others."""
         options = SessionOptions(self.provider, tf32=False, timing=False, optimise=False)
         try:
-            session = state.transient(partial(open_session, self.model, options))
-            plain = session.run(sample)
+            if self.plain is not None:
+                (plain,) = read_outputs(self.plain)
+            else:
+                plain = state.transient(partial(open_session, self.model, options)).run(sample)
         except EngineError:  # some kernels exist for what the optimiser writes only
             return {}
         return {
@@ -113,6 +118,8 @@ class ObserveJob:
     outputs: frozenset[str] = frozenset()
     """The model's own outputs, of which the report says what ``ReferenceReport.outputs`` would."""
     dependent: frozenset[str] = frozenset()
+    first: Path | None = None
+    """File to write the outputs on the first sample to."""
 
     def run(self, state: WorkerState) -> ObservedRanges:
         samples = cached_samples(state, self.samples)
@@ -151,6 +158,8 @@ class ObserveJob:
             seen = ranges[answer.probe.key]
             ranges[answer.probe.key] = replace(seen, records=(*seen.records, answer.record()))
         outputs = [{name: values[name] for name in self.outputs} for values in every]
+        if self.first is not None:
+            save_outputs(self.first, outputs[:1])
         return ObservedRanges(ranges, tuple(doubtful), _facts_of(samples, outputs, self.dependent))
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:

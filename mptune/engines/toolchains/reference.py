@@ -352,6 +352,7 @@ class ReferenceModel:
             units=shared_units(self.workload.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
             observed=observed,
+            plain=self._plain if observed is not None and self.provider == "cpu" else None,
         )
         report = self.call(job)
         if isinstance(report, Failure):
@@ -433,8 +434,9 @@ class ReferenceModel:
                 precisions=workload.precisions,
             )
             names = frozenset(value.name for value in workload.model.outputs) if outputs else frozenset[str]()
-            samples = workspace.samples("search")
-            return call(ObserveJob(path, taps, samples, self.provider, run_bytes, names, self._dependent))
+            first = self._plain if outputs else None
+            files = path, taps, workspace.samples("search")
+            return call(ObserveJob(*files, self.provider, run_bytes, names, self._dependent, first))
         finally:
             path.unlink(missing_ok=True)
 
@@ -451,6 +453,11 @@ class ReferenceModel:
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
+
+    @property
+    def _plain(self) -> Path:
+        """File with the outputs that the observing model has on the first sample."""
+        return self.workload.workspace.reference("search").with_name("plain.npz")
 
     @cached_property
     def _dependent(self) -> frozenset[str]:
