@@ -3,11 +3,13 @@
     python -m benchmarks.emulation benchmarks/models/digits_vit.onnx benchmarks/models/digits_calib.npz
     python -m benchmarks.emulation vit_s.onnx vit_s.npz --plans benchmarks/results/h200_plans_vit_s.json
     python -m benchmarks.emulation vit_s.onnx vit_s.npz --time
+    python -m benchmarks.emulation one.onnx one.npz other.onnx other.npz --random 0 --samples 4
 
 Both are relative L2 against true FP32 on the same samples. The measured errors come from a file of
 ``benchmarks.measured_plans``, and so do the emulated ones unless ``--again`` is given; without a file the plans are
 measured on the GPU of this machine. ``--few`` emulates as a search does before a build, on the first rows only.
-``--time`` does so with every group alone, compares with nothing, and needs no GPU.
+``--time`` does so with every group alone, compares with nothing, and needs no GPU. Groups whose ratio of emulated to
+measured error is outside 0.8 to 1.25 are shown with their operators.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import argparse
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +53,8 @@ from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.target import load_target
 
 _AT_A_TIME = 8
+_HOLDS = (0.8, 1.25)
+"""Emulated over measured, of a group whose emulation holds."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,11 @@ def report(groups: Sequence[LayerGroup], pairs: Sequence[Pair]) -> dict[str, Agr
             print(f"{'group':<34} {'measured':>10} {'emulated':>10} {'ratio':>6}")
             for p in chosen:
                 ratio = p.emulated / p.measured if p.measured > 0 and math.isfinite(p.measured) else math.nan
-                print(f"{name_of(groups, p.precision)[:34]:<34} {p.measured:>10.3e} {p.emulated:>10.3e} {ratio:>6.3f}")
+                outside = (
+                    "" if math.isnan(ratio) or _HOLDS[0] <= ratio <= _HOLDS[1] else f"  {ops_of(groups, p.precision)}"
+                )
+                name = name_of(groups, p.precision)[:34]
+                print(f"{name:<34} {p.measured:>10.3e} {p.emulated:>10.3e} {ratio:>6.3f}{outside}")
         found[kind] = a = agreement(chosen)
         print(f"{a.plans} {kind} plans: log-correlation {a.log_correlation:.5f}, median ratio {a.median_ratio:.3f}, "
               f"extremes {a.ratios[0]:.3f} to {a.ratios[1]:.3f}; {a.overflow_in_both} overflow in both, "
@@ -155,10 +165,14 @@ def name_of(groups: Sequence[LayerGroup], bits: str) -> str:
     return " ".join(group.name for group, bit in zip(groups, bits, strict=True) if bit == "1")
 
 
+def ops_of(groups: Sequence[LayerGroup], bits: str) -> str:
+    counts = sum((Counter(group.ops) for group, bit in zip(groups, bits, strict=True) if bit == "1"), Counter[str]())
+    return ", ".join(op if count == 1 else f"{count} {op}" for op, count in counts.items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("paths", type=Path, nargs="+", metavar="MODEL DATA", help="a model and its data, or several")
     parser.add_argument("--plans", type=Path, help="a file of benchmarks.measured_plans")
     parser.add_argument("--again", action="store_true", help="emulate here, whatever the file says")
     parser.add_argument("--few", action="store_true", help="emulate as a search does before it builds; implies --again")
@@ -169,16 +183,28 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    model = load_model(options.model)
+    if len(options.paths) % 2 or (options.plans is not None and len(options.paths) != 2):
+        parser.error("give a model and its data, or several without --plans")
+    documents = []
+    for model, data in zip(options.paths[::2], options.paths[1::2], strict=True):
+        print(f"== {model.stem}", flush=True)
+        documents.append(study(model, data, options))
+    if not options.time:
+        save(options.json, documents[0] if len(documents) == 1 else {"models": documents}, lists=("plans",))
+
+
+def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Compare, print, and return the figures of one model."""
+    model = load_model(path)
     groups = find_groups(model)
     with tempfile.TemporaryDirectory() as folder:
-        space = make_workspace(options.model.resolve(), options.data, Path(folder), options.samples, options.batch)
+        space = make_workspace(path.resolve(), data, Path(folder), options.samples, options.batch)
         workload = Workload(GroupedModel(model, groups), space)
         if options.time:
             alone = list(one_group_plans(model, groups).values())
             chosen = np.linspace(0, len(alone) - 1, min(options.first or len(alone), len(alone))).astype(int)
             emulate(workload, [alone[index] for index in chosen], few=True)
-            return
+            return {}
         if options.plans is None:
             pairs = measure(workload, options.random)
         else:
@@ -195,8 +221,7 @@ def main() -> None:
             pairs = [replace(pair, emulated=error) for pair, error in zip(pairs, errors, strict=True)]
     found = report(groups, pairs)
     rows = [{**asdict(p), "measured": rounded(p.measured), "emulated": rounded(p.emulated)} for p in pairs]
-    document = {"model": options.model.stem, "agreement": {kind: asdict(a) for kind, a in found.items()}, "plans": rows}
-    save(options.json, document, lists=("plans",))
+    return {"model": path.stem, "agreement": {kind: asdict(a) for kind, a in found.items()}, "plans": rows}
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ FP16_CODES = frozenset((*BREAKING_CODES, "long-sum", "norm-written-out", "no-fp1
 PINNING_CODES = (*BREAKING_CODES, "no-fp16-kernel", "no-bf16-kernel", "quantised-parts")
 """Codes of the findings that pin groups to FP32."""
 
-RANGE_CODES = frozenset({"overflow", "mask", "vanishing-epsilon", "norm-written-out"})
+RANGE_CODES = frozenset({"overflow", "mask", "vanishing-epsilon", "vanishing-values", "norm-written-out"})
 """Codes of values that leave FP16's range, which BF16 holds."""
 
 _UNGUARDED = 2.0**-25

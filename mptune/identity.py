@@ -15,6 +15,7 @@ DATA = "set of calibration data"
 TARGET = "target"
 PROFILE = "content of the target's profile"
 SPACE = "content of the search space"
+APART = "set of nodes that stay in FP32"
 _LABELS = {
     "space_sha256": SPACE,
     "groups_sha256": "set of layer groups",
@@ -26,7 +27,7 @@ _LABELS = {
 }
 """How messages name a fixed setting; the others by their field's name."""
 
-_HASHES = {"model", DATA, PROFILE, *(_LABELS[name] for name in _LABELS if name.endswith("_sha256"))}
+_HASHES = {"model", DATA, PROFILE, APART, *(_LABELS[name] for name in _LABELS if name.endswith("_sha256"))}
 """What of an identity is not shown."""
 
 
@@ -41,7 +42,7 @@ def identity_of(file: RunFile) -> dict[str, Any]:
         del settings[name]
     data = {} if file.data is None else {DATA: file.data.sha256}
     target = {} if file.target is None else _target_identity(file.target)
-    return {"model": file.model.sha256, **data, **settings, **target}
+    return {"model": file.model.sha256, **data, **settings, **target, APART: list(file.nodes_apart)}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, here: str) -> dict[str, str]:

@@ -134,7 +134,8 @@ class RunFile(_Section):
 
     ``confirms`` is the way from a confirmation, which is a run directory of its own, to the run that it confirms; null
     in the run of a search. ``accompanies`` is the way from the front of another device to the search that it belongs
-    to, in whose storage its study is; null in the run of the search.
+    to, in whose storage its study is; null in the run of the search. ``nodes_apart`` are the nodes that are FP32 under
+    any plan although their groups are not (``mptune.graph.grouping.apart``).
     """
 
     format: int = RUN_FORMAT
@@ -147,6 +148,7 @@ class RunFile(_Section):
     data: DataSection | None = None
     target: TargetSection | None = None
     environment: Environment | None = None
+    nodes_apart: tuple[str, ...] = ()
     choice: Choice = Choice()
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()

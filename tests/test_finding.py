@@ -32,6 +32,7 @@ INFO = {
 WARNINGS = {
     "overflow",
     "vanishing-epsilon",
+    "vanishing-values",
     "spacing",
     "stagnation",
     "cancellation",

@@ -21,13 +21,22 @@ from benchmarks.memory import peak_mib
 
 def _first_sample(data: Path, rows: int) -> dict[str, np.ndarray]:
     with np.load(data) as arrays:
-        return {name: arrays[name][:rows] for name in arrays.files}
+        return {name: array[:rows] if array.ndim else array for name, array in arrays.items()}
 
 
 def ort_float16(model: Path, data: Path, rows: int, out: Path, excluded: Sequence[str] = ()) -> None:
     """ONNX Runtime's float16 converter, its own block list, inputs and outputs kept (onnxruntime.ai, float16)."""
     import onnx
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+    blocked = [*DEFAULT_OP_BLOCK_LIST, *excluded]
+    onnx.save(convert_float_to_float16(onnx.load(model), keep_io_types=True, op_block_list=blocked), out)
+
+
+def converter_common_float16(model: Path, data: Path, rows: int, out: Path, excluded: Sequence[str] = ()) -> None:
+    """onnxconverter-common's float16, its own block list, inputs and outputs kept."""
+    import onnx
+    from onnxconverter_common.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     blocked = [*DEFAULT_OP_BLOCK_LIST, *excluded]
     onnx.save(convert_float_to_float16(onnx.load(model), keep_io_types=True, op_block_list=blocked), out)
@@ -95,6 +104,9 @@ CONVERTERS: dict[str, tuple[Callable[[Path, Path, int, Path, Sequence[str]], Non
 }
 """Name -> what it does, and the package that it needs."""
 
+FLOAT16_OF_COMMON = "onnxconverter-common float16"
+"""For ``benchmarks.trained``; no peer by itself, as ONNX Runtime's converter began as a copy of it."""
+
 EXCLUDING = ("ONNX Runtime float16", "AutoCast", "AutoCast, calibrated", "Olive float16")
 """Those that take operators to leave in FP32."""
 
@@ -106,7 +118,7 @@ def label(name: str, excluded: Sequence[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="one converter, in this process")
-    parser.add_argument("name", choices=CONVERTERS)
+    parser.add_argument("name", choices=(*CONVERTERS, FLOAT16_OF_COMMON))
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("rows", type=int)
@@ -114,7 +126,8 @@ def main() -> None:
     parser.add_argument("--exclude", nargs="+", default=[], metavar="OPERATOR", help="left in FP32")
     given = parser.parse_args()
     started = time.monotonic()
-    CONVERTERS[given.name][0](given.model, given.data, given.rows, given.out, given.exclude)
+    convert = converter_common_float16 if given.name == FLOAT16_OF_COMMON else CONVERTERS[given.name][0]
+    convert(given.model, given.data, given.rows, given.out, given.exclude)
     figures = {"seconds": time.monotonic() - started, "peak_mib": peak_mib()}
     given.out.with_suffix(".json").write_text(json.dumps(figures))
 

@@ -10,6 +10,7 @@ from mptune.api.reading import one_or_several
 from mptune.choice import Choice
 from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
+from mptune.graph.grouping.apart import set_apart
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.reporting.run_files import write_run_files
@@ -79,6 +80,7 @@ def pick(
         file = file.model_copy(update={"choice": front.choice})
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         loaded = load_either(directory, file)
-        grouped = GroupedModel(loaded, find_groups(loaded, file.fixed_settings.granularity))
+        groups = find_groups(loaded, file.fixed_settings.granularity)
+        grouped = GroupedModel(loaded, set_apart(loaded, groups, file.nodes_apart))
         write_run_files(directory, front, record, grouped, file.environment, confirmation)
         return front

@@ -21,6 +21,7 @@ def inspect(
     space: str = "default",
     batch: int = 1,
     budget: int = 50,
+    all_samples: bool = False,
     stage: Callable[[str], object] | None = None,
 ) -> Inspection:
     """Take a model apart as a search would: groups, operators, FLOPs, bytes, hazards and what they pin.
@@ -29,6 +30,7 @@ def inspect(
         model: path of an ONNX model, or an ``onnx.ModelProto``.
         data: calibration samples, as in ``search``; the model is run once over each, and its values are judged, too. A
             large model is run over the first ones only: at least 4, and as many as 150 GFLOP are enough for.
+        all_samples: run it over as many as a search would, however large it is.
         space: name or path of the search space whose granularity and pins count.
         batch: rows per sample where the batch is dynamic.
         budget: evaluations of the search to come, where the space's granularity is ``auto``.
@@ -43,7 +45,7 @@ def inspect(
     named = load_space(space)
     with loaded_model(model) as loaded:
         check_batch(batch, loaded.inputs)
-        return inspect_model(loaded, named, data_argument(data), batch, budget, stage)
+        return inspect_model(loaded, named, data_argument(data), batch, budget, stage, all_samples=all_samples)
 
 
 def apply(

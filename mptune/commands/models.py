@@ -25,7 +25,9 @@ def inspect(
         str, typer.Option(metavar="NAME|FILE", help="The search space whose groups and pins are shown.")
     ] = SearchSettings.space,
     batch: BatchOption = DataSettings.batch,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 if a finding is an error.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 4 if a finding is an error; all samples are run.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Show layer groups, operators, costs and hazards of a model.
@@ -44,7 +46,7 @@ def inspect(
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
-        inspection = models.inspect(**arguments, stage=listener.stage)
+        inspection = models.inspect(**arguments, all_samples=strict, stage=listener.stage)
     if json_:
         print_json(inspection.to_json())
     else:

@@ -6,12 +6,6 @@ from collections.abc import Mapping
 
 from mptune.findings.wording import CodeInfo, Wording, row
 
-EMULATION_CAUSE = (
-    "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says; look at the precisions of"
-    " its layers"
-)
-"""Why a measured error is not the emulated one."""
-
 NOTHING = "nothing-to-tune"
 """The code of the finding that is shown before all others."""
 
@@ -149,12 +143,21 @@ ENGINE: Mapping[str, CodeInfo] = {
             ),
         },
     ),
-    "emulation-differs": row(
+    "emulation-differs": CodeInfo(
         "warning",
         "measured and emulated errors disagree",
-        "plan {plan}: the error is {measured:.2e} as measured and {emulated:.2e} as emulated, apart by more"
-        " than a factor of {factor:g}",
-        EMULATION_CAUSE,
+        {
+            "": Wording(
+                "plan {plan}: the error is {measured:.2e} as measured and {emulated:.2e} as emulated, apart by more"
+                " than a factor of {factor:g}[; its FP16 groups hold {operators}]",
+                "rely on the measured error: emulation does not give what this engine computes",
+            ),
+            "recurrent": Wording(
+                "the errors of {operators} are not emulated here: measured on an H200, they were {low:g} to {high:g}"
+                " times as large",
+                "run `mptune confirm` on the device before you rely on a plan that has them in FP16",
+            ),
+        },
     ),
     "already-mixed": CodeInfo(
         "warning",

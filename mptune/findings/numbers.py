@@ -76,6 +76,12 @@ _POLES: Mapping[str, tuple[str, str]] = {
 
 _LOST_VALUES = "{lost} of {values} values of {tensor!r} (down to {smallest:.2g})"
 
+_VANISHING = (
+    "of the values that {operator} reads, {zero_share:.1%} are so small that {precision} makes them zero, and"
+    " {subnormal_share:.1%} lose digits below its smallest normal value, {smallest_normal:.2g}"
+)
+_KEPT_FROM_ZERO = "{keep_out}, or keep the values from zero in the model, as by a limit of 1e-4"
+
 _DECIDED: Mapping[str, str] = {
     "softmax": "{share:.1%} of the weight of its rows moves to other elements",
     "largest": "{operator} chooses another element in {share:.1%} of the rows",
@@ -115,6 +121,11 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 f"{kind} limit": _hazard(text + _LIMITED, _LIMITED_CURE, is_note=True)
                 for kind, text in _CONSTANTS.items()
             },
+            "rescaled": _hazard(
+                "{overflowed} of {size} values exceed FP16's {fp16_max:g}, the largest is {absmax:.4g}; in FP16 they"
+                " are rescaled, together with the constant beside them, so that the function is the same",
+                "nothing: the model that mptune writes does this",
+            ),
             "infinite": _INFINITE["infinite"],
         },
         breaks=1,
@@ -141,10 +152,28 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 )
                 for kind in ("attribute", "attribute of a safe variance")
             },
+            "weights": _hazard(
+                _VANISHED, "harmless where the error says so; otherwise keep the group in FP32", is_note=True
+            ),
+            "weights matter": _hazard(_VANISHED, _SCALED_UP),
+        },
+        breaks=2,
+        plain={
+            "subnormal": "the epsilon loses digits, and what is divided by it alone leaves FP16's range",
+            "": "the epsilon is 0, so that x/0 is Inf, 0/0 NaN, and the logarithm of 0 -Inf",
+        },
+    ),
+    "vanishing-values": CodeInfo(
+        "warning",
+        "values that FP16 rounds to 0, or that lie below its smallest normal, at a Log, division, root or reciprocal",
+        {
+            "": _hazard(
+                f"{_VANISHING}: that changes the results by {{relative_error:.1%}} of their standard deviation",
+                _KEPT_FROM_ZERO,
+            ),
             **{
                 f"pole {operator}": _hazard(
-                    f"{_LOST_VALUES} are too small for {{precision}} and become zero, and there {result}",
-                    "{keep_out}, or keep the values from zero in the model, as by a limit of 1e-4",
+                    f"{_VANISHING}; {_LOST_VALUES} become zero, and there {result}", _KEPT_FROM_ZERO
                 )
                 for operator, (_, result) in _POLES.items()
             },
@@ -157,16 +186,9 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 )
                 for lost in ("become zero", "lose digits")
             },
-            "weights": _hazard(
-                _VANISHED, "harmless where the error says so; otherwise keep the group in FP32", is_note=True
-            ),
-            "weights matter": _hazard(_VANISHED, _SCALED_UP),
         },
         breaks=2,
-        plain={
-            "subnormal": "the epsilon loses digits, and what is divided by it alone leaves FP16's range",
-            "": "the epsilon is 0, so that x/0 is Inf, 0/0 NaN, and the logarithm of 0 -Inf",
-        },
+        plain={"relative_error": "the results change by {relative_error:.1%}", "": "zero"},
     ),
     "spacing": CodeInfo(
         "warning",

@@ -22,7 +22,7 @@ from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.constants import masked_row_findings
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.find import find_split, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, worst_first
 from mptune.graph.hazards.interface import interface_findings, state_inputs
 from mptune.graph.loading.model import Model
@@ -91,13 +91,17 @@ def known_values(
     data: Path | InMemory | None,
     batch: int,
     stage: Callable[[str], object] | None = None,
+    *,
+    all_samples: bool = False,
 ) -> KnownValues:
     """Observe the values by running the model on the data; without data, take the shapes from the graph alone."""
     if data is None:
         static = static_shapes(grouped.model, batch)
         return KnownValues(static.shapes, static.assumed)
     every = load_samples(grouped.model, data, batch)
-    samples = replace(every, samples=every.samples[: _observed_count(grouped, every)])
+    samples = every
+    if not all_samples:
+        samples = replace(every, samples=every.samples[: _observed_count(grouped, every)])
     ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)), stage)
     shapes = {name: seen.shape for name, seen in ranges.items()}
     return KnownValues(shapes, {}, samples, len(every.samples), ranges, findings)
@@ -179,6 +183,8 @@ def inspect_model(
     batch: int = 1,
     budget: int | None = None,
     stage: Callable[[str], object] | None = None,
+    *,
+    all_samples: bool = False,
 ) -> Inspection:
     """Find the groups, operators, costs, hazards and pins of a model, as a search with this space and data would."""
     granularity: Granularity = named.file.granularity
@@ -187,8 +193,8 @@ def inspect_model(
     else:
         groups = find_groups(model, granularity)
     grouped = GroupedModel(model, groups)
-    values = known_values(grouped, data, batch, stage)
-    every = find_hazards(grouped, values.absmax, seen=seen_of(values.ranges))
+    values = known_values(grouped, data, batch, stage, all_samples=all_samples)
+    grouped, every = find_split(grouped, values.absmax, seen_of(values.ranges))
     of_fp16 = [hazard for hazard in every if hazard.precision is Precision.FP16]
     hazards = worst_first(of_fp16)
     space = make_space(grouped, named, hazards, values.absmax)

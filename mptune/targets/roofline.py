@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mptune.graph.grouping import apart
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.grouping.op_kinds import CASTS_INTEGERS
@@ -217,7 +218,7 @@ def _shared_gains(
 
     The free groups of a unit together save what the unit does, each about as much as its own nodes would alone.
     """
-    pinned = {group.id for group in grouped.groups if group.pinned is not None}
+    pinned = {group.id for group in grouped.groups if group.pinned is not None and group.kind != apart.KIND}
     parts: dict[tuple[str, str], list[str]] = {}
     for name, group in grouped.owners.items():
         if group not in pinned:

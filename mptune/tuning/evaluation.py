@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -87,6 +88,7 @@ class Evaluation(JsonForm):
         emulated: the objective statistic by emulation of some of the samples, kept beside a measured one; None where
             the plan was not emulated.
         disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
+        operators: of the plan's reduced groups, where it disagrees; those that are in most of them first.
         held_out: the same statistics on the held-out samples; None until re-measured.
         held_out_least: the smallest error of a round, where several took ``held_out``, which is the largest; else None.
         remeasured: the search measured it again in fresh processes.
@@ -105,6 +107,7 @@ class Evaluation(JsonForm):
     speedup: float
     emulated: float | None = None
     disagrees: bool = False
+    operators: tuple[str, ...] = ()
     held_out: OutputError | None = None
     held_out_least: float | None = None
     drift: float = 1.0
@@ -147,8 +150,8 @@ class Evaluation(JsonForm):
             ignored=ignored,
         )
 
-    def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
-        """The same evaluation with the plan's emulated error, and whether the two disagree."""
+    def with_emulated(self, emulated: EmulatedError, fp32_error: float, operators: Iterable[str] = ()) -> Evaluation:
+        """The same evaluation with the plan's emulated error, and whether the two disagree, of which ``operators``."""
         compared = replace(self, emulated=emulated.value)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
             return compared
@@ -158,7 +161,7 @@ class Evaluation(JsonForm):
             return compared
         if max(measured, expected) <= _FP32_NOISE:  # no value that counts was rounded, as where FP16 holds a mask
             return compared
-        return replace(compared, disagrees=True)
+        return replace(compared, disagrees=True, operators=tuple(operators))
 
     def __repr__(self) -> str:
         held_out = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"

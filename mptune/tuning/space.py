@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 PREFIXES = {"quarter": 0.25, "half": 0.5, "three quarters": 0.75}
 """Shares of the groups, from the inputs on, that stay FP32, as in Polygraphy's bisection: few boundaries."""
+
+MOST_ALONE = 8
+"""Groups that are measured alone, each of which takes a build, at most."""
 
 LARGE_ACTIVATION = 512.0
 """Absolute value past which NVIDIA's AutoCast keeps a node in FP32 (Model-Optimizer, modelopt/onnx/autocast)."""
@@ -120,6 +123,8 @@ class SearchSpace:
 
     BF16 costs what FP16 does and is less exact: it is preferred only where FP16 is not possible.
     """
+    not_emulated: tuple[str, ...] = ()
+    """Free groups whose errors emulation does not give: seeds have them alone, so that they are measured."""
 
     def reduced_precisions(self, group: str) -> tuple[Precision, ...]:
         """What a free group may be where it is not FP32, what it prefers first."""
@@ -157,6 +162,10 @@ class SearchSpace:
                 for group in self.groups
             },
         )
+
+    def alone(self, group: str) -> PrecisionPlan:
+        """The plan with no free group but this one reduced."""
+        return self.plan({**dict.fromkeys(self.free, Precision.FP32), group: self.reduced_of(group)})
 
     def mixed(self, fp32: Iterable[str]) -> PrecisionPlan:
         """The plan with these free groups in FP32, the others in the precision that most prefer, or in FP32, too."""
@@ -233,6 +242,7 @@ def make_space(
     absmax: Mapping[str, float] | None = None,
     lacking: Mapping[Precision, Mapping[str, str]] = MappingProxyType({}),
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    not_emulated: Collection[str] = (),
 ) -> SearchSpace:
     """Put together what the groups, their hazards, the engine and the search-space file say.
 
@@ -240,14 +250,16 @@ def make_space(
     without an FP16 kernel, a pattern of the file. Those win over the file's FP16 pins.
 
     ``absmax`` has the largest magnitude of each tensor on the search samples; ``lacking``, for each precision, the
-    groups for which the engine does not have it, and why. With several reduced precisions a group that cannot be right
+    groups for which the engine does not have it, and why. ``not_emulated`` are operators whose errors are to be
+    measured, one group at a time. With several reduced precisions a group that cannot be right
     in FP16 may be BF16.
     """
     from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
 
     model, groups = grouped.model, grouped.groups
     warnings: list[str] = []
-    pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
+    beyond = pinned_by_hazards(hazards)
+    pinned = {g.id: Pin(Precision.FP32, beyond.get(g.id, g.pinned)) for g in groups if g.pinned is not None}
     ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
     allowed = [precision for precision in REDUCED if precision in precisions]
     reduced: dict[str, tuple[Precision, ...]] = {}
@@ -278,7 +290,8 @@ def make_space(
                 warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
     free = tuple(g.id for g in groups if g.id not in pinned)
     searched = {group: possible for group, possible in reduced.items() if group not in pinned}
-    space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched)
+    alone = tuple(g.id for g in groups if g.id in searched and not g.ops.keys().isdisjoint(not_emulated))
+    space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched, not_emulated=alone)
     seeds = _seeds(space, grouped, named, warnings, absmax or {})
     return replace(space, seeds=seeds, warnings=tuple(warnings))
 
@@ -310,6 +323,10 @@ def _seeds(
 
     # The baseline is all-FP32 whatever is pinned: speedups and errors are relative to it.
     seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, space.all_fp16)]
+    names = {group.id: group.name for group in space.groups}
+    seeds += [
+        Seed(Origin("seed", f"{names[group]} alone"), space.alone(group)) for group in space.not_emulated[:MOST_ALONE]
+    ]
     # All are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it wherever
     # it can be. Where it pays the sampler knows better: simulated, such a seed cost a build and found nothing more.
     seeds += [

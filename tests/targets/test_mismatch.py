@@ -11,8 +11,9 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.targets.jetson import JetsonState
-from mptune.targets.mismatch import beside_tf32, not_measured, profile_warnings
+from mptune.targets.mismatch import beside_tf32, not_emulated, not_measured, profile_warnings
 from mptune.targets.target import load_target
+from tests.graph.test_corpus import CORPUS
 from tests.targets.jetson_files import NANO
 
 LOCKED = replace(NANO, gpu_min_mhz=1020.0, gpu_mhz=1020.0)
@@ -69,3 +70,15 @@ def test_a_device_that_is_not_measured() -> None:
     assert (finding.code, finding.severity, finding.origin) == ("target-not-here", "info", "search")
     assert finding.message.startswith("Jetson Orin Nano 8 GB is not measured here: latency is predicted")
     assert "`mptune confirm`" in finding.cure
+
+
+@pytest.mark.parametrize(("name", "operator"), [("gru", "GRU"), ("lstm", "LSTM"), ("vit", "")])
+def test_recurrent_layers_are_not_emulated(name: str, operator: str) -> None:
+    model = load_model(CORPUS[0].parent / f"{name}.onnx")
+    grouped = GroupedModel(model, find_groups(model))
+    found = not_emulated([not_measured("Jetson Orin Nano 8 GB")], grouped)
+    assert not_emulated([], grouped) == (), "where errors are measured"
+    assert [finding.code for finding in found] == ["emulation-differs"] * bool(operator)
+    for finding in found:
+        assert finding.text.startswith(f"the errors of {operator} are not emulated here")
+        assert [group.id for group in grouped.groups if operator in group.ops] == list(finding.where.groups)

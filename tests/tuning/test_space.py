@@ -15,6 +15,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 from mptune.tuning.space import NamedSpace, list_spaces, load_space, make_space, match
+from tests.graph.test_corpus import CORPUS
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +185,14 @@ def test_pins_to_bf16(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]])
     without = make_space(GroupedModel(model, groups), named)
     assert head in without.free
     assert "which --precisions leaves out" in without.warnings[0]
+
+
+def test_groups_that_are_not_emulated_are_measured_alone() -> None:
+    model = load_model(CORPUS[0].parent / "lstm.onnx")
+    groups = find_groups(model)
+    (lstm,) = (group for group in groups if "LSTM" in group.ops)
+    space = make_space(GroupedModel(model, groups), load_space("default"), not_emulated=("GRU", "LSTM"))
+    assert space.not_emulated == (lstm.id,)
+    assert str(space.seeds[2].origin) == f"seed: {lstm.name} alone"
+    assert space.seeds[2].plan.fp16_groups == (lstm.id,)
+    assert make_space(GroupedModel(model, groups), load_space("default")).not_emulated == ()

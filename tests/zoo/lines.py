@@ -42,9 +42,7 @@ LINES = [
     Line("vanishing-epsilon", "rounds to 0, x/0", "numbers", "vanishing-epsilon, one over zero"),
     Line("vanishing-epsilon", "below the smallest normal", "numbers", "vanishing-epsilon below the normal numbers"),
     Line("vanishing-epsilon", "in a norm", "numbers", "vanishing-epsilon of a written-out InstanceNorm"),
-    Line(
-        "vanishing-epsilon", "a value that is zero in FP16", "numbers", "vanishing-epsilon: a probability under a Log"
-    ),
+    Line("vanishing-values", "a value that is zero in FP16", "numbers", "vanishing-values"),
     Line("cancellation", "to zero, before a Log", "numbers", "cancellation before a Log"),
     Line("spacing", "before a softmax", "numbers", "spacing"),
     Line("spacing", "before an argmax", "numbers", "spacing before ArgMax"),

@@ -20,6 +20,7 @@ from mptune.diagnosis.runner import Outputs
 from mptune.diagnosis.sides import Side, Sides
 from mptune.errors import BaselineError
 from mptune.finding import Finding, OutputColumns, Where
+from mptune.graph.casting.rescaled import Rescaled, rescale
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.plan import REDUCED, Precision
@@ -215,6 +216,7 @@ class _Aligner:
             for ours, theirs in zip(node.outputs, partner.outputs, strict=False):
                 if ours and theirs:
                     self.same[_root(self.left, ours)] = _root(self.right, theirs)
+                if ours and theirs and ours not in self._rescaled.values:
                     values[ours] = self._value(ours, theirs)
             for dtype in (self.right.info(out).dtype for out in partner.outputs if out):
                 if dtype in _REDUCED:
@@ -223,6 +225,11 @@ class _Aligner:
             if _is_float_cast(self.left, node) and node.outputs[0] in self.right.tensors:
                 values.setdefault(node.outputs[0], node.outputs[0])
         return Alignment(values, tuple(differences), reduced)
+
+    @cached_property
+    def _rescaled(self) -> Rescaled:
+        """What mptune rescales where all of the left model is FP16."""
+        return rescale(self.left, [0] * len(self.left.nodes), Precision.FP16)
 
     def _value(self, ours: str, theirs: str) -> str:
         """The right value under the left one's name where that is the same but for Casts: what the readers get."""
@@ -303,6 +310,9 @@ class _Aligner:
         if a in self.left.initializers and b in self.right.initializers:
             our_values, their_values = self.left.initializers[a].numpy(), self.right.initializers[b].numpy()
             difference = constant_difference(np.asarray(our_values), np.asarray(their_values))
+            held = self._rescaled.constants.get(a) if their_values.dtype == np.float16 else None
+            if held is not None and constant_difference(held.numpy(), np.asarray(their_values)) is None:
+                return None
             if difference is not None:
                 text = f"constant {ours!r} (input {slot}): {difference.text}"
                 return Difference(

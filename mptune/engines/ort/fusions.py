@@ -129,8 +129,8 @@ class FoldJob:
         )
 
 
-_CENTRED = "LayerNormalization"
-_NORMS = frozenset({_CENTRED, "SimplifiedLayerNormalization"})
+_CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
+_NORMS = _CENTRED | {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
 _OTHERS = frozenset({"BiasSoftmax", "Gelu"})
 _OPERATOR_SINCE = 17
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
@@ -192,9 +192,11 @@ def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tu
     named = {node.name: node for node in model.nodes}
     fused = []
     for fusion in optimised:
-        if fusion.op_type == _CENTRED and model.opset >= _OPERATOR_SINCE:
+        if fusion.op_type in _CENTRED and model.opset >= _OPERATOR_SINCE:
             continue
         members = sorted((named[name] for name in fusion.nodes if name in named), key=lambda node: node.index)
+        if fusion.op_type.startswith("Skip"):  # the sums before the norm: a plan may have them in another precision
+            members = [node for node in members if grouped.in_one_group((node, members[-1]))]
         if len(members) < 2 or members[-1].name != fusion.result or not grouped.in_one_group(members):
             continue
         names = tuple(node.name for node in members)

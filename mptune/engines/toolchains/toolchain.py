@@ -84,7 +84,7 @@ class TargetPredictor:
         if not self.fuses:
             from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-            grouped = with_rounding_steps(grouped, nodes)
+            grouped = with_rounding_steps(grouped, nodes, bench.workload.precisions)
         return Emulation(bench.workload, grouped, bench.provider, bench.settings, bench.call, bench.shapes, nodes)
 
     @property

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import onnx
 
 from mptune.errors import PlanError
+from mptune.graph.casting.rescaled import Rescaled, rescale
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT, RECURRENT
 from mptune.graph.loading.model import Model, Node, once
-from mptune.graph.loading.tensors import all_graphs
+from mptune.graph.loading.tensors import Initializer, all_graphs
 from mptune.graph.op_rules import FLOAT_TYPES, NodeRule, casts_integers, node_rules
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.schemas import onnx_schema
@@ -286,6 +287,8 @@ class ValueTypes:
         self.read_by_nodes = frozenset(name for node in others for name in (*node.inputs, *node.captures))
         self._needs = {p: self._needs_in(p) for p in DEFAULT_PRECISIONS}  # of the others when a plan has them
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
+        self._rescaled: dict[Precision, Rescaled] = {}
+        self._written_from = grouped.written_from
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
         self._kept = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
         self._outputs = tuple(o.name for o in model.outputs if o.name in model.producer)
@@ -403,6 +406,18 @@ class ValueTypes:
         """The precision of every node that has one, by node name."""
         precisions = zip(self.model.nodes, self.group_of, self._precisions_of_nodes(plan), strict=True)
         return {node.name: precision for node, group, precision in precisions if group >= 0}
+
+    def rescaled(self, precision: Precision) -> Rescaled:
+        """The constants that have other values in a precision, since it does not hold their own."""
+        if precision not in self._rescaled:
+            types = self if self._written_from is None else value_types(self._written_from)
+            self._rescaled[precision] = rescale(types.model, types.group_of, precision)
+        return self._rescaled[precision]
+
+    def in_precision(self, name: str, precision: Precision | None) -> Initializer:
+        """The constant that is rounded to a precision; the model's own for None."""
+        constant = self.model.initializers[name]
+        return constant if precision is None else self.rescaled(precision).constants.get(name, constant)
 
     def convertible_constants(self) -> frozenset[str]:
         """Constants that some plan reads in less than FP32: what the weight bank keeps more than once.

@@ -238,7 +238,7 @@ class LayerGroup:
         id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
         name: readable, from the scopes in the node names.
         kind: of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample,
-            quantised or elementwise; block for several of these together.
+            quantised or elementwise; block for several of these together; range for nodes that are set apart.
         nodes: node names in topological order.
         ops: operator -> how many of it.
         pinned: why the group is FP32 under any plan; None where it is free.

@@ -150,8 +150,23 @@ def constant_hazards(types: ValueTypes, look: Lookup, seen: Mapping[str, SeenVal
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
         rounding = rounding_of(types.model.initializers[name], Precision.FP16)
-        hazards += _of_constant(types, look, name, rounding, seen)
+        rescaled = types.in_precision(name, Precision.FP16)
+        if rescaled is types.model.initializers[name]:
+            hazards += _of_constant(types, look, name, rounding, seen)
+        elif rounding.overflowed:
+            hazards += _rescaled(types, name, rounding)
     return hazards
+
+
+def _rescaled(types: ValueTypes, name: str, rounding: Rounding) -> list[Hazard]:
+    (node,) = readers_in_fp16(types, name)
+    group = group_of(types, node)
+    evidence = {"absmax": rounding.absmax, "fp16_max": FP16_MAX}
+    names = {"overflowed": rounding.overflowed, "size": rounding.size}
+    place = node.name, name, rounding.absmax
+    return (
+        [] if group is None else [Hazard("info", "rescaled", group.id, *place, "overflow", "rescaled", evidence, names)]
+    )
 
 
 def _of_constant(

@@ -16,6 +16,7 @@ from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
+from mptune.graph.grouping.apart import find_apart, set_apart
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.grouping.norms import Pattern
@@ -314,6 +315,9 @@ def _beyond_int32(highest: int, lowest: int) -> int | None:
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
 
+_FEW = 0.01
+"""Share of vanishing values up to which a lost epsilon, which is named already, says it all."""
+
 _HEADROOM = 2.0
 
 """Values seen within this factor of FP16's end: other data may well go beyond it."""
@@ -342,7 +346,9 @@ def find_hazards(
     hazards += fill_hazards(types, look)
     masks = MaskValues(look, ranges)
     saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
-    for tensor, absmax in ranges.items():
+    smaller = types.rescaled(Precision.FP16).values
+    for tensor, observed in ranges.items():
+        absmax = observed / smaller.get(tensor, 1.0)
         in_fp16 = saturated[Precision.FP16]
         is_held = absmax > FP16_MAX and in_fp16.fits(tensor)
         if is_held and all(is_limit(look, constant) for constant in in_fp16.sources(tensor)):
@@ -358,7 +364,12 @@ def find_hazards(
     hazards += broadcast_hazards(types, look)
     hazards += int64_hazards(model, look)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
-    hazards = [hazard for hazard in hazards if hazard.kind != "pole" or hazard.group not in guarded]
+    # What is not zero before a lost epsilon vanishes by itself.
+    hazards = [
+        hazard
+        for hazard in hazards
+        if hazard.kind != "pole" or hazard.group not in guarded or float(hazard.evidence.get("zero_share", 0.0)) > _FEW
+    ]
     hazards = _outside(hazards, look, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}
@@ -368,6 +379,33 @@ def find_hazards(
         return group, hazard.kind == "norm", node, hazard.kind, hazard.tensor  # a norm's squares only may overflow
 
     return worst_first(sorted(hazards, key=place))
+
+
+def find_split(
+    grouped: GroupedModel,
+    ranges: Mapping[str, float],
+    seen: Seen,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    fused: Sequence[FusedNodes] = (),
+) -> tuple[GroupedModel, tuple[Hazard, ...]]:
+    """The groups, without the nodes that hold values beyond FP16 where the rest may then be FP16; and all hazards."""
+    model, types = grouped.model, value_types(grouped)
+    hazards = find_hazards(grouped, ranges, seen, precisions, fused)
+    errors = [h for h in hazards if h.rules_out(Precision.FP16) and h.group is not None]
+    others = {hazard.group for hazard in errors if hazard.kind != "range"}
+    beyond: dict[str, list[str]] = {}
+    for hazard in errors if Precision.FP16 in precisions else ():
+        touching = [*readers_in_fp16(types, hazard.tensor)]
+        touching += [model.nodes[model.producer[t]] for t in (hazard.tensor,) if t in model.producer]
+        names = [node.name for node in touching if grouped.owners.get(node.name) == hazard.group]
+        if hazard.group is not None and hazard.group not in others:
+            beyond.setdefault(hazard.group, []).extend(names)
+    apart = find_apart(model, grouped.groups, beyond) if beyond else ()
+    if not apart:
+        return grouped, hazards
+    split = GroupedModel(model, set_apart(model, grouped.groups, apart))
+    kept = [replace(h, group=split.owners[h.node]) for h in errors if h.node is not None and h.node in apart]
+    return split, worst_first((*kept, *find_hazards(split, ranges, seen, precisions, fused)))
 
 
 def _outside(hazards: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes]) -> list[Hazard]:
@@ -408,7 +446,7 @@ def _range_hazards(
     if FP16_MAX >= absmax > FP16_MAX / _HEADROOM:
         wording = "near"
     elif 0 < absmax <= FP16_NORMAL:
-        kind, row = "underflow", "vanishing-epsilon"
+        kind, row = "underflow", "vanishing-values"
         wording = "underflow become zero" if absmax <= FP16_TINY / 2 else "underflow lose digits"
     elif absmax <= FP16_MAX:
         return []

@@ -122,6 +122,8 @@ class Hazard:
             return False
         if self.kind == "index":
             return self.value > precision.exact_integers
+        if self.kind == "pole":
+            return precision is self.precision
         return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > precision.largest
 
     def changes_constant(self, precision: Precision) -> bool:

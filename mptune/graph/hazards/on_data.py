@@ -9,6 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
+from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.norms import Pattern
@@ -22,30 +23,60 @@ from mptune.graph.loading.value_dependent import SHAPE_INPUTS
 from mptune.graph.plan import Precision
 
 
-def pole_hazards(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
-    """Operands that FP16 or BF16 brings to zero or below it, where FP32 does not, and what then gives Inf or NaN."""
+def pole_hazards(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
+    """Operands that FP16 or BF16 brings to zero or below it, where FP32 does not, and what then gives Inf or NaN.
+
+    And those of which so many are below the smallest normal value that the results change.
+    """
     values, lost, vanished = (sum(record.scalars[name]) for name in ("values", "lost", "vanished"))
-    if not lost or not math.isfinite(lost):
+    relative = _relative_change(record)
+    if not math.isfinite(lost) or (not lost and relative < _by_digits(_MOVED_NORM, record.precision)):
         return []
-    smallest = min(record.scalars["smallest"])
     operand = node.inputs[1] if node.op_type == "Div" else node.inputs[0]
-    row = "vanishing-epsilon" if 2 * vanished >= lost else "cancellation"
+    row = "cancellation"
+    severity: Severity = "warning"
+    evidence: dict[str, float] = {}
+    if 2 * vanished >= lost:
+        row = "vanishing-values"
+        nonzero, zeroed, small = (sum(record.scalars[name]) for name in ("nonzero", "zeroed", "small"))
+        evidence["zero_share"] = zeroed / max(1, nonzero)
+        evidence["subnormal_share"] = (small - zeroed) / max(1, nonzero)
+        evidence["smallest_normal"] = record.precision.smallest_normal
+        # What limits the results takes the infinite ones, too: their error shows what that does.
+        readers = look.readers(node.outputs[0])
+        is_limited = bool(readers) and all(reader.op_type in _LIMITS for reader in readers)
+        severity = "error" if lost and not is_limited else "warning"
+    if lost:
+        evidence |= {"lost": int(lost), "values": int(values), "smallest": min(record.scalars["smallest"])}
+    else:
+        evidence["relative_error"] = relative
     return [
         Hazard(
-            "warning",
+            severity,
             "pole",
             group,
             node.name,
             operand,
             lost,
             row,
-            f"pole {node.op_type}",
-            {"lost": int(lost), "values": int(values), "smallest": smallest},
-            samples=(seen.sample(largest(record.scalars["lost"])),),
-            precision=record.precision,
+            f"pole {node.op_type}" if lost else "",
+            evidence,
+            {"operator": node.op_type},
+            (seen.sample(largest(record.scalars["lost" if lost else "error"])),),
+            record.precision,
         )
     ]
 
+
+def _relative_change(record: ProbeRecord) -> float:
+    """Root mean square of what vanishing values change of the results, in standard deviations of these; 0 of none."""
+    error, mean, square = (fmean(record.scalars[name]) for name in ("error", "mean", "square"))
+    variance = square - mean**2
+    scale = variance if variance > _ROUNDING_OF_SUMS * square else square
+    return math.sqrt(error / scale) if error > 0 and math.isfinite(error + scale) else 0.0
+
+
+_LIMITS = frozenset({"Clip", "Max", "Min", "Where"})
 
 _LOST_SHARE = 0.5
 
@@ -126,7 +157,7 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
         elif record.kind == "norm":
             hazards += _removed_offset(seen, record, node, group.id)
         elif record.kind == "pole":
-            hazards += pole_hazards(seen, record, node, group.id)
+            hazards += pole_hazards(look, seen, record, node, group.id)
         elif record.kind in ("softmax", "largest", "comparison"):
             hazards += _spacing(seen, record, node, group.id)
     in_fp16 = {(hazard.code, hazard.node) for hazard in hazards if hazard.precision is Precision.FP16}
@@ -138,10 +169,11 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
 
 def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) -> Iterator[Hazard]:
     """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
-    if hazard.code not in ("cancellation", "spacing") or hazard.kind == "pole":
+    is_pole = hazard.kind == "pole"
+    if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
         return
     done = {hazard.group}
-    for name in look.varying(node):
+    for name in (hazard.tensor,) if is_pole else look.varying(node):
         source = look.producer(name)
         for _ in range(_MAX_STEPS):
             if source is None or source.op_type not in DATA_MOVEMENT or not source.inputs:
@@ -459,6 +491,12 @@ def _indexes(look: Lookup, cast: Node) -> Node | None:
     return None
 
 
+def _is_rescaled(variance: np.ndarray) -> bool:
+    """Whether variances, epsilon included, are even powers of two: what ``casting.rescaled`` makes, not statistics."""
+    powers = np.log2(variance) / 2
+    return bool(np.allclose(powers, np.round(powers), atol=1e-3))
+
+
 def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     """The first BatchNormalization whose input lies far off its running mean, in its own standard deviations.
 
@@ -470,7 +508,10 @@ def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
         node = nodes[record.node]
         mean, variance = (types.model.initializers[i].numpy().astype(np.float64) for i in node.inputs[3:5])
         stated = attribute(node, "epsilon")
-        deviation = np.sqrt(np.abs(variance) + (stated if isinstance(stated, float) else 1e-5))
+        variance = np.abs(variance) + (stated if isinstance(stated, float) else 1e-5)
+        if _is_rescaled(variance):
+            continue
+        deviation = np.sqrt(variance)
         off = float(np.median(np.abs(np.asarray(record.vectors["mean"]) - mean) / deviation))
         if off > _FAR:
             far.append((node, off))

@@ -108,6 +108,11 @@ def _pole(look: Lookup, node: Node) -> str:
     return node.inputs[at]
 
 
+def is_root(look: Lookup, node: Node) -> bool:
+    """Whether a pole's operand may be zero, and not below it."""
+    return node.op_type == "Sqrt" or (node.op_type == "Pow" and (look.number(node.inputs[1]) or 0.0) > 0)
+
+
 def _has_own_statistics(look: Lookup, node: Node) -> bool:
     """Whether a BatchNormalization's mean and variance are constants that training has moved off 0 and 1."""
     if attribute(node, "training_mode") == 1 or not all(look.is_static(i) for i in node.inputs[3:5]):

@@ -216,6 +216,16 @@ in Einsum's case never ends. Found by 60,000 random nodes of every operator unde
 of it pass, none of it is valid."""
 
 
+def _clear_dynamic(proto: onnx.ModelProto) -> None:
+    """Leave dimensions of -1 or named ``?`` unnamed: exporters of Paddle write dynamic ones so, each its own size."""
+    for graph in all_graphs(proto.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.HasField("tensor_type"):
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_value == -1 or dim.dim_param == "?":
+                        dim.Clear()
+
+
 def check_structure(proto: onnx.ModelProto, path: Path) -> None:
     """Refuse a file whose text, constants, names, types or functions are inconsistent."""
     undecodable = _undecodable(proto)
@@ -482,6 +492,7 @@ def load_model(
     """
     path = Path(path)
     proto = _read(path)
+    _clear_dynamic(proto)
     check_structure(proto, path)
     if proto.functions:
         proto = _inlined(proto, path)

@@ -374,7 +374,8 @@ class _Writing:
         read = self._read | {output.name for output in outputs}
         for name, constant in model.initializers.items():
             reduced = [p for p in REDUCED if (name, p) in self._reduced]
-            stored = [store(constant, name + self._suffix[p], p) for p in reduced]
+            held = self._types.in_precision if self._emulator.limits else lambda name, _: model.initializers[name]
+            stored = [store(held(name, p), name + self._suffix[p], p) for p in reduced]
             is_kept = self._is_fixed and (constant.overridable or (constant.node_index is None and not reduced))
             if (name in read or is_kept) and name not in self._constant_nodes:
                 stored.insert(0, store(constant, name, None))

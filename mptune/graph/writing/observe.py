@@ -20,10 +20,10 @@ import onnx.numpy_helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.folded import FoldedValues, LeftOut
-from mptune.graph.grouping.lookup import attribute
+from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import softmax_rows
 from mptune.graph.hazards.hazard import FP16_MAX
-from mptune.graph.hazards.probes import Probe, find_probes
+from mptune.graph.hazards.probes import Probe, find_probes, is_root
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.schemas import onnx_schema
@@ -236,12 +236,13 @@ def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str
     rounded = _recomputed(build, value, model, _POLE_DEPTH)
     size = build.add("Abs", value)
     before, after, alone = value, rounded, build.rounded(value)
+    changed = _with_vanished(build, node, value, size)
     if node.op_type in ("Div", "Reciprocal"):
         before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
     stands = build.add("Greater", before, zero)
     # NaN is below neither limit: it was made before.
     least = next(value for value in _LEAST if value < build.precision.smallest_normal)
-    limit = zero if node.op_type == "Sqrt" else build.constant(least)
+    limit = zero if is_root(Lookup(model), node) else build.constant(least)
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {
@@ -249,7 +250,46 @@ def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str
         "lost": build.count(lost),
         "vanished": build.count(gone),
         "smallest": build.reduce("ReduceMin", build.flat(build.add("Where", lost, size, infinity), np.inf)),
+        **_vanishing(build, _before_epsilon(model, value)),
+        **changed,
     }
+
+
+def _vanishing(build: ProbeBuilder, value: str) -> dict[str, str]:
+    """How many elements are not zero, how many of these become zero, and how many are below the smallest normal."""
+    zero, size = build.constant(0.0), build.add("Abs", value)
+    is_there = build.add("Greater", size, zero)
+    is_kept = build.add("Greater", build.add("Abs", build.rounded(value)), zero)
+    is_small = build.add("Less", size, build.constant(build.precision.smallest_normal))
+    return {
+        "nonzero": build.count(is_there),
+        "zeroed": build.count(build.add("And", is_there, build.add("Not", is_kept))),
+        "small": build.count(build.add("And", is_there, is_small)),
+    }
+
+
+def _with_vanished(build: ProbeBuilder, node: Node, value: str, size: str) -> dict[str, str]:
+    """What rounding the operand's elements below the smallest normal, and no others, changes of the finite results."""
+    is_small = build.add("Less", size, build.constant(build.precision.smallest_normal))
+    operand = build.add("Where", is_small, build.rounded(value), value)
+    result = node.outputs[0]
+    moved = build.add("Sub", build.again(node, *(operand if i == value else i for i in node.inputs)), result)
+    is_finite = build.add("Less", build.add("Abs", moved), build.constant(np.inf))
+    return {
+        "error": build.mean_square(build.add("Where", is_finite, moved, build.constant(0.0))),
+        "mean": build.reduce("ReduceMean", result),
+        "square": build.mean_square(result),
+    }
+
+
+def _before_epsilon(model: Model, value: str) -> str:
+    """What a constant is added to, or is the least of, where that is how a value is computed; else the value."""
+    index = model.producer.get(value)
+    node = None if index is None else model.nodes[index]
+    if node is None or node.op_type not in ("Add", "Max", "Clip") or not node.is_standard:
+        return value
+    operands = [i for i in node.inputs if i and i not in model.initializers]
+    return operands[0] if len(operands) == 1 and model.info(operands[0]).is_float32 else value
 
 
 def _recomputed(build: ProbeBuilder, value: str, model: Model, depth: int) -> str:

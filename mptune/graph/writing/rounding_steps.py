@@ -1,4 +1,7 @@
-"""Nodes that ONNX Runtime's CUDA provider computes together with others: products with scales, GELUs, SiLUs."""
+"""Where ONNX Runtime's CUDA provider rounds within a node, or not between nodes: products with scales, GELUs, SiLUs.
+
+And how it rounds the weights of a convolution when it folds a BatchNormalization into them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ import onnx.numpy_helper
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.fused import FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, reduced_axes
-from mptune.graph.loading.model import Model, Node, consumers_of
+from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
+from mptune.graph.loading.model import Node, consumers_of
 from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializer
+from mptune.graph.plan import REDUCED, Precision
 
 _NEARLY = 1e-3
 
@@ -69,6 +73,27 @@ def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
         if grouped.in_one_group(nodes):
             sigmoids.add(sigmoid.name)
     return frozenset(sigmoids)
+
+
+def folded_norms(grouped: GroupedModel, look: Lookup) -> dict[str, Node]:
+    """Name of a BatchNormalization that is folded into a convolution -> the convolution (``conv_bn_fusion.cc``).
+
+    Both are of one group: a plan may put a Cast between groups.
+    """
+    model, folded = grouped.model, dict[str, Node]()
+    for norm in model.nodes:
+        if not norm.is_standard or norm.op_type != "BatchNormalization" or len(norm.outputs) > 1:
+            continue
+        conv = look.producer(norm.inputs[0])
+        if conv is None or not conv.is_standard or conv.op_type != "Conv" or norm.inputs[0] not in conv.outputs:
+            continue
+        constants = [model.initializers.get(name) for name in (*conv.inputs[1:], *norm.inputs[1:]) if name]
+        is_constant = all(constant is not None and not constant.overridable for constant in constants)
+        if not is_constant or look.only_reader(conv) is not norm or look.is_output(norm.outputs[0]):
+            continue
+        if grouped.in_one_group((conv, norm)) and not attribute(norm, "training_mode"):
+            folded[norm.name] = conv
+    return folded
 
 
 def _is(look: Lookup, constant: str, value: float) -> bool:
@@ -129,9 +154,9 @@ _AXES_ARE_INPUTS = {"Unsqueeze": 13, "ReduceSum": 13, "ReduceMean": 18}
 
 """Operator -> the first operator set in which its axes are an input, not an attribute."""
 
-_WHERE_HAS_BF16 = 16
+_WHERE_SINCE, _WHERE_HAS_BF16, _SIGMOID_HAS_BF16 = 9, 16, 13
 
-"""The first operator set in which Where has BFLOAT16."""
+"""The first operator sets in which there is Where, Where has BFLOAT16, and Sigmoid has BFLOAT16."""
 
 _ROUNDED_BY_BOTH, _ROUNDED_BY_BF16 = 1.0 + 2.0**-12, 1.0 + 2.0**-9
 
@@ -155,32 +180,76 @@ _SIGMOID: tuple[_Row, ...] = (
     ("Where", ("whole", "kept", "stepwise"), ""),
 )
 
+_HARD_SIGMOID: tuple[_Row, ...] = (
+    ("Mul", ("x", "alpha"), "scaled"),
+    ("Add", ("scaled", "beta"), "sum"),
+    ("Min", ("sum", "unit"), "limited"),
+    ("Relu", ("limited",), ""),
+)
+
+_LEAKY_RELU: tuple[_Row, ...] = (("PRelu", ("x", "alpha"), ""),)
+
+_FACTOR: tuple[_Row, ...] = (
+    ("Add", ("variance", "epsilon"), "shifted"),
+    ("Sqrt", ("shifted",), "deviation"),
+    ("Div", ("scale", "deviation"), "factor"),
+)
+
+_NEW_BIAS: tuple[_Row, ...] = (("Mul", ("mean", "factor"), "moved"), ("Sub", ("offset", "moved"), "bias"))
+
+_CHANGED_BIAS: tuple[_Row, ...] = (
+    ("Sub", ("b", "mean"), "centred"),
+    ("Mul", ("centred", "factor"), "moved"),
+    ("Add", ("moved", "offset"), "bias"),
+)
+
+_OF_CONSTANTS = {row[2] for row in (*_FACTOR, *_NEW_BIAS, *_CHANGED_BIAS)} | {"column", "factors", "weights"}
+"""Results of rows that do not have the shape of what the node computes."""
+
+_UNROUNDED = frozenset({"whole", "scaled"})
+
+"""Results of rows that are not rounded: a boolean, and a product that is part of a fused multiply-add."""
+
 
 class Steps:
     """The nodes of the model that is written, so far."""
 
-    def __init__(self, model: Model, roots: frozenset[str], silus: frozenset[str]) -> None:
-        self._model = model
-        self._roots = roots
-        self._silus = silus
+    def __init__(self, grouped: GroupedModel, precisions: Sequence[str]) -> None:
+        self._model = model = grouped.model
+        look = Lookup(model)
+        lacks_bf16 = Precision.BF16 in precisions and _SIGMOID_HAS_BF16 <= model.opset < _WHERE_HAS_BF16
+        self._has_where = model.opset >= _WHERE_SINCE and not lacks_bf16
+        self._roots = divisions_of_gelus(grouped, look)
+        self._silus = sigmoids_of_silus(grouped, look)
+        self._norms = folded_norms(grouped, look)
         self._suffix = new_suffix(model, "step")
         self.nodes: list[Node] = []
         self.tensors: dict[str, TensorInfo] = {}
-        self.parts: dict[str, tuple[str, ...]] = {}
-        """Node that was written out -> the nodes that it became."""
+        self.parts: dict[str, tuple[str, ...]] = {conv.name: () for conv in self._norms.values()}
+        """Node that was written out -> the nodes that it became; none where a later node's have its part."""
         self._values: dict[str, onnx.TensorProto] = {}
 
     def add(self, node: Node) -> None:
         """Take a node, written out where the provider rounds in its midst."""
         is_float = bool(node.outputs) and node.is_standard and self._model.info(node.outputs[0]).is_float32
-        if is_float and node.op_type in ("Conv", "ConvTranspose"):
-            self._convolution(node)
+        if node.name in self.parts:
+            return
+        if node.name in self._norms:
+            self._folded(node, self._norms[node.name])
+        elif is_float and node.op_type in ("Conv", "ConvTranspose"):
+            self._convolution(node, node.inputs[1])
         elif is_float and node.op_type == "ReduceMean":
             self._mean(node)
-        elif is_float and node.op_type == "Sigmoid" and self._model.opset >= _WHERE_HAS_BF16:
+        elif is_float and node.op_type == "Sigmoid" and self._has_where:
             # A constant near 1, which only a precision rounds to 1 whose kernel rounds after each step, tells where.
             mark = _ROUNDED_BY_BOTH if node.name in self._silus else _ROUNDED_BY_BF16
             self._write(node, _SIGMOID, {"unit": 1.0, "zero": 0.0, "mark": mark}, {"x": node.inputs[0]})
+        elif is_float and node.op_type == "HardSigmoid":  # its attributes are rounded, too
+            own = {a.name: a.f for a in node.proto.attribute}
+            self._write(node, _HARD_SIGMOID, {"alpha": 0.2, "beta": 0.5, "unit": 1.0, **own}, {"x": node.inputs[0]})
+        elif is_float and node.op_type == "LeakyRelu":
+            alpha = next((a.f for a in node.proto.attribute if a.name == "alpha"), 0.01)
+            self._write(node, _LEAKY_RELU, {"alpha": alpha}, {"x": node.inputs[0]})
         elif node.name in self._roots:  # x / sqrt(2) as x * sqrt(0.5)
             root = np.full(self._model.initializers[node.inputs[1]].shape, math.sqrt(0.5))
             self._write(node, [("Mul", ["x", "root"], "")], {"root": root}, {"x": node.inputs[0]})
@@ -198,9 +267,22 @@ class Steps:
                 initializers[name] = replace(self._model.initializers[name], node_index=node.index)
         return initializers
 
-    def _convolution(self, node: Node) -> None:
-        """``Conv(x, w, b)`` as ``Conv(x, w) + b``."""
-        shape = self._model.info(node.outputs[0]).shape or self._model.info(node.inputs[1]).shape
+    def _folded(self, norm: Node, conv: Node) -> None:
+        """``BatchNormalization(Conv(x, w))`` as one convolution with bias; each step to its constants is rounded."""
+        rank = len(self._model.initializers[conv.inputs[1]].shape)
+        factors, axes = self._with_axes("Unsqueeze", "factor", "factors", range(1, rank))
+        bias = _CHANGED_BIAS if len(conv.inputs) > 2 and conv.inputs[2] else _NEW_BIAS
+        epsilon = next((a.f for a in norm.proto.attribute if a.name == "epsilon"), 1e-5)
+        names = dict(zip(("scale", "offset", "mean", "variance"), norm.inputs[1:], strict=True))
+        names |= dict(zip("xwb", conv.inputs, strict=False))
+        rows = (*_FACTOR, factors, ("Mul", ("w", "factors"), "weights"), *bias)
+        made = self._write(conv, rows, {"epsilon": epsilon, **axes}, names)
+        inputs = (conv.inputs[0], made["weights"], made["bias"])
+        self._convolution(replace(norm, op_type="Conv", inputs=inputs, proto=conv.proto), conv.inputs[1])
+
+    def _convolution(self, node: Node, weights: str) -> None:
+        """``Conv(x, w, b)`` as ``Conv(x, w) + b``; ``weights`` has the rank of ``w``."""
+        shape = self._model.info(node.outputs[0]).shape or self._model.info(weights).shape
         if len(node.inputs) < 3 or not node.inputs[2] or shape is None:
             return
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.proto.attribute}
@@ -240,8 +322,12 @@ class Steps:
         rows: Sequence[_Row],
         constants: Mapping[str, float | np.ndarray],
         others: Mapping[str, str],
-    ) -> None:
-        """Append nodes in place of one; ``others`` are the values of the model that the rows read."""
+    ) -> Mapping[str, str]:
+        """Append nodes in place of one; ``others`` are the values of the model that the rows read.
+
+        Returns:
+            What the rows call a value -> its name.
+        """
         (out,), before = node.outputs, len(self.nodes)
         names = {"": out, **others}
         for step in (*constants, *(row[2] for row in rows if row[2])):
@@ -256,14 +342,15 @@ class Steps:
             self._append(onnx.helper.make_node("Constant", [], [names[step]], value=tensor))
         for op_type, inputs, step, *attributes in rows:
             if step:
-                shape = () if step == "whole" else None if step == "column" else self._model.info(out).shape
+                shape = () if step == "whole" else None if step in _OF_CONSTANTS else self._model.info(out).shape
                 dtype = "bool" if op_type == "Greater" else "float"
                 self.tensors[names[step]] = TensorInfo(names[step], dtype, shape)
             proto = onnx.helper.make_node(
                 op_type, [names[i] for i in inputs], [names[step]], **(attributes[0] if attributes else {})
             )
-            self._append(proto, "" if step else node.name, rounds=step != "whole")
+            self._append(proto, "" if step else node.name, rounds=step not in _UNROUNDED)
         self.parts[node.name] = tuple(n.name for n in self.nodes[before:] if n.op_type != "Constant")
+        return names
 
     def _append(self, proto: onnx.NodeProto, name: str = "", *, rounds: bool = True) -> None:
         proto.name = name or proto.output[0]
@@ -271,17 +358,18 @@ class Steps:
         self.nodes.append(Node(-1, proto.name, proto.op_type, proto.domain, inputs, outputs, (), proto, rounds))
 
 
-def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ()) -> GroupedModel:
+def with_rounding_steps(
+    grouped: GroupedModel, fused: Sequence[FusedNodes] = (), precisions: Sequence[str] = REDUCED
+) -> GroupedModel:
     """The model with biases of convolutions and divisions of means as nodes of their own, in the groups of their nodes.
 
-    Nodes that are computed together with their readers get ``rounds=False``.
+    Nodes that are computed together with their readers get ``rounds=False``. ``precisions`` are those that plans have.
 
     Returns:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
     """
     model = grouped.model
-    look = Lookup(model)
-    steps = Steps(model, divisions_of_gelus(grouped, look), sigmoids_of_silus(grouped, look))
+    steps = Steps(grouped, precisions)
     merged = merged_with_scales(grouped)
     inside = steps_inside(fused)
     for node in model.nodes:
@@ -302,4 +390,4 @@ def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ())
         replace(group, nodes=tuple(n for name in group.nodes for n in steps.parts.get(name, (name,))))
         for group in grouped.groups
     )
-    return GroupedModel(written_out, groups)
+    return GroupedModel(written_out, groups, grouped)

@@ -425,7 +425,7 @@ class NeededConstants:
     ) -> list[LargeConstant]:
         """Add the constants of a plan to a graph, but ``unread`` ones; returns those with data yet to be written."""
         large = []
-        for name, constant in self._types.model.initializers.items():
+        for name in self._types.model.initializers:
             if name in unread:
                 continue
             precisions = resolution.constants.get(name, ()) if name in self._types.constants else (Precision.FP32,)
@@ -433,7 +433,8 @@ class NeededConstants:
                 if precision not in precisions or (precision is Precision.FP32 and name in self._nodes):
                     continue
                 reduced = None if precision is Precision.FP32 else precision
-                stored = store(constant, name if reduced is None else name + self._suffixes[reduced], reduced)
+                held = self._types.in_precision(name, reduced)
+                stored = store(held, name if reduced is None else name + self._suffixes[reduced], reduced)
                 if isinstance(stored, LargeConstant):
                     large.append(stored)
                 else:

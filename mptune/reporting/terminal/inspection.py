@@ -154,7 +154,7 @@ def _shapes(inspection: Inspection) -> str:
     unknown = f"; {inspection.unknown_shapes} values of unknown shape count little" if inspection.unknown_shapes else ""
     if inspection.observed is not None:
         few = inspection.samples < inspection.available
-        rest = f": the first of {inspection.available}, which a search all takes" if few else ""
+        rest = f": the first of {inspection.available}; --strict runs all" if few else ""
         return f"observed on {inspection.samples} samples of {inspection.observed}{rest}{unknown}"
     if inspection.assumed:
         sizes = ", ".join(f"{name} = {size}" for name, size in inspection.assumed.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import sys
 import time
 from collections import deque
@@ -61,7 +62,8 @@ class RemainingTime:
 
 RECENT_FAILURES = 3
 _SAY_EVERY_S = 60.0
-"""Interval at which a log gets a line with the time that is left."""
+"""Interval at which a log gets a line with the time that is left, or with how far a long step is."""
+_COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, \d+ of them to \d+%")
 
 
 class TerminalListener:
@@ -86,6 +88,7 @@ class TerminalListener:
         self._remaining_time = RemainingTime()
         self._left: int | None = None
         self._said_s = -math.inf
+        self._logged, self._logged_s = "", -math.inf
         self._best: Evaluation | None = None
         self._last: Evaluation | None = None
         self._failures: list[str] = []
@@ -110,9 +113,11 @@ class TerminalListener:
             self._live = None
 
     def stage(self, text: str) -> None:
-        """Show the current step."""
+        """Show the current step; in a log, one that counts groups is shown once, and then now and then."""
         self._stage, self._detail = text, ""
-        if self._live is None:
+        now_s, step = time.monotonic(), _COUNT.sub("", text)
+        if self._live is None and (step == text or step != self._logged or now_s - self._logged_s >= _SAY_EVERY_S):
+            self._logged, self._logged_s = step, now_s
             self._print(text)
 
     def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:

@@ -20,6 +20,9 @@ NOISY = 0.05
 """Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise; a
 gain of more than this share that the intervals leave open is not ruled out."""
 
+COSTLY_PIN = 0.05
+"""Share of what all groups could save, from which on a group that is kept in FP32 for a hazard is named."""
+
 LITTLE_SPEEDUP = 1.02
 """Below it, a gain that is beyond noise is said to be little."""
 
@@ -48,6 +51,8 @@ class Outcome:
     plan_count: int | None = None
     """How many plans the search may try; None counts two precisions for each free group."""
     is_untunable: bool = False
+    frees: str = ""
+    """The options that may free groups which are pinned because of their values; empty where none is left."""
 
     @property
     def free(self) -> int | None:
@@ -98,6 +103,7 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
             f"the fastest plan saves {100 * (1 - fastest_ms / base_ms):.2g} % of all-FP32's latency: {outcome.reduced} "
             "gains little here; look at the layer times of the engine, or try a larger batch"
         )
+    warnings += _costly_pins(outcome)
     low, high = fp32.latency.ci95_ms
     spread = (high - low) / 2 / base_ms if base_ms > 0 else 0.0
     if NOISY < spread < math.inf:
@@ -106,6 +112,21 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
             "distinguished: the front shows those that can"
         )
     return tuple(warnings)
+
+
+def _costly_pins(outcome: Outcome) -> list[str]:
+    groups = outcome.explanation.groups
+    every_ms = sum(max(group.gain_ms or 0.0, 0.0) for group in groups)
+    lost = {g.group: g.gain_ms for g in groups if g.is_pinned and g.finding is not None and g.gain_ms is not None}
+    costly = [group for group, gain_ms in lost.items() if gain_ms > COSTLY_PIN * every_ms]
+    if not costly:
+        return []
+    lost_ms = sum(lost[group] for group in costly)
+    frees = f"; a search of its own with {outcome.frees} may free more" if outcome.frees else ""
+    return [
+        f"{', '.join(costly)} {'is' if len(costly) == 1 else 'are'} kept in FP32 for the values there, which costs"
+        f" {lost_ms:.2g} ms of the {every_ms:.2g} ms that {outcome.reduced} would save in all groups{frees}"
+    ]
 
 
 def _why_nothing_is_faster(outcome: Outcome) -> str:

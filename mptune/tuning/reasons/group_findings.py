@@ -75,7 +75,7 @@ def _says(finding: Finding, pin_reason: str | None) -> bool:
 
 _SHOW_IT = frozenset({"relative_error", "share", "lost"})
 """Evidence of findings that shows what rounding the operands of their nodes does."""
-_ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", "vanishing-epsilon"})
+_ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", "vanishing-values"})
 
 
 def with_reasons(

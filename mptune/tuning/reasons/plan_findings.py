@@ -18,6 +18,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import belongs_to
 from mptune.data.metrics.table import METRICS
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
+from mptune.findings.wording import listed
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
 LEAST = 1e-2
@@ -37,6 +38,9 @@ FAR_ABOVE = 10.0
 
 HELD_OUT_FACTOR = 5.0
 """How much larger the held-out error is than that of the search samples, to differ."""
+
+_OPERATORS = 6
+"""Operators that are named, at most."""
 
 _LEAST_SAMPLES = 4
 """With fewer samples none stands out."""
@@ -138,7 +142,8 @@ class _Maker:
         if not self.chosen.disagrees or self.chosen.emulated is None:
             return []
         numbers = {"measured": self.chosen.error_value, "emulated": self.chosen.emulated}
-        return [self._finding("emulation-differs", Where(), numbers, factor=EMULATION_FACTOR)]
+        operators = listed(self.chosen.operators, _OPERATORS)
+        return [self._finding("emulation-differs", Where(), numbers, factor=EMULATION_FACTOR, operators=operators)]
 
     @property
     def _is_ratio(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
 from mptune.printable import cut
+from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.failures import describe
@@ -73,10 +74,15 @@ class GroupFacts:
 
 @dataclass(frozen=True)
 class Grounds(JsonForm):
-    """All layer groups, in the order of the model; gains and boundary costs before any build, where they are known."""
+    """All layer groups, in the order of the model; gains and boundary costs before any build, where they are known.
+
+    Attributes:
+        pinned_gains_ms: id of a pinned group -> what it would take less in the reduced precision.
+    """
 
     groups: tuple[GroupFacts, ...] = ()
     prior: Prior | None = None
+    pinned_gains_ms: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the prior's terms are of its groups and boundaries."""
@@ -94,7 +100,7 @@ class Grounds(JsonForm):
         return tuple(group.id for group in self.groups if group.pin is None)
 
     @classmethod
-    def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
+    def of(cls, space: SearchSpace, prior: Prior | None, terms: LatencyTerms | None = None) -> Grounds:
         """The grounds of a space, without one-group errors, which belong to the sensitivity."""
         pins, reduced = space.pinned, space.reduced_of
         groups = tuple(GroupFacts(g.id, g.name, g.kind, pins.get(g.id), reduced(g.id)) for g in space.groups)
@@ -103,7 +109,8 @@ class Grounds(JsonForm):
         preferred = prior.of_columns(
             np.setdiff1d(np.arange(len(prior.groups)), [column for _, column in prior.further])
         )
-        return cls(groups, replace(preferred, log_square_errors=None, log_square_sds=None, part_shares=None))
+        gains = {g: terms.gain_ms(g, reduced(g)) for g in pins} if terms is not None else {}
+        return cls(groups, replace(preferred, log_square_errors=None, log_square_sds=None, part_shares=None), gains)
 
     @classmethod
     def load(cls, path: Path) -> Grounds:
@@ -114,12 +121,12 @@ class Grounds(JsonForm):
             return cls()
 
 
-def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> None:
+def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path, terms: LatencyTerms | None = None) -> None:
     """Store what later explanations need; terms that are there already stay where ``prior`` brings none."""
     path = data_dir / EXPLAIN_JSON
-    before, now = Grounds.load(path), Grounds.of(space, prior)
+    before, now = Grounds.load(path), Grounds.of(space, prior, terms)
     if now.prior is None and before.free == now.free:
-        now = Grounds(now.groups, before.prior)
+        now = Grounds(now.groups, before.prior, before.pinned_gains_ms)
     if now != before:
         write_json(path, now.to_json())
 
@@ -270,7 +277,7 @@ class _Reasons:
         reasons = {} if chosen is None else {k.group: k.reason for k in kept[chosen.plan.fingerprint]}
         worths = []
         for group in self._grounds.groups:
-            error, gain = self._errors.get(group.id), gains.get(group.id)
+            error, gain = self._errors.get(group.id), gains.get(group.id, self._grounds.pinned_gains_ms.get(group.id))
             pays = error is not None and gain is not None and gain > 0 and math.isfinite(error)
             worths.append(
                 GroupWorth(
@@ -279,7 +286,9 @@ class _Reasons:
                     kind=group.kind,
                     one_group_error=None if error is None else _rounded(error),
                     gain_ms=gain,
-                    casts_ms=None if gain is None else _rounded(max(0.0, gain - alone[group.id])),
+                    casts_ms=_rounded(max(0.0, gain - alone[group.id]))
+                    if gain is not None and group.id in alone
+                    else None,
                     error_per_ms=_rounded(error / gain) if pays and error is not None and gain is not None else None,
                     fp16_points=sum(p.plan.precision[group.id] is not Precision.FP32 for p in points),
                     points=len(points),

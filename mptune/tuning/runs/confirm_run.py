@@ -162,6 +162,7 @@ class ConfirmRun(MeasuringRun):
             data=search.data,
             target=section,
             environment=environment,
+            nodes_apart=search.nodes_apart,
             choice=search.choice.again().model_copy(update={"search_limits": None, "replaced": None}),
             warnings=(*self._about_search(section), *environment.warnings),
             findings=tuple(finding for finding in search.findings if finding.code != TARGET_CODE),

@@ -12,6 +12,7 @@ from mptune.engines.toolchains.choose import TargetChoice
 from mptune.engines.workload import Workload
 from mptune.errors import EndedEarlyError, RunError
 from mptune.finding import FindingOrigin
+from mptune.graph.grouping.apart import set_apart
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.graph.loading.model import Model
@@ -84,7 +85,7 @@ class MeasuringRun:
                 f"this mptune finds other layer groups in the model than mptune {search.mptune}, which searched",
                 "use the same version of mptune on all machines",
             )
-        self.grouped = GroupedModel(model, groups)
+        self.grouped = GroupedModel(model, set_apart(model, groups, search.nodes_apart))
 
     def _hold(self, opened: tuple[StudyRecord, tuple[str, ...]]) -> tuple[str, ...]:
         """Take a study that was opened, to be closed at the end; what had to be repaired in it."""

@@ -15,7 +15,7 @@ from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin
 from mptune.findings.engine import NOTHING
-from mptune.run_json import RunFile
+from mptune.run_json import FixedSettings, RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.unsearched import OUT_OF_REACH
@@ -236,6 +236,7 @@ def _warnings(
         sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
         plan_count=plan_count(record.trials.every(), has_failed=bool(failed)),
         is_untunable=any(finding.code == NOTHING for finding in findings),
+        frees=_options_that_free(file.fixed_settings),
     )
     warnings = (
         *file.warnings,
@@ -247,6 +248,13 @@ def _warnings(
         *_unconfirmed(plans.points, chosen, plans.unconfirmed),
     )
     return tuple(dict.fromkeys(warnings))
+
+
+def _options_that_free(settings: FixedSettings) -> str:
+    """What else a search could be asked for where values leave FP16's range."""
+    if "bf16" not in settings.precisions:
+        return "--precisions fp32,fp16,bf16"
+    return '--space FILE, a file with granularity = "op"' if settings.granularity != "op" else ""
 
 
 def parsed_limits(

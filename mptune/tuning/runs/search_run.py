@@ -20,6 +20,7 @@ from mptune.engines.workload import Workload
 from mptune.errors import RunError
 from mptune.files import write_bytes, write_json
 from mptune.finding import Finding
+from mptune.graph.grouping.apart import KIND
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups, groups_sha256
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
@@ -30,7 +31,7 @@ from mptune.identity import check_data, check_same, check_target, identity_of, r
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_measured
+from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_emulated, not_measured
 from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
@@ -68,6 +69,7 @@ from mptune.tuning.steps.prepare import (
     observed_findings,
     samples_sha256,
     search_space,
+    split_groups,
 )
 from mptune.tuning.steps.remeasure import confirm, rounds_needed, to_measure
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
@@ -114,7 +116,8 @@ class SearchRun(MeasuringRun):
         samples = split_data(data, self._settings)
         observations = self._observe(samples)
         about_data = self._check_data(samples, observations)
-        space, hazards = search_space(self._workload, named, observations, self._kernels)
+        hazards = self._split(observations)
+        space = search_space(self._workload, named, hazards, observations, self._kernels)
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
@@ -158,7 +161,11 @@ class SearchRun(MeasuringRun):
 
     def _about_target(self, observations: Observations) -> tuple[Finding, ...]:
         tf32 = self._settings.tf32
-        return beside_tf32(self.file.findings, self.grouped, self._target, observations.shapes, tf32=tf32)
+        findings = self.file.findings
+        return (
+            *beside_tf32(findings, self.grouped, self._target, observations.shapes, tf32=tf32),
+            *not_emulated(findings, self.grouped),
+        )
 
     def _about_model(self, observations: Observations, hazards: Sequence[Hazard]) -> tuple[Finding, ...]:
         rollout, shapes = self._settings.rollout, observations.shapes
@@ -239,10 +246,6 @@ class SearchRun(MeasuringRun):
         self._save(data=section)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = self._make_workload()
-        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
-            # The study of runs with this run's name and identity in the database is shared, or begun there.
-            self._open_toolchain()
-            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
         place, content = self.directory.data / SPACE_FILE, named.path.read_bytes()
         if not place.exists() or place.read_bytes() != content:
             write_bytes(place, [content])
@@ -287,6 +290,21 @@ class SearchRun(MeasuringRun):
         seal(workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations
+
+    def _split(self, observations: Observations) -> tuple[Hazard, ...]:
+        """Set nodes apart whose values leave FP16's range, and settle the study, whose identity this is part of."""
+        grouped, hazards = split_groups(self._workload, observations, self._kernels)
+        if grouped is not self.grouped:
+            self.grouped = grouped
+            self._engines.close()  # its toolchain is of the groups before
+            self._toolchain = None
+            self._workload = self._make_workload()
+        self._save(nodes_apart=tuple(name for group in grouped.groups if group.kind == KIND for name in group.nodes))
+        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
+            # The study of runs with this run's name and identity in the database is shared, or begun there.
+            self._open_toolchain()
+            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
+        return hazards
 
     @property
     def _kernels(self) -> MissingKernels:
@@ -376,7 +394,7 @@ class SearchRun(MeasuringRun):
             self._emulator,
             searched,
         )
-        keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
+        keep_grounds(space, guide.prior, self._workload.workspace.data_dir, latency_terms)
         return guide
 
     def _open_toolchain(self) -> Toolchain:
@@ -400,5 +418,5 @@ class SearchRun(MeasuringRun):
         return self._toolchain
 
     def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
-        target = self._settle(choose_target(settings.target))
+        target = self._target or self._settle(choose_target(settings.target))
         return open_toolchain(settings.engine, target, workload, settings)

@@ -40,7 +40,7 @@ from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
 from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels, kernel_codes
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prepare import Observations, search_space
+from mptune.tuning.steps.prepare import Observations, search_space, split_groups
 
 _POLL_S = 0.5
 
@@ -105,7 +105,8 @@ class WorkerRun(SearchRun):
         observations = Observations.load(self.directory.observed_json)
         assert observations is not None
         named = self._named_space()
-        space, _ = search_space(self._workload, named, observations, self._kernels)
+        _, hazards = split_groups(self._workload, observations, self._kernels)
+        space = search_space(self._workload, named, hazards, observations, self._kernels)
         self._warn(*self._open_study(space))
         self._take_budget(self.record)
         self._tune()

@@ -12,7 +12,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Toolchain
 from mptune.errors import RunError
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.tuning.evaluation import EmulatedError
+from mptune.tuning.evaluation import EmulatedError, Evaluation
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
@@ -55,25 +55,40 @@ class PlanEmulator:
         self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
         self._errors: dict[str, dict[str, EmulatedError]] = {self._plain.key: {}, self._searched.key: {}}
         self.learn(alone or {})
+        self._alone: dict[str, float] = {}
         self._works = True
         self._clock = clock
         self._emulating_s, self._emulated = 0.0, 0
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
-        """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group."""
-        plans = [self._space.plan(each) for each in choices]
+        """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group.
+
+        Those of groups that are not emulated are added in squares, as measured; NaN where they were not.
+        """
+        fp32 = dict.fromkeys(self._space.not_emulated, str(Precision.FP32))
+        measured = [
+            [self._alone.get(group, math.nan) for group in fp32 if each[group] != Precision.FP32] for each in choices
+        ]
+        plans = [self._space.plan({**each, **fp32}) for each in choices]
         judged = self._searched.key
         new = {plan.fingerprint: plan for plan in plans if self._known(plan, judged) is None}
         if new and self._works and (self._limits is None or self._limits.reached() is None):
             self._emulate(new)
         errors = (self._known(plan, judged) for plan in plans)
-        return [math.nan if error is None else error.value for error in errors]
+        emulated = [math.nan if error is None else error.value for error in errors]
+        return [math.hypot(error, *alone) for error, alone in zip(emulated, measured, strict=True)]
+
+    def learn_measured(self, evaluations: Sequence[Evaluation]) -> None:
+        """Take over measured errors of groups alone that are not emulated."""
+        of_plan = {self._space.alone(group).fingerprint: group for group in self._space.not_emulated}
+        alone = {of_plan[e.plan.fingerprint]: e for e in evaluations if e.plan.fingerprint in of_plan}
+        self._alone = {group: self._searched.value(e.error) for group, e in alone.items()}
 
     def learn(self, alone: Mapping[str, float], judged: Mapping[str, float] | None = None) -> None:
         """Take over errors of groups alone that have been emulated on all samples meanwhile."""
         for key, errors in ((self._searched.key, judged or alone), (self._plain.key, alone)):
             for group, error in errors.items():
-                plan = self._fp32.replace({group: self._space.reduced_of(group)})
+                plan = self._space.alone(group)
                 self._errors[key][plan.fingerprint] = EmulatedError(error, None)
 
     def affordable(self, seconds: float) -> int:

@@ -96,6 +96,8 @@ class Guide:
         Called before the sampler's first plan and before every plan behind it, so that none waits for many.
         """
         is_first = not self._told
+        if self._emulator is not None:
+            self._emulator.learn_measured(self._record.evaluations())
         if self._errors.take(self._allowed(), wait=is_first) or is_first:
             self.prior = self._guide()
             self._tell()
@@ -114,7 +116,8 @@ class Guide:
         prior = make_prior(self._space, sensitivity, self._terms, exact=exact)
         if self._emulator is not None:
             plain = self._errors.unjudged().errors
-            done = [g for g in sensitivity.errors if g not in sensitivity.doubts]
+            unknown = {*sensitivity.doubts, *self._space.not_emulated}
+            done = [g for g in sensitivity.errors if g not in unknown]
             self._emulator.learn({g: plain[g] for g in done}, {g: sensitivity.errors[g] for g in done})
         self._record.guide(prior, self._seed, self._emulator, self._searched, self._emulations_to_learn)
         return prior

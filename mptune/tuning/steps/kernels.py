@@ -17,6 +17,7 @@ from mptune.files import parse_json, write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.op_kinds import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
 
@@ -37,11 +38,13 @@ class MissingKernels(JsonForm):
         nodes: precision -> the nodes that another execution provider, or none, runs in it.
         warnings: one line each.
         fused: nodes that it computes as one.
+        not_emulated: operators whose errors it is to be measured for, as emulation does not give them.
     """
 
     nodes: Mapping[Precision, tuple[MissingKernel, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     fused: tuple[FusedNodes, ...] = ()
+    not_emulated: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
@@ -99,7 +102,10 @@ def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "
     others = (p for p in REDUCED if p in precisions and p not in answers and p.stored is not Precision.FP32)
     answers |= {precision: _ask(toolchain, precision) for precision in others}
     warnings = tuple(line for _, lines in answers.values() for line in lines)
-    return MissingKernels({p: nodes for p, (nodes, _) in answers.items() if nodes}, warnings, fused)
+    # Their kernels approximate sigmoid and tanh (benchmarks.roundings).
+    is_measured = toolchain.error_source == "measured" and toolchain.predictor.emulation_holds
+    not_emulated = tuple(sorted(RECURRENT)) if is_measured else ()
+    return MissingKernels({p: nodes for p, (nodes, _) in answers.items() if nodes}, warnings, fused, not_emulated)
 
 
 def _ask(toolchain: Toolchain, precision: Precision) -> tuple[tuple[MissingKernel, ...], tuple[str, ...]]:

@@ -22,7 +22,7 @@ from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.fused import of_model
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.constants import masked_row_findings
-from mptune.graph.hazards.find import Hazard, find_hazards
+from mptune.graph.hazards.find import Hazard, find_split
 from mptune.graph.hazards.hazard import near_the_end
 from mptune.graph.hazards.seen import MaskedRows, Seen
 from mptune.graph.loading.model import Model
@@ -40,23 +40,28 @@ from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisa
 from mptune.tuning.steps.kernels import MissingKernels
 
 
+def split_groups(
+    workload: Workload, observations: Observations, kernels: MissingKernels
+) -> tuple[GroupedModel, tuple[Hazard, ...]]:
+    """The groups as they are searched (``find_split``), and their hazards."""
+    fused = of_model(workload.model, kernels.fused)
+    return find_split(workload.grouped, observations.absmax, observations.seen, workload.precisions, fused)
+
+
 def search_space(
-    workload: Workload, named: NamedSpace, observations: Observations, kernels: MissingKernels
-) -> tuple[SearchSpace, tuple[Hazard, ...]]:
-    """What may be searched, and the hazards that say so."""
+    workload: Workload,
+    named: NamedSpace,
+    hazards: Sequence[Hazard],
+    observations: Observations,
+    kernels: MissingKernels,
+) -> SearchSpace:
+    """What may be searched."""
     grouped, precisions = workload.grouped, workload.precisions
-    hazards = find_hazards(
-        grouped,
-        observations.absmax,
-        observations.seen,
-        precisions,
-        of_model(grouped.model, kernels.fused),
-    )
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p).reasons | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
-    space = make_space(grouped, named, hazards, observations.absmax, lacking, precisions)
-    return replace(space, warnings=(*space.warnings, *near_the_end(hazards))), hazards
+    space = make_space(grouped, named, hazards, observations.absmax, lacking, precisions, kernels.not_emulated)
+    return replace(space, warnings=(*space.warnings, *near_the_end(hazards)))
 
 
 @dataclass(frozen=True)

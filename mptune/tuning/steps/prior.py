@@ -123,7 +123,8 @@ def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] |
 def log_square_errors(space: SearchSpace, sensitivity: Sensitivity) -> dict[str, tuple[float, float]]:
     """Of each free group, the log of its squared error and the standard deviation that is due to what was not taken.
 
-    A group without an error has the mean of those of its pattern, else of its kind, else of all.
+    A group without an error has the mean of those of its pattern, else of its kind, else of all. That of one that is
+    not emulated is in doubt till it is measured.
     """
     taken_logs = {
         group: math.inf if math.isinf(error) else 2.0 * math.log(max(error, ERROR_FLOOR))
@@ -136,7 +137,7 @@ def log_square_errors(space: SearchSpace, sensitivity: Sensitivity) -> dict[str,
             for fact in facts[group]:
                 finite.setdefault(fact, []).append(taken_logs[group])
     return {
-        group: (taken_logs[group], 2.0 * sensitivity.doubts.get(group, 0.0))
+        group: (taken_logs[group], _ANY_SD if group in space.not_emulated else 2.0 * sensitivity.doubts.get(group, 0.0))
         if group in taken_logs
         else _estimate(facts[group], finite)
         for group in space.free

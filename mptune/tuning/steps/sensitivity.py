@@ -267,9 +267,12 @@ class OneGroupErrors:
         return next((job for job in jobs if job.key == key), None)
 
     def _do(self, job: _Job) -> None:
-        done, free = len(self._failed | self._errors.keys()), len(self._space.free)
-        more = "" if job.part.start == 0 else f", {job.part.stop} samples of {len(job.groups)}"
-        self._listener.stage(f"one-group errors: {done} of {free} groups{more}")
+        done, free = self._failed | self._errors.keys(), len(self._space.free)
+        text = f"one-group errors: {len(done)} of {free} groups"
+        if job.part.start:
+            doubts = self._doubts()
+            text += f", {sum(doubts.get(g, 0.0) <= KNOWN_WELL for g in done)} of them to {KNOWN_WELL:.0%}"
+        self._listener.stage(text)
         plans = [self._fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
         outputs = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
         kept = (None if error is None else self._searched.kept(error) for error in outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 
 from mptune.engines.base import Failure, Measurement, Reopens, TimesLayers, Toolchain
 from mptune.errors import BaselineError, SettingsError
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
@@ -274,7 +276,9 @@ class Tuner:
         emulated = None if self._emulated is None else self._emulated(proposal.plan)
         if emulated is None or baseline is None or evaluation.has_own_value:  # of those the relative L2 is emulated
             return evaluation
-        return evaluation.with_emulated(emulated, baseline.error_value)
+        reduced = set(proposal.plan.reduced_groups)
+        ops = Counter(op for group in self._space.groups if group.id in reduced for op in {*group.ops} - DATA_MOVEMENT)
+        return evaluation.with_emulated(emulated, baseline.error_value, (op for op, _ in ops.most_common()))
 
     def _plan_failed(self, proposal: Proposal, failure: Failure, attempts: int) -> None:
         if proposal.origin == ORIGIN_FP32:

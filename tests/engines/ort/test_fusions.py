@@ -67,6 +67,14 @@ def test_below_opset_17_it_counts(tmp_path: Path) -> None:
     assert fused_nodes(grouped, [OptimisedNode(found.op_type, ("n_h", *steps), "n_y")]) == ()  # of two groups
 
 
+def test_a_sum_that_is_fused_with_a_norm_may_be_of_another_group(tmp_path: Path) -> None:
+    """SkipLayerNormalization; under a plan that has the sum in FP32 it is a LayerNormalization."""
+    model = layer_norm(tmp_path, opset=13)
+    steps = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
+    found = OptimisedNode("SkipLayerNormalization", ("n_h", *steps), "n_y")
+    assert fused_nodes(GroupedModel(model, find_groups(model)), [found]) == (FusedNodes(steps, "h"),)
+
+
 @pytest.mark.parametrize(
     ("op_type", "nodes"), [("BiasSoftmax", ("mask", "weights")), ("Gelu", ("div", "erf", "sum", "mul", "y"))]
 )

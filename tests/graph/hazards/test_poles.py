@@ -7,7 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.graph.hazards.hazard import Hazard
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import pinned_by_hazards
+from mptune.graph.hazards.hazard import Hazard, hazard_findings
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
 from tests.graph import models
 from tests.graph.hazards.observed import hazards_on
 from tests.graph.models import constant, node, value
@@ -27,6 +32,15 @@ def complement(name: str) -> list[object]:
     ]
 
 
+def power(exponent: float) -> list[object]:
+    return [node("Constant", [], "n", value_float=exponent), node("Pow", ["x", "n"], "y", "pole")]
+
+
+def squares(name: str, epsilon: str = "") -> list[object]:
+    guarded = [node("Add", ["q", epsilon], "e", "guard")] if epsilon else []
+    return [node("Mul", ["x", "x"], "q", "squares"), *guarded, node(name, ["e" if epsilon else "q"], "y", "pole")]
+
+
 def variance() -> list[object]:
     return [
         node("Mul", ["x", "x"], "q", "squares"),
@@ -40,7 +54,7 @@ def variance() -> list[object]:
 
 
 def poles(nodes: list[object], x: np.ndarray, folder: Path) -> list[Hazard]:
-    constants = [constant("one", 1.0), constant("eps", 1e-5)]
+    constants = [constant("one", 1.0), constant("half", 0.5), constant("eps", 1e-5), constant("tiny", 1e-10)]
     shape = ["batch", COLUMNS]
     proto = models.model(nodes, [value("x", shape)], [value("y", None)], constants)  # type: ignore[arg-type]
     return [hazard for hazard in hazards_on(proto, {"x": x}, folder) if hazard.kind == "pole"]
@@ -53,8 +67,8 @@ def logits(largest: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("nodes", "x", "code", "words"),
     [
-        (probability("Log"), logits(1.0) * np.float32([40] * COLUMNS), "vanishing-epsilon", "Log is -Inf or NaN"),
-        (probability("Reciprocal"), logits(40.0), "vanishing-epsilon", "Reciprocal is Inf"),
+        (probability("Log"), logits(1.0) * np.float32([40] * COLUMNS), "vanishing-values", "Log is -Inf or NaN"),
+        (probability("Reciprocal"), logits(40.0), "vanishing-values", "Reciprocal is Inf"),
         (complement("Log"), logits(12.0), "cancellation", "zero or negative"),
         (complement("Div"), logits(12.0), "cancellation", "the division gives Inf or NaN"),
         (variance(), logits(0.1) + 40, "cancellation", "negative, and there Sqrt is NaN"),
@@ -62,8 +76,12 @@ def logits(largest: float) -> np.ndarray:
     ids=["log of a probability", "one over it", "log of a complement", "one over it as Div", "root of a variance"],
 )
 def test_named_with_its_count(nodes: list[object], x: np.ndarray, code: str, words: str, tmp_path: Path) -> None:
-    (hazard,) = poles(nodes, x, tmp_path)
-    assert (hazard.code, hazard.node, hazard.severity) == (code, "pole", "warning")
+    hazard, *of_operands = poles(nodes, x, tmp_path)
+    severity = "error" if code == "vanishing-values" else "warning"
+    assert (hazard.code, hazard.node, hazard.severity) == (code, "pole", severity)
+    assert [(other.code, other.severity) for other in of_operands] in ([], [(code, severity)])
+    assert hazard.rules_out(Precision.FP16) == (severity == "error")
+    assert not hazard.rules_out(Precision.BF16)
     assert words in hazard.reason
     assert 0 < hazard.evidence["lost"] <= hazard.evidence["values"]  # type: ignore[operator]
 
@@ -75,10 +93,71 @@ def test_named_with_its_count(nodes: list[object], x: np.ndarray, code: str, wor
         (complement("Log"), logits(4.0)),
         (complement("Div"), logits(4.0)),
         (variance(), logits(3.0)),
+        (power(0.5), np.full((4, COLUMNS), 1e-3, np.float32)),
+        (power(0.5), np.where(logits(3.0) > 0, 1.0, 1e-5).astype(np.float32)),
+        (power(-1.0), 1 + logits(0.5)),
+        (squares("Log", "eps"), logits(3.0) * 1e-3),
+        (squares("Log"), 1 + logits(0.5)),
+        (squares("Reciprocal", "half"), logits(3.0) * 1e-5),
         ([node("Sqrt", ["x"], "y", "pole")], np.zeros((4, COLUMNS), np.float32)),
         ([node("Log", ["x"], "y", "pole")], np.zeros((0, COLUMNS), np.float32)),
     ],
-    ids=["probability", "complement", "division", "variance", "zero in FP32 already", "nothing"],
+    ids=[
+        "probability",
+        "complement",
+        "division",
+        "variance",
+        "root of small values",
+        "root of a few tiny values",
+        "one over values far from zero",
+        "log of squares and an epsilon that FP16 holds",
+        "log of squares far from zero",
+        "denominator that its epsilon keeps from zero",
+        "zero in FP32 already",
+        "nothing",
+    ],
 )
 def test_a_sound_twin_is_silent(nodes: list[object], x: np.ndarray, tmp_path: Path) -> None:
     assert poles(nodes, x, tmp_path) == []
+
+
+def test_squares_that_vanish_before_a_logarithm_are_named_beside_the_epsilon_that_does(tmp_path: Path) -> None:
+    x = logits(1.0) * np.logspace(-6, 0, COLUMNS, dtype=np.float32)
+    (hazard,) = poles(squares("Log", "tiny"), x, tmp_path)
+    (finding,) = hazard_findings([hazard], "inspect")
+    exact = x.astype(np.float64) ** 2
+    assert finding.evidence["zero_share"] == np.mean(exact < 2**-25)
+    assert finding.evidence["subnormal_share"] == np.mean((exact >= 2**-25) & (exact < 2**-14))
+    assert "of the values that Log reads, 43.8% are so small that FP16 makes them zero" in finding.text
+    assert (finding.severity, hazard.severity) == ("warning", "error")
+
+
+def test_rows_of_zeros_are_the_epsilons_finding_alone(tmp_path: Path) -> None:
+    x = logits(1.0) * np.float32([[0], [1], [1], [1]])
+    assert poles(squares("Log", "tiny"), np.where(abs(x) < 0.05, 0, x).astype(np.float32), tmp_path) == []
+
+
+@pytest.mark.parametrize("nodes", [power(-1.0), squares("Sqrt"), [node("Reciprocal", ["x"], "y", "pole")]])
+def test_values_that_lose_digits_are_named_where_the_results_change(nodes: list[object], tmp_path: Path) -> None:
+    """Largest where the operand is smallest; a root of values that are all tiny changes as much."""
+    hazard, *_ = poles(nodes, np.float32(2e-6) + abs(logits(1e-6)), tmp_path)
+    assert (hazard.code, hazard.severity) == ("vanishing-values", "warning")
+    assert hazard.evidence["subnormal_share"] == (0.0 if nodes[-1].op_type == "Sqrt" else 1.0)  # type: ignore[attr-defined]
+    assert hazard.evidence["relative_error"] > 0.03  # type: ignore[operator]
+
+
+def test_infinite_results_that_a_limit_takes_pin_nothing(tmp_path: Path) -> None:
+    log, limit = node("Log", ["x"], "l", "pole"), node("Max", ["l", "one"], "y", "limit")
+    (hazard,) = poles([log, limit], abs(logits(1.0)) * 1e-7, tmp_path)
+    assert (hazard.code, hazard.severity) == ("vanishing-values", "warning")
+
+
+def test_the_group_that_computes_the_values_is_pinned_too(tmp_path: Path) -> None:
+    nodes = [node("MatMul", ["x", "w"], "m", "fc"), node("Relu", ["m"], "r", "relu"), node("Log", ["r"], "l", "pole")]
+    nodes.append(node("MatMul", ["l", "w"], "y", "head"))
+    w = constant("w", np.eye(COLUMNS, dtype=np.float32))
+    proto = models.model(nodes, [value("x", ["batch", COLUMNS])], [value("y", None)], [w])
+    found = hazards_on(proto, {"x": np.full((4, COLUMNS), 1e-9, np.float32)}, tmp_path)
+    model = load_model(tmp_path / "model.onnx")
+    owners = GroupedModel(model, find_groups(model)).owners
+    assert set(pinned_by_hazards(found)) == {owners["fc"], owners["pole"]}

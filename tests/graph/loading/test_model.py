@@ -8,8 +8,12 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper
 
 from mptune.errors import ModelError
+from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import rewrite
 from tests.graph import models
+from tests.graph.helpers import run
 
 
 def test_types_every_value(tmp_path: Path) -> None:
@@ -233,3 +237,20 @@ def test_an_output_of_maps_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="'probabilities' holds maps") as caught:
         load_model(models.save(_of_scikit_learn([product, maps], [output]), tmp_path))
     assert "zipmap" in caught.value.hint
+
+
+def test_dimensions_of_minus_one_are_dynamic_each_of_its_own_size(tmp_path: Path) -> None:
+    """As older exporters of Paddle write them, with ``?`` for heights and widths."""
+    nodes = [models.node("Relu", ["x"], "r", "relu"), models.node("ReduceMean", ["r"], "y", "mean", axes=[2, 3])]
+    proto = models.model(nodes, [models.value("x", [-1, 3, "?", "?"])], [models.value("y", [-1, 3, 1, 1])])
+    model = load_model(models.save(proto, tmp_path))
+    assert model.info("x").shape == (None, 3, None, None)
+    assert (model.info("y").shape or ())[1:] == (3, 1, 1)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16)
+    models.save(rewrite(model, plan), tmp_path, "mixed.onnx")
+    written = load_model(tmp_path / "mixed.onnx", any_precision=True)
+    assert written.info("x").shape == (None, 3, None, None)
+    (y,) = run(tmp_path / "mixed.onnx", {"x": np.ones((2, 3, 4, 8), np.float32)}).values()
+    assert y.shape == (2, 3, 1, 1)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -2
+    assert "negative dimension" in str(refused(models.save(proto, tmp_path)))

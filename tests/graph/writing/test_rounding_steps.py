@@ -5,16 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.roundings import cases
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.rounding_steps import merged_with_scales, with_rounding_steps
+from mptune.graph.writing.rounding_steps import folded_norms, merged_with_scales, with_rounding_steps
 from mptune.graph.writing.weights import WeightBank
 from tests.graph.helpers import feeds, relative_l2, run
 from tests.graph.test_corpus import CORPUS
@@ -78,6 +80,72 @@ def test_a_mean_over_the_last_axes_is_rounded_before_it_is_divided(tmp_path: Pat
     model = save(tmp_path / "m.onnx", [mean(opset, keepdims=keepdims)], [2, 3, 1, 1] if keepdims else [2, 3], opset)
     total = half(half(X).sum(axis=(2, 3), keepdims=bool(keepdims), dtype=np.float64).astype(np.float32))
     np.testing.assert_array_equal(emulated(model, tmp_path), half(total / np.float32(25)))
+
+
+def normalised(
+    path: Path, *, biased: bool, outputs: tuple[str, ...] = Y, dtype: type = np.float32, spread: float = 30.0
+) -> Path:
+    """A convolution and a BatchNormalization, and what ONNX Runtime folds them in."""
+    rng = np.random.default_rng(1)
+    constants = {
+        "w": W,
+        "scale": rng.uniform(0.3, 2, 4),
+        "offset": B,
+        "mean": B * 2,
+        "variance": rng.uniform(0.01, spread, 4),
+    }
+    constants |= {"b": rng.normal(size=4)} if biased else {}
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"][: 2 + biased], ["t"]),
+        helper.make_node("BatchNormalization", ["t", "scale", "offset", "mean", "variance"], ["u"], epsilon=1e-3),
+        helper.make_node("Relu", ["u"], ["y"]),
+    ]
+    type_code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", type_code, X.shape)],
+        [helper.make_tensor_value_info(name, type_code, [2, 4, 3, 3]) for name in outputs],
+        [numpy_helper.from_array(np.asarray(value, dtype), name) for name, value in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_batch_norm_is_folded_as_onnx_runtime_folds_it(tmp_path: Path, biased: bool) -> None:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    typed = normalised(tmp_path / "typed.onnx", biased=biased, dtype=np.float16)
+    onnxruntime.InferenceSession(str(typed), options, providers=["CPUExecutionProvider"])
+    folded = [numpy_helper.to_array(t) for t in onnx.load(tmp_path / "optimised.onnx").graph.initializer]
+    weights, bias = sorted((values.astype(np.float32) for values in folded), key=lambda values: -values.ndim)
+    conv = helper.make_node("Conv", ["x", "w"], ["y"])
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4, 3, 3])
+    graph = helper.make_graph([conv], "g", [info], [out], [numpy_helper.from_array(weights, "w")])
+    plain = tmp_path / "plain.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), plain)
+    wanted = half(half(run(plain, {"x": half(X)})["y"]) + bias[:, None, None])
+    model = load_model(normalised(tmp_path / "m.onnx", biased=biased))
+    np.testing.assert_array_equal(emulated(model, tmp_path), np.maximum(wanted, 0))
+
+
+def test_variances_beyond_fp16_are_rescaled_before_they_are_folded(tmp_path: Path) -> None:
+    path = normalised(tmp_path / "m.onnx", biased=False, spread=1e6)
+    exact = run(path, {"x": X})["y"]
+    assert relative_l2(emulated(load_model(path), tmp_path), exact) < 1e-3
+
+
+def test_a_convolution_whose_result_others_read_is_not_folded(tmp_path: Path) -> None:
+    model = load_model(normalised(tmp_path / "m.onnx", biased=False, outputs=("y", "t")))
+    grouped = GroupedModel(model, find_groups(model))
+    assert not folded_norms(grouped, Lookup(model))
+    alone = load_model(normalised(tmp_path / "alone.onnx", biased=False))
+    apart = tuple(LayerGroup(n.name, n.name, "conv", (n.name,), {}) for n in alone.nodes)
+    assert folded_norms(GroupedModel(alone, find_groups(alone)), Lookup(alone))
+    assert not folded_norms(GroupedModel(alone, apart), Lookup(alone)), "a plan may put a Cast in between"
 
 
 GELU_STEPS = [
@@ -206,26 +274,47 @@ def test_a_scaled_product_is_rounded_once(tmp_path: Path) -> None:
     assert np.mean(found["one"] == found["each"]) < 0.8
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+FP16, BF16 = Precision.FP16, Precision.BF16
+OF_SIGMOIDS = {
+    "sigmoid": "rounded once",
+    "x times its sigmoid (SiLU)": "each step of the sigmoid rounded",
+    "x times the sigmoid of 1.702 x": "each step of the sigmoid rounded",
+    "x times the sigmoid of x times 1": "each step of the sigmoid rounded",
+    "another value times a sigmoid": "sigmoid rounded",
+}
+OF_ATTRIBUTES = {
+    "HardSigmoid": "alpha rounded",
+    "x times its HardSigmoid": "steps and alpha rounded",
+    "LeakyRelu": "alpha rounded",
+}
+IN_STEPS = {"sigmoid": "each step rounded", "another value times a sigmoid": "each step of the sigmoid rounded"}
+
+
 @pytest.mark.parametrize(
-    "name", ["sigmoid", "x times its sigmoid (SiLU)", "x times the sigmoid of 1.702 x", "another value times a sigmoid"]
+    ("name", "formula", "precision", "opset"),
+    [
+        *((*case, FP16, opset) for case in OF_SIGMOIDS.items() for opset in (12, 14, 17)),
+        *((*case, BF16, 17) for case in (OF_SIGMOIDS | IN_STEPS).items()),
+        *((*case, FP16, 17) for case in OF_ATTRIBUTES.items()),
+    ],
 )
-def test_sigmoids_are_rounded_as_an_h200_rounds_them(name: str, precision: Precision, tmp_path: Path) -> None:
-    """The formula that ``benchmarks.roundings`` found there: 100 % of the values, 99.7 % of single sigmoids in FP16."""
+def test_activations_are_rounded_as_the_cuda_provider_rounds_them(
+    name: str, formula: str, precision: Precision, opset: int, tmp_path: Path
+) -> None:
+    """The formula that ``benchmarks.roundings`` gives: 100 % of the values, 99.7 % of single sigmoids in FP16."""
     case = cases(precision)[name]
-    is_whole = precision is Precision.FP16 and name in ("sigmoid", "another value times a sigmoid")
-    wanted = next(of() for formula, of in case.formulas.items() if ("step" in formula) != is_whole)
+    wanted = case.formulas[formula]()
     nodes = [helper.make_node(op, inputs, [out], **more) for op, inputs, out, more in case.nodes]
     info = helper.make_tensor_value_info("x", TensorProto.FLOAT, case.x.shape)
     out = helper.make_tensor_value_info("y", TensorProto.FLOAT, case.x.shape)
     constants = [numpy_helper.from_array(np.asarray(c, np.float32), key) for key, c in case.constants.items()]
     graph = helper.make_graph(nodes, "g", [info], [out], constants)
     path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
     model = load_model(path)
     groups = find_groups(model)
     bank = WeightBank.write(model, tmp_path, precisions=REDUCED)
-    written_out = with_rounding_steps(GroupedModel(model, groups))
+    written_out = with_rounding_steps(GroupedModel(model, groups), precisions=[precision])
     emulator = Emulator(written_out, bank)
     feed = {"x": case.x.astype(np.float32)}
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], precision)

@@ -48,6 +48,21 @@ def test_plain_lines_where_there_is_no_terminal(bench: Bench) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_a_log_counts_groups_once(bench: Bench) -> None:
+    stream = io.StringIO()
+    with TerminalListener(stream) as listener:
+        for text in ("0 of 57 groups", "8 of 57 groups", "57 of 57 groups", "57 of 57 groups, 9 of them to 15%"):
+            listener.stage(f"one-group errors: {text}")
+        listener.evaluated(bench.evaluation(0, 2.0, 0.0, origin=Origin("seed", "all-fp32")), 1, 5)
+        listener.stage("one-group errors: 57 of 57 groups, 31 of them to 15%")
+        listener.stage("round 1 of 2")
+        listener.stage("round 2 of 2")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "one-group errors: 0 of 57 groups"
+    assert lines[1].startswith("[1/5]")
+    assert lines[2:] == ["round 1 of 2", "round 2 of 2"]
+
+
 def test_predictions_are_named_in_every_line(bench: Bench) -> None:
     stream = io.StringIO()
     listener = TerminalListener(stream)

@@ -164,3 +164,17 @@ def test_what_is_lost_in_noise_is_not_called_a_loss() -> None:
 def test_a_noisy_baseline(width: float, is_noisy: bool) -> None:
     fp32 = make_evaluation(10.0, 1e-7, width=width, origin=ORIGIN_FP32)
     assert ("cannot be distinguished" in advice([FOUND, fp32], fp32=fp32)) is is_noisy
+
+
+def test_a_group_whose_values_cost_much_of_what_fp16_would_save_is_named() -> None:
+    def told(gain_ms: float, finding: str | None) -> str:
+        free = GroupWorth("g0", "n", "matmul", 1e-3, 1.0, 0.0, 1e-3, 1, 1, "FP16")
+        pinned = GroupWorth("g1", "n", "matmul", None, gain_ms, None, None, 0, 1, "FP32: pinned", True, finding)
+        explanation = Explanation(groups=(free, pinned))
+        return "\n".join(findings(Outcome([SEED, FP32], FP32, [FP32, SEED], [], explanation, frees="--option")))
+
+    text = told(0.5, "overflow")
+    assert "g1 is kept in FP32 for the values there, which costs 0.5 ms of the 1.5 ms" in text
+    assert "with --option may free more" in text
+    assert "g1" not in told(0.04, "overflow"), "less than 5 %"
+    assert "g1" not in told(0.5, None), "the search space pins it"

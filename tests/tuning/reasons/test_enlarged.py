@@ -80,7 +80,7 @@ def test_nothing_is_said_where_no_finding_is_on_the_way(tmp_path: Path) -> None:
 
 def small(model: GroupedModel, node_name: str) -> Hazard:
     place = ("underflow", model.owners[node_name], node_name, "a", 1e-9)
-    return Hazard("warning", *place, "vanishing-epsilon", "underflow become zero", {"absmax": 1e-9})
+    return Hazard("warning", *place, "vanishing-values", "underflow become zero", {"absmax": 1e-9})
 
 
 def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -
     fp32 = make_evaluation(1.0, 2.0)
     assert with_reasons(workload, (), [small(model, "first")], "worst_part", fp32) == (), "all-FP32 errs as much"
     (new,) = with_reasons(workload, (), [small(model, "first")], "worst_part")
-    assert (new.code, new.severity) == ("vanishing-epsilon", "warning")
+    assert (new.code, new.severity) == ("vanishing-values", "warning")
     assert (new.where.nodes, new.where.groups) == (("first",), (model.owners["first"],))
     assert new.evidence == {"one_group_error": 3.0, "largest": 1e-9}
 

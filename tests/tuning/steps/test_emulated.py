@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,10 @@ import mptune
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.timing.latency import Latency
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation
@@ -31,8 +34,11 @@ from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.sensitivity import OneGroupErrors
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
-from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
+from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan, search
+from tests.graph.helpers import feeds
+from tests.graph.test_corpus import CORPUS
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import make_evaluation
 from tests.tuning.steps.test_tuner import make_toolchain
 
 METRIC = "relative_l2"
@@ -277,3 +283,39 @@ def test_a_search_asks_it_only_where_errors_are_measured_and_those_of_an_emulati
     assert (len(toolchain.emulated) > len(groups)) == asked, "more than one plan for each group"
     assert any(point.emulated is not None for point in front.points) == asked
     assert len(toolchain.emulated) == len(set(toolchain.emulated))
+
+
+def test_measured_errors_of_groups_that_are_not_emulated_are_added() -> None:
+    space = replace(make_small_space(4), not_emulated=("g001",))
+    toolchain = make_toolchain(space)
+    emulator = make_emulator(space, toolchain)
+    assert math.isnan(*emulator(choices(space, "1100")))
+    emulator.learn({"g000": 1e-3})
+    assert emulator(choices(space, "1000")) == [1e-3]
+    alone = replace(make_evaluation(1.0, 7e-3), plan=space.alone("g001"), metric=METRIC)
+    emulator.learn_measured([alone])
+    measured = alone.error.value(METRIC)
+    assert emulator(choices(space, "1100", "0100")) == pytest.approx([math.hypot(1e-3, measured), measured])
+    assert emulator.recall(make_plan("1100")) is None, "no emulated error to compare a measured one with"
+
+
+class Recurrent(FakeToolchain):
+    """Its LSTM is far less exact than emulated."""
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        emulated = FakeToolchain(replace(self.law, errors={**self.law.errors, "g001": 1e-4}), emulated=self.emulated)
+        return emulated.emulate(plans, part)
+
+
+@pytest.mark.usefixtures("opened_here")
+def test_a_search_measures_a_recurrent_layer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(CORPUS[0].parent / "lstm.onnx", "model.onnx")
+    feed = feeds(load_model(tmp_path / "model.onnx"))
+    np.savez("data.npz", **{name: np.stack([value[0]] * 8) for name, value in feed.items()})
+    toolchain = Recurrent(Law(["g000", "g001", "g002"], errors={"g001": 1e-2}))
+    front = search(toolchain, budget=8)
+    model = load_model("model.onnx")
+    fp32 = GroupedModel(model, find_groups(model)).uniform(Precision.FP32)
+    assert fp32.replace({"g001": Precision.FP16}).fingerprint in toolchain.built[:3]
+    assert [finding.code for finding in front.findings if finding.code == "emulation-differs"] == []

@@ -289,7 +289,7 @@ FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
         lambda: _instance_norm(1e-9, flat=True),
         lambda: _instance_norm(1e-9, flat=False),
     ),
-    "vanishing-epsilon: a probability under a Log": (lambda: _surprise(12.0), lambda: _surprise(1.0)),
+    "vanishing-values": (lambda: _surprise(12.0), lambda: _surprise(1.0)),
     "cancellation before a Log": (lambda: _survival(5.0), lambda: _survival(1.0)),
     "spacing before a comparison": (lambda: _compared(3000.0), lambda: _compared(0.0)),
     "stagnation of accumulated flow": (lambda: _flow(1900.0), lambda: _flow(4.0)),

@@ -43,6 +43,7 @@ function findingList(found) {
 const IN_FP16 = {
   overflow: "Inf where this value is held",
   "vanishing-epsilon": "an epsilon of 0, and Inf or NaN where the denominator reaches it",
+  "vanishing-values": "zero, or digits lost, where a Log, a division or a root reads it",
   spacing: "neighbours that become equal, or change places",
   stagnation: "the sum without its step",
   cancellation: "the rounding of the operands, as large as their difference",

@@ -1,0 +1,115 @@
+"""Constants beyond FP16 that are rescaled: the function stays, and no group is kept in FP32 for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import pytest
+
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
+from tests.graph import models
+from tests.graph.hazards.observed import hazards_on
+from tests.graph.helpers import relative_l2, run
+from tests.graph.models import constant, node, value
+
+CHANNELS = 300
+"""More than a kilobyte for each constant, so that a weight bank would hold them."""
+
+
+def batch_norm(variance: float, shared: bool = False) -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    vector = {
+        "scale": rng.uniform(-1, 1, CHANNELS),
+        "bias": rng.standard_normal(CHANNELS),
+        "mean": np.sqrt(variance) * rng.standard_normal(CHANNELS),
+        "variance": variance * rng.uniform(0.1, 1, CHANNELS),
+    }
+    nodes = [node("BatchNormalization", ["x", *vector], "n", "norm"), node("Relu", ["n"], "y", "relu")]
+    if shared:
+        nodes.append(node("Sqrt", ["variance"], "deviation", "root"))
+        nodes[1] = node("Add", ["n", "column"], "y", "add")
+        nodes.insert(2, node("Reshape", ["deviation", "shape"], "column", "column"))
+        nodes = [nodes[0], nodes[3], nodes[2], nodes[1]]
+    constants = [constant(name, values.astype(np.float32)) for name, values in vector.items()]
+    constants.append(constant("shape", [1, CHANNELS, 1], np.int64))
+    return models.model(
+        nodes, [value("x", ["batch", CHANNELS, 8])], [value("y", ["batch", CHANNELS, 8])], constants[: 4 + shared]
+    )
+
+
+def factors(first: float, second: float, operators: tuple[str, str]) -> onnx.ModelProto:
+    nodes = [node(operators[0], ["x", "a"], "t", "first"), node(operators[1], ["t", "b"], "y", "second")]
+    return models.model(
+        nodes, [value("x", ["batch", 8])], [value("y", ["batch", 8])], [constant("a", first), constant("b", second)]
+    )
+
+
+def errors(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray], folder: Path) -> dict[str, float]:
+    """Of the all-FP16 model, of the same with a weight bank, and of the emulation; all-FP32 changes nothing."""
+    model = load_model(models.save(proto, folder))
+    grouped, bank = GroupedModel(model, find_groups(model)), WeightBank.write(model, folder / "bank")
+    reference = run(model.path, feed)["y"]
+    fp32, fp16 = grouped.uniform(Precision.FP32), grouped.uniform(Precision.FP16)
+    written = {
+        "fp32": Rewriter(grouped).export(fp32, folder / "fp32.onnx"),
+        "exported": Rewriter(grouped).export(fp16, folder / "fp16.onnx"),
+        "banked": Rewriter(grouped, bank).write(fp16, bank.directory / "fp16.onnx"),
+        "emulated": Emulator(grouped, bank).write(fp16, bank.directory / "emulated.onnx"),
+    }
+    kept = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(written.pop("fp32")).graph.initializer
+    }
+    assert all(
+        np.array_equal(kept[tensor.name], onnx.numpy_helper.to_array(tensor)) for tensor in proto.graph.initializer
+    )
+    return {name: relative_l2(run(path, feed)["y"], reference) for name, path in written.items()}
+
+
+@pytest.mark.parametrize("variance", [5e5, 1e8])
+def test_variances_beyond_fp16(variance: float, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = np.clip(np.sqrt(variance) * rng.standard_normal((2, CHANNELS, 8)), -6e4, 6e4).astype(np.float32)
+    assert max(errors(batch_norm(variance), {"x": x}, tmp_path).values()) < 2e-3
+    hazards = hazards_on(batch_norm(variance), {"x": x}, tmp_path)
+    assert [h.wording for h in hazards if h.tensor == "variance"] == ["rescaled"]
+    assert "data-do-not-fit" not in {h.code for h in hazards}
+
+
+def test_a_variance_that_another_node_reads_stays(tmp_path: Path) -> None:
+    model = load_model(models.save(batch_norm(5e5, shared=True), tmp_path))
+    hazards = find_hazards(GroupedModel(model, find_groups(model)))
+    assert "held_as" in next(h for h in hazards if h.tensor == "variance").evidence
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "operators"),
+    [
+        (3e6, 2e-6, ("Mul", "Mul")),
+        (3e6, 1e5, ("Mul", "Div")),
+        (1e-3, 3e5, ("Mul", "Mul")),
+        (2e6, 3e6, ("Div", "Mul")),
+    ],
+)
+def test_a_factor_beyond_fp16_moves_into_the_next(
+    first: float, second: float, operators: tuple[str, str], tmp_path: Path
+) -> None:
+    feed = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)}
+    proto = factors(first, second, operators)
+    assert max(errors(proto, feed, tmp_path).values()) < 2e-3
+    assert not pinned_by_hazards(hazards_on(proto, feed, tmp_path))
+
+
+def test_factors_whose_product_is_beyond_fp16_stay(tmp_path: Path) -> None:
+    model = load_model(models.save(factors(1e6, 1e6, ("Mul", "Mul")), tmp_path))
+    assert pinned_by_hazards(find_hazards(GroupedModel(model, find_groups(model))))

@@ -1,0 +1,84 @@
+"""A group with values beyond FP16: their nodes are set apart where a heavy operator is left; patterns stay whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+import mptune
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_split, pinned_by_hazards
+from mptune.graph.hazards.seen import Seen
+from mptune.graph.loading.model import load_model
+from tests.graph import models
+from tests.graph.models import constant, node, value
+
+WIDTH = 64
+
+
+def network(scale: float) -> onnx.ModelProto:
+    """A product, whose result is enlarged, passed through a Tanh, and read by another product."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        node("MatMul", ["x", "w"], "a", "first/MatMul"),
+        node("Mul", ["a", "scale"], "b", "first/enlarge"),
+        node("Mul", ["b", "b"], "c", "first/square"),
+        node("Tanh", ["c"], "t", "first/tanh"),
+        node("MatMul", ["t", "v"], "y", "second/MatMul"),
+    ]
+    weights = [constant(n, rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8) for n in ("w", "v")]
+    return models.model(
+        nodes, [value("x", ["batch", WIDTH])], [value("y", ["batch", WIDTH])], [*weights, constant("scale", scale)]
+    )
+
+
+def split(scale: float, ranges: dict[str, float], folder: Path) -> tuple[GroupedModel, dict[str, str]]:
+    model = load_model(models.save(network(scale), folder))
+    grouped, hazards = find_split(GroupedModel(model, find_groups(model)), ranges, Seen())
+    return grouped, pinned_by_hazards(hazards)
+
+
+def test_what_is_left_of_the_group_is_free(tmp_path: Path) -> None:
+    grouped, pinned = split(100.0, {"a": 8.0, "b": 800.0, "c": 640_000.0, "t": 1.0}, tmp_path)
+    owners = grouped.owners
+    assert owners["first/square"] == owners["first/tanh"] == "g000-fp32"
+    assert owners["first/MatMul"] == owners["first/enlarge"] == "g000"
+    assert [group.id for group in grouped.groups if group.pinned] == ["g000-fp32"]
+    assert set(pinned) == {"g000-fp32"}
+
+
+def test_a_product_whose_own_result_is_beyond_stays_whole(tmp_path: Path) -> None:
+    grouped, pinned = split(1.0, {"a": 70_000.0, "b": 70_000.0, "c": 1e9, "t": 1.0}, tmp_path)
+    assert [group.id for group in grouped.groups] == ["g000", "g001"]
+    assert set(pinned) == {"g000"}
+
+
+def test_nothing_is_set_apart_where_all_fits(tmp_path: Path) -> None:
+    grouped, pinned = split(1.0, {"a": 8.0, "b": 8.0, "c": 64.0, "t": 1.0}, tmp_path)
+    assert [group.id for group in grouped.groups] == ["g000", "g001"]
+    assert not pinned
+
+
+def test_a_search_of_a_split_group_is_resumed_picked_and_applied(tmp_path: Path) -> None:
+    path = models.save(network(100.0), tmp_path)
+    data = {"x": np.random.default_rng(1).standard_normal((16, WIDTH)).astype(np.float32)}
+
+    def search(budget: int) -> mptune.Front:
+        return mptune.search(
+            path, data=data, out=tmp_path / "run", budget=budget, target="rtx-4090", engine="onnxruntime"
+        )
+
+    assert search(3).evaluations == 3
+    front = search(4)
+    assert front.evaluations == 4
+    assert front.fp16 is not None
+    assert front.fp16.plan.precision == {"g000": "fp16", "g000-fp32": "fp32", "g001": "fp16"}
+    mptune.pick(tmp_path / "run", plan=front.fp16.plan.fingerprint)
+    chosen = tmp_path / "run" / "chosen"
+    mptune.apply(path, chosen / "plan.json", tmp_path / "again.onnx")
+    first, again = (onnx.load(each).graph for each in (chosen / "model.onnx", tmp_path / "again.onnx"))
+    assert [n.name for n in first.node] == [n.name for n in again.node]
+    assert {t.name: t.data_type for t in first.initializer} == {t.name: t.data_type for t in again.initializer}
