@@ -40,7 +40,7 @@ ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
 _AT_ONCE = 48
 """Most values that are outputs of one model, and in memory at the same time."""
 _OBSERVED_AT_ONCE = 1000
-"""Most values that one session observes: opening takes time quadratic in its outputs, of which each value has 4 to 12.
+"""Most values that one session observes: opening takes time quadratic in its outputs, of which each value has 4 to 30.
 """
 _SEQUENTIAL = frozenset({"LSTM", "GRU", "RNN", "Scan"})
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""

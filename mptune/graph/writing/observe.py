@@ -149,7 +149,7 @@ def add_probes(
 ) -> Iterator[Probe]:
     """Append the nodes that answer the probes filed under these values, and their outputs, to the observing graph."""
     keys = frozenset(observed)
-    rows, nodes = softmax_rows(model), {node.name: node for node in model.nodes}
+    rows, nodes, look = softmax_rows(model), {node.name: node for node in model.nodes}, Lookup(model)
     cast = onnx_schema("Cast", model.opset)
     types = cast.types["T2"] if cast is not None else ()
     # A precision without an ONNX type of its own has the answers of one of its digits.
@@ -160,7 +160,7 @@ def add_probes(
             continue
         node = nodes[probe.node]
         build.start(f"{probe.kind}.{node.index}.{probe.precision}", probe.precision)
-        facts, vectors = _answer(build, probe, node, model, rows)
+        facts, vectors = _answer(build, probe, node, look, rows)
         for name in facts.values():
             build.give(name)
         for name in vectors.values():
@@ -173,7 +173,7 @@ _Answer = tuple[dict[str, str], dict[str, str]]
 
 
 def _answer(
-    build: ProbeBuilder, probe: Probe, node: Node, model: Model, rows: Mapping[str, tuple[int, ...]]
+    build: ProbeBuilder, probe: Probe, node: Node, look: Lookup, rows: Mapping[str, tuple[int, ...]]
 ) -> _Answer:
     match probe.kind:
         case "sum":
@@ -181,9 +181,9 @@ def _answer(
         case "norm":
             return _norm(build, node), {}
         case "pole":
-            return _pole(build, node, probe.value, model), {}
+            return _pole(build, node, probe.value, look), {}
         case "batch-norm":
-            rank = len(model.info(probe.value).shape or ())
+            rank = len(look.model.info(probe.value).shape or ())
             return {}, {"mean": build.reduce("ReduceMean", probe.value, (0, *range(2, rank)))}
         case "comparison":
             return _comparison(build, node), {}
@@ -231,9 +231,9 @@ def _norm(build: ProbeBuilder, node: Node) -> dict[str, str]:
     }
 
 
-def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str, str]:
+def _pole(build: ProbeBuilder, node: Node, value: str, look: Lookup) -> dict[str, str]:
     zero, infinity = build.constant(0.0), build.constant(np.inf)
-    rounded = _recomputed(build, value, model, _POLE_DEPTH)
+    rounded = _recomputed(build, value, look.model, _POLE_DEPTH)
     size = build.add("Abs", value)
     before, after, alone = value, rounded, build.rounded(value)
     changed = _with_vanished(build, node, value, size)
@@ -242,7 +242,7 @@ def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str
     stands = build.add("Greater", before, zero)
     # NaN is below neither limit: it was made before.
     least = next(value for value in _LEAST if value < build.precision.smallest_normal)
-    limit = zero if is_root(Lookup(model), node) else build.constant(least)
+    limit = zero if is_root(look, node) else build.constant(least)
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {
@@ -250,7 +250,7 @@ def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str
         "lost": build.count(lost),
         "vanished": build.count(gone),
         "smallest": build.reduce("ReduceMin", build.flat(build.add("Where", lost, size, infinity), np.inf)),
-        **_vanishing(build, _before_epsilon(model, value)),
+        **_vanishing(build, _before_epsilon(look.model, value)),
         **changed,
     }
 
