@@ -1,8 +1,10 @@
 """Load, group and rewrite a model of 3 GiB of weights, and say how much memory that took.
 
     python -m benchmarks.huge            # needs 13 GB of free disk in the temporary folder
+    python -m benchmarks.huge --chain    # inspect and search a chain of 5,002 small nodes
 
-Each step is a process of its own; its peak is VmHWM, the most resident memory it ever had, mapped pages included.
+Each step is a process of its own; its peak is VmHWM, the most resident memory it ever had, mapped pages included. For
+the chain it is the memory (PSS) of the command and its workers together, and CPU seconds are those of all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,13 +20,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.common import save
 from benchmarks.memory import peak_mib
+from benchmarks.trained.variants import run_step
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
@@ -35,6 +40,7 @@ WIDTH, LAYERS, TOKENS = 8192, 8, 1 << 15
 """A table of 1 GiB, and eight products with 256 MiB of weights each."""
 REWRITES = 20
 LIMIT_MIB = 600
+CHAIN_LIMIT_S = 900.0
 DISK_BYTES = 13 << 30
 
 
@@ -130,6 +136,43 @@ def running(folder: Path) -> dict[str, float]:
     return {"relative_l2": float(np.linalg.norm(outputs[1] - outputs[0]) / reference), "export_is_same": same}
 
 
+def write_chain(folder: Path, layers: int = 1667) -> Path:
+    """A chain of products with bias and activation, three nodes a layer, and one more bias; 8 samples beside it."""
+    rng = np.random.default_rng(0)
+    constants = [numpy_helper.from_array(rng.normal(0, 0.18, (64, 64)).astype(np.float32), f"w{k}") for k in range(4)]
+    constants += [numpy_helper.from_array(rng.normal(0, 0.01, 64).astype(np.float32), f"b{k}") for k in range(4)]
+    nodes, x = [], "x"
+    for layer in range(layers):
+        for op, constant in (("MatMul", f"w{layer % 4}"), ("Add", f"b{layer % 4}"), ("Relu", "")):
+            name = f"/{layer}/{op}"
+            nodes.append(helper.make_node(op, [x, constant] if constant else [x], [name], name=name))
+            x = name
+    nodes.append(helper.make_node("Add", [x, "b0"], ["y"], name="y"))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64]) for name in ("x", "y"))
+    proto = helper.make_model(
+        helper.make_graph(nodes, "chain", [x], [y], constants),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=9,
+    )
+    onnx.save(proto, folder / "chain.onnx")
+    np.savez(folder / "chain.npz", x=rng.standard_normal((8, 64)).astype(np.float32))
+    return folder / "chain.onnx"
+
+
+def chain(folder: Path) -> dict[str, Any]:
+    """Inspect and search the chain as a user does; seconds, CPU seconds and memory of each."""
+    model, found = write_chain(folder), dict[str, Any]()
+    for command in (["inspect"], ["search", "--budget", "3", "--out", str(folder / "run.mptune")]):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        data = ["--data", str(model.with_suffix(".npz"))]
+        row = run_step([sys.executable, "-m", "mptune", command[0], str(model), *data, *command[1:]], CHAIN_LIMIT_S)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        found[command[0]] = {**row, "cpu_s": round(cpu_s, 1)}
+        print(f"{command[0]:<10} {found[command[0]]}", flush=True)
+    return found
+
+
 STEPS = {"rewriting": rewriting, "exporting": exporting, "running": running}
 
 
@@ -137,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where to work, in place of the temporary folder")
     parser.add_argument("--step", choices=sorted(STEPS), help=argparse.SUPPRESS)
+    parser.add_argument("--chain", action="store_true", help="a chain of small nodes in place of large weights")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.step:
@@ -144,6 +188,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
+        if options.chain:
+            save(options.json, chain(folder))
+            return
         if shutil.disk_usage(folder).free < DISK_BYTES:
             raise SystemExit(f"{folder} has less than {DISK_BYTES >> 30} GiB free: give another --folder")
         print(f"{write_model(folder)}: {(folder / 'huge.bin').stat().st_size / 2**30:.2f} GiB of weights")

@@ -52,6 +52,19 @@ def test_memory_in_both_precisions(mlp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "in FP16 (" in shown(inspection, monkeypatch)
 
 
+def test_a_look_at_a_large_model_takes_the_first_samples(mlp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(mlp_path.with_name("many.npz"), x=np.eye(8, 32, dtype=np.float32))
+    whole = mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"))
+    assert (whole.samples, whole.available) == (8, 8)
+    monkeypatch.setattr("mptune.inspection.model._OBSERVED_FLOPS", 5.5 * whole.flops)
+    few = mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"))
+    assert (few.samples, few.available, few.to_json()["samples_available"]) == (5, 8, 8)
+    assert "observed on 5 samples of many.npz: the first of 8; --strict runs all" in shown(few, monkeypatch)
+    monkeypatch.setattr("mptune.inspection.model._OBSERVED_FLOPS", 0.0)
+    assert mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz")).samples == 4
+    assert mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"), all_samples=True).samples == 8
+
+
 @pytest.mark.smoke
 def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [

@@ -15,16 +15,26 @@ from mptune.tuning.space import load_space
 
 
 def inspect(
-    model: ModelLike, *, data: Any = None, space: str = "default", batch: int = 1, budget: int = 50
+    model: ModelLike,
+    *,
+    data: Any = None,
+    space: str = "default",
+    batch: int = 1,
+    budget: int = 50,
+    all_samples: bool = False,
+    stage: Callable[[str], object] | None = None,
 ) -> Inspection:
     """Take a model apart as a search would: groups, operators, FLOPs, bytes, hazards and what they pin.
 
     Args:
         model: path of an ONNX model, or an ``onnx.ModelProto``.
-        data: calibration samples, as in ``search``; the model is run once over each, and its values are judged, too.
+        data: calibration samples, as in ``search``; the model is run once over each, and its values are judged, too. A
+            large model is run over the first ones only: at least 4, and as many as 150 GFLOP are enough for.
+        all_samples: run it over as many as a search would, however large it is.
         space: name or path of the search space whose granularity and pins count.
         batch: rows per sample where the batch is dynamic.
         budget: evaluations of the search to come, where the space's granularity is ``auto``.
+        stage: is told what is done, one line each, while a large model is run on the data.
 
     Raises:
         ModelError: the model cannot be read, typed or tuned.
@@ -35,7 +45,7 @@ def inspect(
     named = load_space(space)
     with loaded_model(model) as loaded:
         check_batch(batch, loaded.inputs)
-        return inspect_model(loaded, named, data_argument(data), batch, budget)
+        return inspect_model(loaded, named, data_argument(data), batch, budget, stage, all_samples=all_samples)
 
 
 def apply(

@@ -25,7 +25,9 @@ def inspect(
         str, typer.Option(metavar="NAME|FILE", help="The search space whose groups and pins are shown.")
     ] = SearchSettings.space,
     batch: BatchOption = DataSettings.batch,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 if a finding is an error.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 4 if a finding is an error; all samples are run.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Show layer groups, operators, costs and hazards of a model.
@@ -41,8 +43,10 @@ def inspect(
     arguments = read_options(locals())
     del arguments["strict"]
     from mptune.api import models
+    from mptune.reporting.terminal.progress import TerminalListener
 
-    inspection = models.inspect(**arguments)
+    with TerminalListener() as listener:
+        inspection = models.inspect(**arguments, all_samples=strict, stage=listener.stage)
     if json_:
         print_json(inspection.to_json())
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -69,12 +69,14 @@ class KnownValues:
         shapes: name -> shape; a value whose shape is not known is absent.
         assumed: symbolic dimension -> the size that the shapes are taken for; empty where they were observed.
         samples: what the model was run on; None where it was not run.
+        available: how many samples a search would run it on.
         ranges: name -> what was observed of the value; empty where it was not run.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     assumed: Mapping[str, int] = field(default_factory=dict)
     samples: CalibrationSet | None = None
+    available: int = 0
     ranges: Mapping[str, TensorRange] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -84,15 +86,38 @@ class KnownValues:
         return {name: seen.absmax for name, seen in self.ranges.items()}
 
 
-def known_values(grouped: GroupedModel, data: Path | InMemory | None, batch: int) -> KnownValues:
+def known_values(
+    grouped: GroupedModel,
+    data: Path | InMemory | None,
+    batch: int,
+    stage: Callable[[str], object] | None = None,
+    *,
+    all_samples: bool = False,
+) -> KnownValues:
     """Observe the values by running the model on the data; without data, take the shapes from the graph alone."""
     if data is None:
         static = static_shapes(grouped.model, batch)
         return KnownValues(static.shapes, static.assumed)
-    samples = load_samples(grouped.model, data, batch)
-    ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)))
+    every = load_samples(grouped.model, data, batch)
+    samples = every
+    if not all_samples:
+        samples = replace(every, samples=every.samples[: _observed_count(grouped, every)])
+    ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)), stage)
     shapes = {name: seen.shape for name, seen in ranges.items()}
-    return KnownValues(shapes, samples=samples, ranges=ranges, findings=findings)
+    return KnownValues(shapes, {}, samples, len(every.samples), ranges, findings)
+
+
+_OBSERVED_FLOPS = 1.5e11
+"""What is computed to observe values, about; a few seconds of one core."""
+_LEAST_OBSERVED = 4
+"""Fewest samples, where there are as many, whatever they cost."""
+
+
+def _observed_count(grouped: GroupedModel, samples: CalibrationSet) -> int:
+    """On how many samples values are observed: a look at a large model takes fewer than a search."""
+    shapes = static_shapes(grouped.model, given={n: array.shape for n, array in samples.samples[0].items()}).shapes
+    costs = (ungrouped_cost(grouped, shapes), *group_costs(grouped, shapes).values())
+    return max(_LEAST_OBSERVED, int(_OBSERVED_FLOPS / max(1.0, sum(cost.flops for cost in costs))))
 
 
 def load_samples(model: Model, data: Path | InMemory, batch: int) -> CalibrationSet:
@@ -103,7 +128,10 @@ def load_samples(model: Model, data: Path | InMemory, batch: int) -> Calibration
 
 
 def observe_values(
-    grouped: GroupedModel, samples: CalibrationSet, precisions: Sequence[str] = DEFAULT_PRECISIONS
+    grouped: GroupedModel,
+    samples: CalibrationSet,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    stage: Callable[[str], object] | None = None,
 ) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
     """Run the model over the samples in a worker: the range and shape of every value, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
@@ -114,8 +142,7 @@ def observe_values(
         samples.save(workspace.samples("search"))
         workload = Workload(grouped, workspace, tuple(precisions))
         with PredictedToolchain(None, load_target("cpu"), workload, SearchSettings()) as toolchain:
-            reference = toolchain.reference_model.reference("search")
-            ranges = toolchain.reference_model.observe()
+            reference, ranges = toolchain.reference_model.inspect(stage)
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)
         raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)
@@ -150,7 +177,14 @@ _WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE
 
 
 def inspect_model(
-    model: Model, named: NamedSpace, data: Path | InMemory | None = None, batch: int = 1, budget: int | None = None
+    model: Model,
+    named: NamedSpace,
+    data: Path | InMemory | None = None,
+    batch: int = 1,
+    budget: int | None = None,
+    stage: Callable[[str], object] | None = None,
+    *,
+    all_samples: bool = False,
 ) -> Inspection:
     """Find the groups, operators, costs, hazards and pins of a model, as a search with this space and data would."""
     granularity: Granularity = named.file.granularity
@@ -159,7 +193,7 @@ def inspect_model(
     else:
         groups = find_groups(model, granularity)
     grouped = GroupedModel(model, groups)
-    values = known_values(grouped, data, batch)
+    values = known_values(grouped, data, batch, stage, all_samples=all_samples)
     grouped, every = find_split(grouped, values.absmax, seen_of(values.ranges))
     of_fp16 = [hazard for hazard in every if hazard.precision is Precision.FP16]
     hazards = worst_first(of_fp16)
@@ -184,6 +218,7 @@ def inspect_model(
         unknown_shapes=_unknown(model, values.shapes),
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
+        available=values.available,
         warnings=(
             *(samples.warnings if samples else ()),
             *check_ranges(values.ranges),

@@ -72,6 +72,7 @@ class Inspection:
         unknown_shapes: how many FP32 values have no known shape, and count as one element per unknown dimension.
         observed: what the samples are called whose values and shapes were observed; None where none were.
         samples: how many.
+        available: how many a search would run; more where these computed enough for a look.
         warnings: that have no code, one line each.
         about: findings about the model as a whole, and about the data.
     """
@@ -90,6 +91,7 @@ class Inspection:
     unknown_shapes: int
     observed: str | None
     samples: int
+    available: int
     warnings: tuple[str, ...]
     about: tuple[Finding, ...] = ()
 
@@ -122,6 +124,7 @@ class Inspection:
             "space": self.space,
             "shapes": {"assumed": dict(self.assumed), "observed": self.observed, "unknown": self.unknown_shapes},
             "samples": self.samples,
+            "samples_available": self.available,
             "groups": [_group(g) for g in self.groups],
             "operators": [
                 {"name": o.name, "nodes": o.count, "with_precision": o.grouped, "flops": o.flops, "fixed": o.fixed}

@@ -135,11 +135,13 @@ class SwitchedErrorsJob:
         feeds = [{name: value for name, value in sample.items() if name in wanted} for sample in samples]
         state.enter(Stage.RUN)
         threads = session.options.threads
-        if threads is None:
+        if self.comparison.provider != "cpu":
             replayed = ([session.replay(run) for run in self._runs(feeds, on)] for on in self.plans)
             return tuple(self.comparison.error(state, outputs) for outputs in replayed)
         runs = [partial(session.run, run) for on in self.plans for run in self._runs(feeds, on)]
-        outputs = SideBySide.of(len(runs), self.comparison.run_bytes, threads).run(runs)
+        runs[-1] = partial(runs[-1], gives_back=True)
+        at_once = SideBySide() if threads is None else SideBySide.of(len(runs), self.comparison.run_bytes, threads)
+        outputs = at_once.run(runs)
         starts = range(0, len(outputs), len(feeds))
         return tuple(self.comparison.error(state, outputs[start : start + len(feeds)]) for start in starts)
 

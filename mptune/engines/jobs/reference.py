@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from mptune.data.archive import save_outputs
+from mptune.data.archive import read_outputs, save_outputs
 from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts, load_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
@@ -46,28 +46,31 @@ class ReferenceJob:
     """The parts found on the search samples, for held-out samples; None finds them here."""
     units: Mapping[str, Units] = field(default_factory=dict)
     run_bytes: int | None = None
+    observed: Mapping[str, Mapping[str, float]] | None = None
+    """What an observing model saw of the outputs on all samples: only the first sample is run then."""
+    plain: Path | None = None
+    """File with the outputs of the model without optimisations on the first sample; None runs it."""
 
     def run(self, state: WorkerState) -> ReferenceReport:
-        samples = cached_samples(state, self.samples)
+        every = cached_samples(state, self.samples)
+        samples = every if self.observed is None else every[:1]
         side_by_side = SideBySide()
         if self.provider == "cpu" and self.rollout is None:
             side_by_side = SideBySide.of(len(samples), self.run_bytes)
-        options = SessionOptions(self.provider, tf32=False, timing=False, threads=side_by_side.threads)
+        threads, arena = side_by_side.threads, self.observed is None
+        options = SessionOptions(self.provider, tf32=False, timing=False, threads=threads, arena=arena)
         session = state.transient(partial(open_session, self.model, options))
         state.enter(Stage.RUN)
         outputs = outputs_of(session.run, samples, self.rollout, side_by_side.run)
         again = outputs_of(session.run, samples[: 1 if self.rollout is None else self.rollout.steps], self.rollout)[0]
-        rows = check_rows(session, samples, self.dependent)
+        rows = check_rows(session, every, self.dependent, outputs[0], self.run_bytes)
         save_outputs(self.outputs, outputs)
         session.close()
         if self.parts is not None:
             save_parts(self.parts, self._parts_of(samples, outputs))
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
-            outputs={
-                name: _facts(samples, [values[name] for values in outputs], is_selected=name in self.dependent)
-                for name in outputs[0]
-            },
+            outputs=_facts_of(samples, outputs, self.dependent) if self.observed is None else self.observed,
             repeat_error=max(value_error(again[name], outputs[0][name]) for name in again),
             rows=rows,
             optimisation_error=self._optimisation_error(state, samples[0], outputs[0])
@@ -88,8 +91,10 @@ class ReferenceJob:
         """Outputs whose shape differs are left out, as what selects values may select others."""
         options = SessionOptions(self.provider, tf32=False, timing=False, optimise=False)
         try:
-            session = state.transient(partial(open_session, self.model, options))
-            plain = session.run(sample)
+            if self.plain is not None:
+                (plain,) = read_outputs(self.plain)
+            else:
+                plain = state.transient(partial(open_session, self.model, options)).run(sample)
         except EngineError:  # some kernels exist for what the optimiser writes only
             return {}
         return {
@@ -110,6 +115,11 @@ class ObserveJob:
     samples: Path
     provider: Provider
     run_bytes: int | None = None
+    outputs: frozenset[str] = frozenset()
+    """The model's own outputs, of which the report says what ``ReferenceReport.outputs`` would."""
+    dependent: frozenset[str] = frozenset()
+    first: Path | None = None
+    """File to write the outputs on the first sample to."""
 
     def run(self, state: WorkerState) -> ObservedRanges:
         samples = cached_samples(state, self.samples)
@@ -121,7 +131,8 @@ class ObserveJob:
         answers = [_Answer(probe) for tap in self.taps for probe in tap.probes]
         state.enter(Stage.RUN)
         runs = [partial(session.run, sample) for sample in samples]
-        for index, values in enumerate(side_by_side.run(runs)):
+        every = side_by_side.run(runs)
+        for index, values in enumerate(every):
             for tap in self.taps:
                 before = ranges.get(tap.tensor)
                 lowest, highest = float(values[tap.lowest]), float(values[tap.highest])
@@ -146,7 +157,10 @@ class ObserveJob:
         for answer in answers:
             seen = ranges[answer.probe.key]
             ranges[answer.probe.key] = replace(seen, records=(*seen.records, answer.record()))
-        return ObservedRanges(ranges, tuple(doubtful))
+        outputs = [{name: values[name] for name in self.outputs} for values in every]
+        if self.first is not None:
+            save_outputs(self.first, outputs[:1])
+        return ObservedRanges(ranges, tuple(doubtful), _facts_of(samples, outputs, self.dependent))
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
         """Without optimisations, on a GPU without extended ones: nothing is fused where each value is read.
@@ -191,6 +205,15 @@ def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | 
     if masked is not None:
         return MaskedRows(masked.rows + rows, masked.sample, masked.samples + bool(rows))
     return MaskedRows(rows, sample) if rows else None
+
+
+def _facts_of(
+    feeds: Sequence[Feed], outputs: Sequence[Mapping[str, np.ndarray]], dependent: Collection[str]
+) -> dict[str, dict[str, float]]:
+    """``ReferenceReport.outputs``."""
+    return {
+        name: _facts(feeds, [values[name] for values in outputs], is_selected=name in dependent) for name in outputs[0]
+    }
 
 
 def _facts(feeds: Sequence[Feed], values: Sequence[np.ndarray], *, is_selected: bool) -> dict[str, float]:

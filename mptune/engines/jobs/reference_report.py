@@ -108,6 +108,8 @@ class ObservedRanges:
     ranges: Mapping[str, TensorRange]
     doubtful: tuple[str, ...] = ()
     """Values whose sum was not finite, so that their range says nothing: to be looked at by element."""
+    outputs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The model's outputs as ``ReferenceReport.outputs`` has them, where they were asked for."""
 
     def looked_at_again(self, by_element: ObservedRanges) -> Mapping[str, TensorRange]:
         """The ranges, with those of ``by_element`` in place of the doubtful ones; rows and answers of probes stay."""

@@ -21,6 +21,8 @@ from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 
 _MOST_ROWS = 4
+_ROWS_BYTES = 1 << 30
+"""Memory for a batch of different rows, bytes, by the estimate of one run's: there are two at least."""
 _OTHER_SAMPLES = 8
 """Most samples that are searched for rows that differ."""
 _NO_BATCH = re.compile(
@@ -52,7 +54,9 @@ def first_other(feeds: Sequence[Feed]) -> int | None:
     return next((k for k, feed in enumerate(feeds) if not _same(feed, feeds[0])), None)
 
 
-def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequence[Feed]) -> RowFeeds | None:
+def row_feeds(
+    inputs: Mapping[str, Sequence[int | str | None]], samples: Sequence[Feed], most: int = _MOST_ROWS
+) -> RowFeeds | None:
     """Batches to compare rows of; None where the model has no batch.
 
     The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
@@ -82,7 +86,7 @@ def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequenc
         return None
     first = _row(feed, axes, 0)
     repeated = {**first, **{name: np.repeat(first[name], size, axis) for name, axis in axes.items()}}
-    others = _other_rows(first, axes, samples, _MOST_ROWS if dynamic else size)
+    others = _other_rows(first, axes, samples, most if dynamic else size)
     if dynamic:
         rows = (first, *others)
     elif others:
@@ -131,16 +135,27 @@ def _other_rows(first: Feed, axes: Mapping[str, int], samples: Sequence[Feed], m
     return [] if _same(row, first) else [row]
 
 
-def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collection[str]) -> RowReport:
-    """Run batches of identical and of different rows, and rows alone, and compare."""
-    feeds = row_feeds(session.inputs, samples)
+def check_rows(
+    session: OrtSession,
+    samples: Sequence[Feed],
+    dependent: Collection[str],
+    outputs: Outputs,
+    run_bytes: int | None = None,
+) -> RowReport:
+    """Run batches of identical and of different rows, and rows alone, and compare.
+
+    ``outputs`` are those of the first sample; a run takes about ``run_bytes``.
+    """
+    most = _MOST_ROWS if not run_bytes else min(_MOST_ROWS, max(2, _ROWS_BYTES // run_bytes))
+    feeds = row_feeds(session.inputs, samples, most)
     if feeds is None:
         return RowReport()
     count = feeds.size
     try:
         many = session.run(feeds.repeated)
         count = 1
-        alone = session.run(feeds.rows[0]) if feeds.is_dynamic else None
+        is_sample = _same(feeds.rows[0], samples[0])
+        alone = (outputs if is_sample else session.run(feeds.rows[0])) if feeds.is_dynamic else None
         count = len(feeds.rows)
         mixed = None if feeds.mixed is None else session.run(feeds.mixed)
         last = session.run(feeds.rows[-1]) if feeds.is_dynamic and mixed is not None else None

@@ -14,6 +14,9 @@ from mptune.engines.environment import usable_cores
 T = TypeVar("T")
 _MEMORY_SHARE = 0.5
 """Share of the available memory that runs at the same time may take."""
+_MOST_BYTES = 3 << 28
+"""Memory that runs at the same time may take, bytes: a model whose single run takes more has operators large enough for
+all cores."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -36,7 +39,7 @@ class SideBySide:
         available, cores = available_bytes(), usable_cores()
         if run_bytes is None or available is None:
             return cls()
-        count = min(cores // threads, runs, int(_MEMORY_SHARE * available) // max(run_bytes, 1))
+        count = min(cores // threads, runs, min(int(_MEMORY_SHARE * available), _MOST_BYTES) // max(run_bytes, 1))
         return cls() if count <= 1 else cls(count, max(1, cores // count))
 
     def run(self, calls: Sequence[Callable[[], T]]) -> list[T]:

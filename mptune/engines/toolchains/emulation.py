@@ -53,7 +53,7 @@ STRETCHES = 12
 fewer where a stretch would hold one group only."""
 EMULATED_ROWS = 8
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-_WAIST_BYTES = 1 << 29
+_WAIST_BYTES = 1 << 28
 """Most memory of the worker for the values at all waists, bytes, of all samples together."""
 _KEPT_BYTES = 1 << 30
 """Sessions stay open while their weights together are no more than this, bytes."""

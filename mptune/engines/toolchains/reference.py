@@ -314,6 +314,14 @@ class ReferenceModel:
     _observing: Beside[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(default=None, init=False)
 
+    def inspect(
+        self, stage: Callable[[str], object] | None = None
+    ) -> tuple[ReferenceReport | Failure, Mapping[str, TensorRange] | Failure]:
+        """What the search samples show without a search, which needs no reference outputs: each is run once."""
+        outputs: dict[str, Mapping[str, float]] = {}
+        ranges = self._observe(self.call, self.folded_values, stage, outputs)
+        return (ranges, ranges) if isinstance(ranges, Failure) else (self._reference("search", outputs), ranges)
+
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
         make_worker, timeout_s = self.other_worker, self.timeout_s
@@ -323,8 +331,12 @@ class ReferenceModel:
             self._observing = Beside(
                 make_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
             )
+        return self._reference(which)
+
+    def _reference(
+        self, which: SampleSet, observed: Mapping[str, Mapping[str, float]] | None = None
+    ) -> ReferenceReport | Failure:
         paths = self.workload.workspace
-        dependent = frozenset(output.name for output in self.workload.dependent_outputs)
         files = paths.model_path, paths.samples(which), paths.reference(which)
         is_search = which == "search"
         # What is a part is decided by what the search saw, for held-out samples, too.
@@ -332,13 +344,15 @@ class ReferenceModel:
         job = ReferenceJob(
             *files,
             self.provider,
-            dependent,
+            self._dependent,
             unoptimised=is_search,
             rollout=self.rollout,
             parts=parts_path(paths.reference(which)),
             searched_parts=None if is_search else searched,
             units=shared_units(self.workload.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
+            observed=observed,
+            plain=self._plain if observed is not None and self.provider == "cpu" else None,
         )
         report = self.call(job)
         if isinstance(report, Failure):
@@ -365,9 +379,13 @@ class ReferenceModel:
         return observing is not None
 
     def _observe(
-        self, call: Call, folded: FoldedValues, stage: Callable[[str], object] | None = None
+        self,
+        call: Call,
+        folded: FoldedValues,
+        stage: Callable[[str], object] | None = None,
+        outputs: dict[str, Mapping[str, float]] | None = None,
     ) -> Mapping[str, TensorRange] | Failure:
-        """What the observing models show; see ``write_observing_model``."""
+        """What the observing models show (``write_observing_model``); ``outputs`` receives what they show of these."""
         from mptune.graph.writing.observe import observed_tensors
 
         ranges: dict[str, TensorRange] = {}
@@ -375,7 +393,9 @@ class ReferenceModel:
         for start in range(0, len(tensors), _OBSERVED_AT_ONCE):
             if stage is not None and len(tensors) > _OBSERVED_AT_ONCE:
                 stage(f"observing the ranges of values: {start} of {len(tensors)}")
-            seen = self._observe_part(call, folded, tensors[start : start + _OBSERVED_AT_ONCE], run_bytes)
+            part = tensors[start : start + _OBSERVED_AT_ONCE]
+            with_outputs = outputs is not None and start + _OBSERVED_AT_ONCE >= len(tensors)
+            seen = self._observe_part(call, folded, part, run_bytes, outputs=with_outputs)
             if isinstance(seen, Failure):
                 return seen
             again: ObservedRanges | Failure = ObservedRanges({})
@@ -384,6 +404,8 @@ class ReferenceModel:
             if isinstance(again, Failure):
                 return again
             ranges.update(seen.looked_at_again(again))
+            if outputs is not None:
+                outputs.update(seen.outputs)
         return ranges
 
     def _observe_part(
@@ -394,6 +416,7 @@ class ReferenceModel:
         run_bytes: int | None,
         *,
         by_element: bool = False,
+        outputs: bool = False,
     ) -> ObservedRanges | Failure:
         from mptune.graph.writing.observe import write_observing_model
 
@@ -406,10 +429,14 @@ class ReferenceModel:
                 path,
                 tensors=frozenset(tensors),
                 by_element=by_element,
+                outputs=outputs,
                 folded=folded,
                 precisions=workload.precisions,
             )
-            return call(ObserveJob(path, taps, workspace.samples("search"), self.provider, run_bytes))
+            names = frozenset(value.name for value in workload.model.outputs) if outputs else frozenset[str]()
+            first = self._plain if outputs else None
+            files = path, taps, workspace.samples("search")
+            return call(ObserveJob(*files, self.provider, run_bytes, names, self._dependent, first))
         finally:
             path.unlink(missing_ok=True)
 
@@ -426,6 +453,15 @@ class ReferenceModel:
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
+
+    @property
+    def _plain(self) -> Path:
+        """File with the outputs that the observing model has on the first sample."""
+        return self.workload.workspace.reference("search").with_name("plain.npz")
+
+    @cached_property
+    def _dependent(self) -> frozenset[str]:
+        return frozenset(output.name for output in self.workload.dependent_outputs)
 
     def _run_bytes(self, which: SampleSet) -> int | None:
         if self.provider != "cpu":

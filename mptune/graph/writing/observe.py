@@ -384,13 +384,15 @@ def write_observing_model(
     *,
     tensors: Collection[str] | None = None,
     by_element: bool = False,
+    outputs: bool = False,
     folded: FoldedValues | None = None,
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
 ) -> tuple[Tap, ...]:
-    """Write the observing model to ``path`` (in the bank's folder, if there is one). Its only outputs are the taps.
+    """Write the observing model to ``path`` (in the bank's folder, if there is one). Its outputs are the taps.
 
     Args:
         bank: holds its weights; None writes them into the file.
+        outputs: the model's own outputs are there, too.
         tensors: values to observe, of ``observed_tensors``: the file holds the nodes that these need; None takes all.
         by_element: look at each element, and at no probes; else as fast as it goes: with a third of the nodes.
         folded: values that are constants already, in place of the nodes that compute them.
@@ -406,6 +408,9 @@ def write_observing_model(
         for answer in add_probes(build, model, precisions, observed):
             answers.setdefault(answer.key, []).append(answer)
     read = {name for node in added.node for name in node.input}
+    if outputs:
+        added.output.extend(model.proto.graph.output)
+        read.update(value.name for value in model.outputs)
     proto = without_outputs(model, bank, "observe", (folded or FoldedValues()).unread(model, read), read)
     _interleave(proto.graph, added.node)
     del added.node[:]

@@ -153,7 +153,9 @@ def _value(info: TensorInfo) -> str:
 def _shapes(inspection: Inspection) -> str:
     unknown = f"; {inspection.unknown_shapes} values of unknown shape count little" if inspection.unknown_shapes else ""
     if inspection.observed is not None:
-        return f"observed on {inspection.samples} samples of {inspection.observed}{unknown}"
+        few = inspection.samples < inspection.available
+        rest = f": the first of {inspection.available}; --strict runs all" if few else ""
+        return f"observed on {inspection.samples} samples of {inspection.observed}{rest}{unknown}"
     if inspection.assumed:
         sizes = ", ".join(f"{name} = {size}" for name, size in inspection.assumed.items())
         return f"ASSUMED: {sizes} (--batch sets the batch, --data shows real ones){unknown}"

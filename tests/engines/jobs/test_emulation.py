@@ -217,10 +217,10 @@ def test_samples_are_emulated_side_by_side_with_the_same_errors(
     monkeypatch.setattr(side_by_side, "available_bytes", lambda: 1 << 30)
     together, threads, compute = threading.Barrier(2, timeout=30.0), set(), CpuSession.run
 
-    def run_with_another(session: CpuSession, feeds: Feed) -> Outputs:
+    def run_with_another(session: CpuSession, feeds: Feed, **options: bool) -> Outputs:
         together.wait()
         threads.add(session.options.threads)
-        return compute(session, feeds)
+        return compute(session, feeds, **options)
 
     monkeypatch.setattr(CpuSession, "run", run_with_another)
     assert run.emulation().errors(plans, part=part) == one_by_one

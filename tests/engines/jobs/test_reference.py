@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +95,30 @@ def test_fixed_sizes_that_differ_are_no_batch(shapes: dict[str, list[int]], axes
     samples = [{name: factor * ramp(*shape) for name, shape in shapes.items()} for factor in (1, 2)]
     feeds = row_feeds(shapes, samples)
     assert (None if feeds is None else feeds.axes) == axes
+
+
+def test_a_large_model_has_batches_of_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, samples = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 4]), tmp_path / "s"
+    CalibrationSet(tuple({"x": ramp(1, 4) * k} for k in range(1, 7)), "test", False).save(samples)
+    sizes, run = list[int](), CpuSession.run
+
+    def noted(session: CpuSession, feeds: Mapping[str, np.ndarray], **options: bool) -> dict[str, np.ndarray]:
+        sizes.append(len(feeds["x"]))
+        return run(session, feeds, **options)
+
+    monkeypatch.setattr(CpuSession, "run", noted)
+    for run_bytes, rows in ((None, 4), (1 << 20, 4), (1 << 29, 2), (1 << 40, 2)):
+        sizes.clear()
+        ReferenceJob(model, samples, tmp_path / "reference.npz", "cpu", run_bytes=run_bytes).run(WorkerState())
+        assert max(sizes) == rows
+
+
+def test_outputs_do_not_hold_the_memory_of_a_session(tmp_path: Path) -> None:
+    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 4])
+    for gives_back in (False, True):
+        outputs = CpuSession(model, SessionOptions()).run({"x": ramp(1, 4)}, gives_back=gives_back)
+        assert outputs["y"].flags.owndata
+        np.testing.assert_array_equal(outputs["y"], np.maximum(ramp(1, 4), 0))
 
 
 def test_a_batch_that_leaks_into_its_rows_shows_in_the_batch_size(tmp_path: Path) -> None:

@@ -10,18 +10,18 @@ import pytest
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.side_by_side import SideBySide, available_bytes
 
-GIB = 1 << 30
+MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
     ("runs", "run_bytes", "threads", "expected"),
     [
-        (12, GIB, 1, SideBySide(8, 1)),
-        (3, GIB, 1, SideBySide(3, 2)),
-        (12, 3 * GIB, 1, SideBySide(2, 4)),
-        (12, GIB, 4, SideBySide(2, 4)),
-        (12, 9 * GIB, 1, SideBySide()),
-        (1, GIB, 1, SideBySide()),
+        (12, MIB, 1, SideBySide(8, 1)),
+        (3, MIB, 1, SideBySide(3, 2)),
+        (12, 300 * MIB, 1, SideBySide(2, 4)),
+        (12, MIB, 4, SideBySide(2, 4)),
+        (12, 400 * MIB, 1, SideBySide()),
+        (1, MIB, 1, SideBySide()),
         (12, None, 1, SideBySide()),
     ],
 )
@@ -29,8 +29,10 @@ def test_cores_runs_and_memory_limit_what_goes_at_a_time(
     runs: int, run_bytes: int | None, threads: int, expected: SideBySide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(side_by_side, "usable_cores", lambda: 8)
-    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 16 * GIB)
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 16 << 30)
     assert SideBySide.of(runs, run_bytes, threads) == expected
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 5 * MIB)
+    assert SideBySide.of(12, MIB) == SideBySide(2, 4)
     monkeypatch.setattr(side_by_side, "available_bytes", lambda: None)
     assert SideBySide.of(runs, run_bytes, threads) == SideBySide()
 

@@ -306,6 +306,25 @@ def test_observing_gives_every_values_range_and_shape(make: object, banked: bool
             assert np.isfinite(out[tap.total])
 
 
+def test_a_part_holds_what_its_values_need_and_reads_each_at_once(tmp_path: Path) -> None:
+    model = load_model(models.save(models.mlp(), tmp_path))
+    first, *_, last = (node.outputs[0] for node in model.nodes if model.info(node.outputs[0]).is_float32)
+    taps = write_observing_model(model, None, tmp_path / "o.onnx", tensors={first}, outputs=True)
+    whole = onnx.load(tmp_path / "o.onnx").graph
+    write_observing_model(model, None, tmp_path / "o.onnx", tensors={first})
+    part = onnx.load(tmp_path / "o.onnx").graph
+    assert [tap.tensor for tap in taps] == [first]
+    assert {value.name for value in whole.output} - {value.name for value in part.output} == {last}
+    made = [name for node in part.node for name in node.output]
+    assert first in made
+    assert last not in made
+    read = {name for node in part.node for name in node.input}
+    assert {constant.name for constant in part.initializer} <= read
+    names = [name for node in whole.node for name in node.output]
+    later = next(node.outputs[0] for node in model.nodes if first in node.inputs)
+    assert names.index(taps[0].lowest) < names.index(later)
+
+
 @pytest.mark.parametrize(
     ("given", "non_finite", "lowest", "highest"),
     [
