@@ -22,7 +22,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
-from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
+from mptune.reporting.recipe import ENGINE_FILE, TIMING_CACHE, BuildRecipe, is_on_cpu, timing_cache_of
 from mptune.reporting.text import read_template
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
@@ -34,7 +34,7 @@ CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 OWN_FILES = frozenset(
     {
         *("model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"),
-        *(CHECK_FILE, EMULATION_FILE),
+        *(CHECK_FILE, EMULATION_FILE, TIMING_CACHE),
     }
 )
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
@@ -87,6 +87,8 @@ def write_chosen(
                 script = fresh / "build.sh"
                 script.write_text(recipe.script(evaluation.plan), encoding="utf-8")
                 script.chmod(script.stat().st_mode | 0o111)
+                if recipe.timing_cache:  # a copy: trtexec writes to it
+                    shutil.copyfile(timing_cache_of(directory.parent), fresh / TIMING_CACHE)
             if check is not None:
                 check.save(fresh / CHECK_FILE)
                 if evaluation.error_source == "emulated":

@@ -14,6 +14,7 @@ from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError
 from mptune.files import parse_json, write_json
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
@@ -56,7 +57,9 @@ def write_run_files(
     environment = environment or describe_environment()
     if front.chosen is not None:
         bank = WeightBank.write(grouped.model, run.weights)
-        recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
+        recipe = (
+            None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs, shape_inputs(grouped.model))
+        )
         check = None if file is None else _check_set(run, file, front, front.chosen, grouped)
         opset = None if file is None else file.fixed_settings.opset
         write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)

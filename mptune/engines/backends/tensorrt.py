@@ -26,7 +26,8 @@ from mptune.targets.memory import default_workspace_mb
 if TYPE_CHECKING:
     from mptune.targets.target import Gpu, Target
 
-_TIMING_CACHE = "timing.cache"
+TIMING_CACHE = "timing.cache"
+"""Of a run, in its folder of engines."""
 _RUNTIME_CACHE = "runtime.cache"
 _GRACE_S = 20.0
 """TensorRT is asked to stop at the deadline; the worker is killed this much later."""
@@ -236,5 +237,5 @@ def _build_options(kind: Kind, bench: Bench) -> BuildOptions:
         capabilities=(capability,) if kind == "tensorrt-rtx" and capability is not None else (),
         shapes=settings.shapes,
         settings=replace(settings.tensorrt, workspace_mb=limit),
-        timing_cache=bench.workload.workspace.engines_dir / _TIMING_CACHE if settings.tensorrt.timing_cache else None,
+        timing_cache=bench.workload.workspace.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
     )

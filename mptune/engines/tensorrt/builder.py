@@ -124,6 +124,8 @@ class RuntimeCache:
 
 
 _MIB = 1 << 20
+AVERAGED_TIMINGS = 8
+"""Timings of a tactic that are averaged: trtexec's (``defaultAvgTiming``, sampleOptions.h); Python's default is 1."""
 _REPORT_EVERY_S = 0.25
 
 
@@ -267,6 +269,7 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
         config.clear_flag(trt.BuilderFlag.TF32)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # Otherwise the inspector gives no types.
     config.builder_optimization_level = settings.optimization_level
+    config.avg_timing_iterations = AVERAGED_TIMINGS
     if settings.workspace_mb is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mb * _MIB)
     if library.is_rtx and options.capabilities:
