@@ -42,6 +42,7 @@ ARGUMENTS = {
     "max-memory": "max_memory_bytes",
     "workspace": "workspace_mb",
     "limit": "limits",
+    "plugin": "plugins",
     "wait": "wait_s",
     **{
         name: name.replace("-", "_")

@@ -28,6 +28,7 @@ from mptune.commands.options import (
     MaxLatencyOption,
     MaxMemoryOption,
     MetricOption,
+    PluginOption,
     ToleranceOption,
     parse_duration,
     read_options,
@@ -77,6 +78,7 @@ def worker(
     storage: StorageOption = None,
     gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
     metric: RecordedMetricOption = None,
+    plugins: PluginOption = None,
     allow_mixed: AllowMixedOption = False,
     wait: Annotated[
         str,

@@ -12,6 +12,7 @@ from typing import Any
 from mptune._version import __version__
 from mptune.data.check_set import CheckSet
 from mptune.data.forms.images import READ_IMAGES, image_reader, load_preprocessing
+from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.files import link_or_copy, writing
@@ -22,7 +23,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
-from mptune.reporting.recipe import ENGINE_FILE, TIMING_CACHE, BuildRecipe, is_on_cpu, timing_cache_of
+from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu, timing_cache_of
 from mptune.reporting.text import read_template
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation

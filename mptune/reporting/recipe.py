@@ -13,6 +13,7 @@ import numpy as np
 
 from mptune.data.archive import read_sample_shapes, read_samples
 from mptune.engines.backends.tensorrt import TIMING_CACHE
+from mptune.engines.tensorrt.library import exports_creators
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import PrecisionPlan
@@ -53,6 +54,7 @@ class BuildRecipe:
         unknown: inputs whose shapes or values are not known, or whose names cannot be passed.
         settings: workspace and optimization level.
         timing_cache: the run has one, and a copy lies beside ``build.sh``.
+        plugins: paths of libraries with plugins of the user's.
     """
 
     tf32: bool = False
@@ -60,6 +62,7 @@ class BuildRecipe:
     unknown: tuple[str, ...] = ()
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: bool = False
+    plugins: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -81,6 +84,7 @@ class BuildRecipe:
             unknown=tuple(name for name in wanted if not passed.get(name)),
             settings=_built_with(file),
             timing_cache=timing_cache_of(data_dir.parent).is_file(),
+            plugins=file.search.plugins,
         )
 
     def uses_tf32(self, plan: PrecisionPlan) -> bool:
@@ -101,6 +105,8 @@ class BuildRecipe:
             options.append(f"--builderOptimizationLevel={self.settings.optimization_level}")
         if self.timing_cache:
             options.append(f"--timingCacheFile={TIMING_CACHE}")
+        options += [f"--staticPlugins={path}" for path in self.plugins]
+        options += [f"--dynamicPlugins={path}" for path in self.plugins if exports_creators(Path(path))]
         return tuple(options)
 
     def command(self, plan: PrecisionPlan) -> str:

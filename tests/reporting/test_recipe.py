@@ -20,7 +20,7 @@ from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.chosen import write_chosen
 from mptune.reporting.recipe import NO_TRTEXEC, TRTEXEC_OF_PACKAGE, BuildRecipe, engine_name
-from mptune.run_json import FixedSettings, ModelSection, RunFile, TargetSection
+from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection, TargetSection
 from mptune.settings import ShapeRange, TensorRtSettings
 from mptune.targets.jetson import JetsonState
 from tests.reporting import trtexec
@@ -189,6 +189,19 @@ def test_readme_says_what_trtexec_of_tensorrt_10_needs(bench: Bench, make_front:
     assert set(trtexec.read_options(line.split()[2:])) == {"--useCudaGraph", "--noDataTransfers", "--useSpinWait"}
     assert "no build without --stronglyTyped" in text
     assert NO_TRTEXEC in text
+
+
+def test_plugins_are_loaded_as_in_the_workers(bench: Bench, tmp_path: Path, arguments) -> None:
+    """All are opened, and those whose creators are asked for are named for that, too."""
+    itself, asked = str(tmp_path / "a b's.so"), str(tmp_path / "c.so")
+    Path(asked).write_bytes(b"\x7fELF\0setLoggerFinder\0getCreators\0")
+    file = run_file().model_copy(update={"search": SearchSection(plugins=(itself, asked))})
+    script = tmp_path / "build.sh"
+    script.write_text(BuildRecipe.of(file, tmp_path, []).script(bench.plan(1)))
+    script.chmod(0o755)
+    options = trtexec.read_options(arguments(script))
+    assert options["--staticPlugins"] == [itself, asked]
+    assert options["--dynamicPlugins"] == [asked]
 
 
 def test_the_search_s_limits_of_the_builder(bench: Bench) -> None:

@@ -40,6 +40,8 @@ class Place:
     """None where it is not known yet."""
     is_named: bool = False
     """The user asked for this backend by its name."""
+    plugins: tuple[Path, ...] = ()
+    """Libraries with TensorRT plugins that the model needs."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Availability:
     """For who left the choice to mptune and gets another one; "" where there is nothing to say."""
     is_models_fault: bool = False
     """It would do but for this model."""
+    loads_plugins: bool = False
+    """Its engines take TensorRT plugins."""
     notes: tuple[str, ...] = ()
     """What to know about figures that are measured there."""
     environment: Mapping[str, str] = field(default_factory=dict)

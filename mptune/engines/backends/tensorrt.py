@@ -54,9 +54,9 @@ class TensorRt:
             warning = passed if title and runs_on(self.name, gpu) else ""
             ahead = Availability() if place.is_named else self._ahead(place)
             return replace(ahead, title=title, obstacle=obstacle, refusal=refusal, warning=warning or ahead.warning)
-        complaint = None if place.model is None else why_not_parsed(self.name, place.model)
+        complaint = None if place.model is None else why_not_parsed(self.name, place.model, place.plugins)
         if complaint is None:
-            return Availability("measures", title, notes=_report(self.name).warnings)
+            return Availability("measures", title, loads_plugins=True, notes=_report(self.name).warnings)
         refusal = f"{flag} cannot be used: {complaint}", CURE
         return Availability("", title, complaint, refusal, f"{self.name} is passed over: {complaint}", True)
 
@@ -72,9 +72,9 @@ class TensorRt:
         if obstacle is not None:
             refusal = f"{flag} cannot build for {target.title}: {obstacle}", INSTALL[self.name]
             return Availability(refusal=refusal)
-        complaint = None if place.model is None else why_not_parsed(self.name, place.model)
+        complaint = None if place.model is None else why_not_parsed(self.name, place.model, place.plugins)
         if complaint is None:
-            return Availability("builds", notes=_report(self.name).warnings)
+            return Availability("builds", loads_plugins=True, notes=_report(self.name).warnings)
         refusal = f"{flag} cannot build for {target.title}: {complaint}", CURE
         return Availability(refusal=refusal, warning=f"{self.name} is passed over: {complaint}; {CURE}")
 
@@ -126,10 +126,10 @@ def _listed(capabilities: Iterable[tuple[int, int]]) -> str:
     return ", ".join(f"{major}.{minor}" for major, minor in capabilities)
 
 
-def why_not_parsed(kind: Kind, model: Model) -> str | None:
+def why_not_parsed(kind: Kind, model: Model, plugins: tuple[Path, ...] = ()) -> str | None:
     """Why TensorRT or TensorRT-RTX cannot parse a model with operators of other domains than ONNX's own; else None."""
     operators = foreign_operators(model)
-    complaint = run_once(ParseJob(kind, model.path), PROBE_TIMEOUT_S) if operators else None
+    complaint = run_once(ParseJob(kind, model.path, plugins), PROBE_TIMEOUT_S) if operators else None
     named = named_operators(operators)
     return None if complaint is None else f"its parser does not take this model with {named}: {complaint}"
 
@@ -220,6 +220,7 @@ class TensorRtBuilder:
             self._kind,
             self._bench.settings.latency,
             runtime_cache=self._workspace.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
+            plugins=self._bench.settings.plugins,
             fp64_inputs=frozenset(info.name for info in workload.model.inputs if info.dtype == "double"),
         )
         return TensorRtEngine(path, options, workload.rewriter.node_precisions(plan))
@@ -237,5 +238,6 @@ def _build_options(kind: Kind, bench: Bench) -> BuildOptions:
         capabilities=(capability,) if kind == "tensorrt-rtx" and capability is not None else (),
         shapes=settings.shapes,
         settings=replace(settings.tensorrt, workspace_mb=limit),
+        plugins=settings.plugins,
         timing_cache=bench.workload.workspace.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
     )

@@ -140,6 +140,8 @@ class BuildOptions:
     shapes: tuple[ShapeRange, ...] = ()
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: Path | None = None
+    plugins: tuple[Path, ...] = ()
+    """Libraries with plugins of the user's."""
 
 
 @dataclass(frozen=True)

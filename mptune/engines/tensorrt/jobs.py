@@ -195,7 +195,7 @@ class BuildJob:
     def run(self, state: WorkerState) -> BuildResult:
         for slot in _OPEN_SESSIONS if self.alone else ():
             state.drop(slot)
-        library = load_library(self.options.kind)
+        library = load_library(self.options.kind, self.options.plugins)
         outlines = state.cached("outlines", self.samples, lambda: _outlines(self.samples))
         objects = state.transient(BuildObjects)  # Freed once the answer is sent.
         started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -90,8 +92,8 @@ def is_installed(kind: Kind) -> bool:
         return False
 
 
-def load_library(kind: Kind) -> Library:
-    """Import the module, check its version and register NVIDIA's plugins. Only in a worker: it loads native code.
+def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:
+    """Import the module, check its version, and load NVIDIA's plugins and the user's. In workers only: native code.
 
     Without its plugins TensorRT neither parses nor loads what they compute: RoiAlign, ScatterElements with a reduction
     (onnx-tensorrt's onnxOpImporters.cpp), EfficientNMS_TRT.
@@ -110,6 +112,8 @@ def load_library(kind: Kind) -> Library:
         warnings += (
             f"{kind} could not register its plugins: models with RoiAlign and the like fail; install it again",
         )
+    for path in plugins:
+        _load_plugin(trt, path)
     return Library(kind, trt, version, warnings)
 
 
@@ -177,6 +181,29 @@ def _register_plugins(trt: Any) -> bool:
     """Register NVIDIA's plugins, once per process and before the first builder or runtime (NvInferPlugin.h)."""
     with collector_paused():
         return bool(trt.init_libnvinfer_plugins(_log(trt), ""))
+
+
+@cache
+def _load_plugin(trt: Any, path: Path) -> None:
+    """Load a library of plugins, once per process; its creators register themselves, or are asked for."""
+    with collector_paused():
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            raise EngineError(FailureKind.UNSUPPORTED, f"the plugin {path} does not load: {error}") from error
+        if exports_creators(path):
+            registry = trt.get_plugin_registry()
+            registry.load_library(str(path))  # None where they have registered themselves
+
+
+def exports_creators(path: Path) -> bool:
+    """Whether a library of plugins has creators that ``IPluginRegistry.load_library`` (trtexec's --dynamicPlugins) asks
+    for, besides or in place of such that register themselves when it is loaded (--staticPlugins). False without it."""
+    try:
+        names = path.read_bytes().split(b"\0")  # those of an ELF file's symbols are strings in it
+    except OSError:
+        return False
+    return not {b"getCreators", b"getPluginCreators"}.isdisjoint(names)
 
 
 @contextmanager

@@ -81,6 +81,8 @@ class EngineOptions:
     latency: LatencySettings = field(default_factory=LatencySettings)
     runtime_cache: Path | None = None
     """File in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none."""
+    plugins: tuple[Path, ...] = ()
+    """Libraries with plugins of the user's."""
     fp64_inputs: frozenset[str] = frozenset()
     """Inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast."""
 
@@ -124,7 +126,7 @@ class TensorRtSession:
         self._context: Any = None
         self._kernels: RuntimeCache | None = None
         self._kernels_are_kept = False
-        self.library: Library = load_library(options.kind)
+        self.library: Library = load_library(options.kind, options.plugins)
         self._log = open_log(self.library.trt)
         cuda.set_device(0)
         trt = self.library.trt

@@ -107,8 +107,14 @@ def open_toolchain(
     gpus = () if target.kind == "cpu" else detect_gpus()
     gpu = next((gpu for gpu in gpus if is_here(target, gpu)), None)
     provider: Provider = "cuda" if gpus and probe("cuda") is None else "cpu"
-    place = Place(target, gpu, workload.model, is_named=choice != "auto")
+    place = Place(target, gpu, workload.model, is_named=choice != "auto", plugins=settings.plugins)
     backend, answer, warnings = _choose(choice, place)
+    if settings.plugins and not answer.loads_plugins:
+        served = "its latency is predicted" if backend is None else f"{backend.name} serves it here"
+        raise TargetError(
+            f"--plugin is for engines of TensorRT, and none are built for {target.title}: {served}",
+            "leave --plugin out, and give it to `mptune confirm` on a device with TensorRT",
+        )
     if answer.ability == "measures" and backend is not None:
         if gpu is not None and gpu.index != 0:
             raise TargetError(

@@ -29,7 +29,7 @@ from mptune.engines.toolchains.choose import (
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
-from mptune.identity import identity_of
+from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
 from mptune.settings import SearchSettings
@@ -153,11 +153,13 @@ class ConfirmRun(MeasuringRun):
         self.directory.save(self.file)
 
     def _fresh_file(self, section: TargetSection, environment: Environment) -> RunFile:
-        search, place = self._search, {"target": section.name, "engine": self._settings.engine}
+        search, plugins = self._search, self._settings.plugins
+        place = {"target": section.name, "engine": self._settings.engine, "plugins_sha256": plugins_sha256(plugins)}
+        named = {"metric": self._settings.metric, "plugins": tuple(map(str, plugins))}
         return RunFile(
             model=search.model,
             fixed_settings=search.fixed_settings.model_copy(update=place),
-            search=search.search.model_copy(update={"metric": self._settings.metric}),
+            search=search.search.model_copy(update=named),
             study=STUDY,
             data=search.data,
             target=section,

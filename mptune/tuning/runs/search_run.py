@@ -27,7 +27,7 @@ from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import has_shared_units
-from mptune.identity import check_data, check_same, check_target, identity_of, refuse_other_runs
+from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_other_runs
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
@@ -206,6 +206,7 @@ class SearchRun(MeasuringRun):
             granularity=self._granularity,
             groups_sha256=groups_sha256(self.grouped.groups),
             labels_sha256=labels_sha256(settings.labels),
+            plugins_sha256=plugins_sha256(settings.plugins),
             shared_units=has_shared_units(model),
         )
         recorded = earlier = self.directory.load()
