@@ -14,7 +14,14 @@ from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineProfileJob, LibraryJob, LibraryReport, TensorRtEngine
-from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed
+from mptune.engines.tensorrt.library import (
+    AHEAD_OF_TIME,
+    INSTALL,
+    RTX_CAPABILITIES,
+    Kind,
+    has_weak_types,
+    is_installed,
+)
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, named_operators, refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.worker.parent import run_once
@@ -169,14 +176,23 @@ class TensorRtBuilder:
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         """The file of a plan where there is one, else built."""
-        path = self._path(plan)
-        engine = self._engine(plan, path)
-        if path.exists():
-            return Built(engine, 0.0, is_kept=True)
-        space = self._workspace
-        model = self._bench.workload.rewriter.write(plan, space.scratch(f"build-{plan.fingerprint}"))
         # The all-FP32 plan is the baseline, which never uses TF32.
         options = replace(self._options, tf32=self._options.tf32 and bool(plan.reduced_groups))
+        return self._build(plan, self._engine(plan, self._path(plan)), options)
+
+    def build_freely(self) -> Built | Failure | None:
+        """See ``ChoosesPrecisions``; TF32 allowed, too, as by ``trtexec --fp16``."""
+        if not has_weak_types(self._kind, self._version):
+            return None
+        plan = self._bench.workload.grouped.uniform(Precision.FP32)
+        engine = replace(self._engine(plan, self._path(plan).with_name(f"free.{self._version}.engine")), nodes={})
+        return self._build(plan, engine, replace(self._options, tf32=True, weak=True))
+
+    def _build(self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions) -> Built | Failure:
+        space, path = self._workspace, engine.path
+        if path.exists():
+            return Built(engine, 0.0, is_kept=True)
+        model = self._bench.workload.rewriter.write(plan, space.scratch(f"build-{path.stem}"))
         try:
             job = BuildJob(
                 model=model,

@@ -144,6 +144,11 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
     return ()
 
 
+def has_weak_types(kind: Kind, version: str) -> bool:
+    """Whether the builder of a version can be left to choose precisions: 11 has strongly typed networks alone."""
+    return kind == "tensorrt" and version.startswith("10.")
+
+
 def open_log(trt: Any) -> Any:
     """The process' logger for TensorRT, emptied.
 

@@ -16,6 +16,7 @@ from mptune.reporting.breaks import Break, breaks_in_fp16, heading
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
     KEPT_BECAUSE,
+    builders_choice_line,
     cut_front,
     describe_engine,
     error_source,
@@ -216,6 +217,8 @@ def print_front(
     )
     console.print()
     print_table(console, front, every=every)
+    if line := builders_choice_line(front):
+        print_text(console, f"builder's choice: {line}", "dim")
     console.print()
     print_end(console, front, (*warned, *nothing))
 
