@@ -29,7 +29,7 @@ def confirm(
     target: str = "auto",
     engine: EngineChoice = "auto",
     metric: str | TaskMetric | Sequence[str | TaskMetric] | None = None,
-    plugins: str | Path | Sequence[str | Path] = (),
+    plugins: str | Path | Sequence[str | Path] | None = None,
     tolerance: Tolerances | None = None,
     ignore: Sequence[str] | None = None,
     storage: str | None = None,

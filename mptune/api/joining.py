@@ -42,7 +42,7 @@ def worker(
     storage: str | None = None,
     gpu: int | None = None,
     metric: str | TaskMetric | Sequence[str | TaskMetric] | None = None,
-    plugins: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    plugins: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     allow_mixed: bool = False,
     wait_s: float = WAIT_S,
     progress: bool | None = None,

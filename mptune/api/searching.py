@@ -43,7 +43,7 @@ def search(
     budget: int = 50,
     out: str | os.PathLike[str] | None = None,
     target: str | os.PathLike[str] = "auto",
-    plugins: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    plugins: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     space: str | os.PathLike[str] = "default",
     precisions: Sequence[str] = ("fp32", "fp16"),
     opset: int | None = None,

@@ -217,14 +217,17 @@ def print_front(
     )
     console.print()
     print_table(console, front, every=every)
-    if line := builders_choice_line(front):
-        print_text(console, f"builder's choice: {line}", "dim")
     console.print()
     print_end(console, front, (*warned, *nothing))
 
 
 def print_end(console: Console, front: Front, warned: Collection[str]) -> None:
-    """Print the choice, the files, and what a person must know: new warnings, and limits that are not met."""
+    """Print the choice, the files, and what a person must know: new warnings, and limits that are not met.
+
+    The baseline that TensorRT's builder chose comes first.
+    """
+    if line := builders_choice_line(front):
+        print_text(console, f"builder's choice: {line}", "dim")
     print_facts(console, [("chosen", _chosen(front)), *neighbour_lines(front)])
     _print_kept(console, front)
     other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
