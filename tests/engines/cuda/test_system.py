@@ -160,7 +160,7 @@ def test_an_engine_runs_on_the_systems_library(tmp_path: Path, monkeypatch: pyte
     found = SystemRuntime(CLibrary(device))
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: found)
     trt = make_module("10.16.2", device)
-    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, trt, "10.16"))
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind, plugins: Library(kind, trt, "10.16"))
     (tmp_path / "e").write_bytes(double().to_bytes())
     session = TensorRtSession(tmp_path / "e", EngineOptions("tensorrt"))
     x = np.arange(6, dtype=np.float32).reshape(2, 3)

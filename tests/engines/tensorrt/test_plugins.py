@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mptune
 from mptune.data.archive import save_samples
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.tensorrt.builder import BuildOptions
@@ -20,9 +22,12 @@ from mptune.engines.tensorrt.operators import ParseJob
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
-from mptune.errors import TargetError
-from mptune.settings import SearchSettings, WorkerSettings
+from mptune.errors import RunError, TargetError
+from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
+from mptune.targets.detect import detect_gpus
 from mptune.targets.target import load_target
+from tests.device.machines import become
+from tests.reporting import trtexec
 
 REGISTERS_ITSELF = """
 #include <stdio.h>
@@ -86,3 +91,28 @@ def test_without_tensorrt_engines_plugins_are_refused(mlp_workload: Workload, ta
     settings = replace(SearchSettings(), plugins=(Path("a.so"),))
     with pytest.raises(TargetError, match="is for engines of TensorRT"):
         open_toolchain("auto", load_target(target), mlp_workload, settings)
+
+
+@pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU")
+def test_a_search_loads_them_and_build_sh_names_them(
+    compiled: Compile, mlp_path: Path, mlp_data: Path, tmp_path: Path
+) -> None:
+    """On a machine with TensorRT: build and run; resumed without them, or with others, it is another run."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    library, run = compiled(REGISTERS_ITSELF), tmp_path / "run"
+    quick = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
+    given = {"data": mlp_data, "out": run, "budget": 2, "confirm_rounds": 1, "latency": quick}
+    with become("orin", tmp_path / "machine", is_alone=True) as here:
+        mptune.search(mlp_path, plugins=library, **given)
+        assert (tmp_path / "loaded").exists()
+        options = trtexec.read_options(shlex.split((run / "chosen" / "build.sh").read_text().split("\nexec ")[1])[1:-1])
+        assert options["--staticPlugins"] == [str(library)]
+        assert options["--timingCacheFile"] == ["timing.cache"]
+        assert (run / "chosen" / "timing.cache").read_bytes() == (run / "engines" / "timing.cache").read_bytes()
+        library.write_bytes(library.read_bytes() + b"another")
+        for other in (library, None):
+            with pytest.raises(RunError, match="another content of the plugins"):
+                mptune.search(mlp_path, plugins=other, **given)
+        with pytest.raises(RunError, match="not loaded unless you name them"):
+            mptune.confirm(run)
+        assert here.broken() == []

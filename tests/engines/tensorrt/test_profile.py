@@ -58,7 +58,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     device = FakeCuda()
     monkeypatch.setattr(cuda, "runtime", lambda: device)
     modules = {kind: make_module("10.16.2", device, is_rtx=kind != "tensorrt") for kind in MODULES}
-    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, modules[kind], "10.16"))
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind, plugins: Library(kind, modules[kind], "10.16"))
     yield device
     assert device.leaks == []
     assert device.rules.forbidden == []
