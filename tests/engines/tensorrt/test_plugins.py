@@ -105,7 +105,8 @@ def test_a_search_loads_them_and_build_sh_names_them(
     with become("orin", tmp_path / "machine", is_alone=True) as here:
         mptune.search(mlp_path, plugins=library, **given)
         assert (tmp_path / "loaded").exists()
-        options = trtexec.read_options(shlex.split((run / "chosen" / "build.sh").read_text().split("\nexec ")[1])[1:-1])
+        command = (run / "chosen" / "build.sh").read_text().replace("\\\n", "").split("\nexec ")[1]
+        options = trtexec.read_options(shlex.split(command)[1:-1])
         assert options["--staticPlugins"] == [str(library)]
         assert options["--timingCacheFile"] == ["timing.cache"]
         assert (run / "chosen" / "timing.cache").read_bytes() == (run / "engines" / "timing.cache").read_bytes()
