@@ -202,13 +202,17 @@ def _load_plugin(trt: Any, path: Path) -> None:
 
 
 def exports_creators(path: Path) -> bool:
-    """Whether a library of plugins has creators that ``IPluginRegistry.load_library`` (trtexec's --dynamicPlugins) asks
-    for, besides or in place of such that register themselves when it is loaded (--staticPlugins). False without it."""
+    """Whether ``IPluginRegistry.load_library`` (trtexec's --dynamicPlugins) can ask a library for its plugins.
+
+    Others register theirs when they are loaded (--staticPlugins). The names are those of NVIDIA/TensorRT, plugin/vc/vfcCommon.h.
+    False where the file cannot be read.
+    """
     try:
-        names = path.read_bytes().split(b"\0")  # those of an ELF file's symbols are strings in it
+        content = path.read_bytes()
     except OSError:
         return False
-    return not {b"getCreators", b"getPluginCreators"}.isdisjoint(names)
+    # An ELF file has the names of its symbols as texts.
+    return any(b"\0%b\0" % name in content for name in (b"getCreators", b"getPluginCreators"))
 
 
 @contextmanager
