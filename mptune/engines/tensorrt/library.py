@@ -204,8 +204,8 @@ def _load_plugin(trt: Any, path: Path) -> None:
 def exports_creators(path: Path) -> bool:
     """Whether ``IPluginRegistry.load_library`` (trtexec's --dynamicPlugins) can ask a library for its plugins.
 
-    Others register theirs when they are loaded (--staticPlugins). The names are those of NVIDIA/TensorRT, plugin/vc/vfcCommon.h.
-    False where the file cannot be read.
+    Others register theirs when they are loaded (--staticPlugins). The names are those of NVIDIA/TensorRT,
+    plugin/vc/vfcCommon.h. False where the file cannot be read.
     """
     try:
         content = path.read_bytes()
