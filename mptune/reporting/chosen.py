@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -92,7 +92,7 @@ def write_chosen(
                 if evaluation.error_source == "emulated":
                     store = rewriter.beside(evaluation.plan, model_file, metadata)
                     Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, store)
-            engine = _engine(evaluation, directory)
+            engine = evaluation.engine_in(directory.parent / "engines")
             readme = readme_text(front, evaluation, environment, engine, recipe, has_check=check is not None)
             (fresh / "README.txt").write_text(readme, encoding="utf-8")
             if engine is not None:
@@ -104,15 +104,6 @@ def write_chosen(
             shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _engine(evaluation: Evaluation, directory: Path) -> Path | None:
-    """The plan's engine, in the run directory only: the record may come from a stranger, and name any file."""
-    if evaluation.engine_path is None:
-        return None
-    # By its name alone: the directory may have been moved, also from a machine with other separators.
-    engine = directory.parent / "engines" / PureWindowsPath(evaluation.engine_path).name
-    return engine if engine.is_file() and not engine.is_symlink() else None
 
 
 def _recover(directory: Path, fresh: Path, old: Path) -> None:

@@ -11,6 +11,7 @@ from mptune.data.check_set import CheckSet, collect_check
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
+from mptune.engines.jobs.layer_times import EngineLayers
 from mptune.errors import PlanError
 from mptune.files import parse_json, write_json
 from mptune.graph.grouping.grouped import GroupedModel
@@ -139,3 +140,4 @@ def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyReco
         if path is not None and path not in kept and Path(path).parent.resolve() == run.engines.resolve():
             with contextlib.suppress(OSError):
                 Path(path).unlink()
+                EngineLayers.path(Path(path)).unlink(missing_ok=True)

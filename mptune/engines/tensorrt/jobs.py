@@ -276,14 +276,21 @@ class EngineProfileJob:
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
     """Combine the profiler's times with the inspector's layers."""
     nodes: dict[str, tuple[str, ...]] = {}
+    types: dict[str, frozenset[Precision]] = {}
     for layer in layers:
         nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
+        types[layer.name] = types.get(layer.name, frozenset()) | layer.outputs
     names = dict.fromkeys(name for execution in executions for name in execution)
     if not any(nodes.get(name) for name in names):
         reported = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
         raise EngineError(FailureKind.UNSUPPORTED, f"the profiler reports {reported}")
     return tuple(
-        LayerTime(nodes.get(name, ()), steady_mean([execution.get(name, 0.0) for execution in executions]))
+        LayerTime(
+            nodes.get(name, ()),
+            steady_mean([execution.get(name, 0.0) for execution in executions]),
+            name,
+            tuple(precision for precision in Precision if precision in types.get(name, ())),
+        )
         for name in names
     )
 

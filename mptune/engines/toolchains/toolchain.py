@@ -27,7 +27,7 @@ from mptune.engines.base import (
     Stage,
 )
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.layer_times import with_group_times
+from mptune.engines.jobs.layer_times import EngineLayers, with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
@@ -387,6 +387,8 @@ class MeasuredToolchain(TargetToolchain):
             message = error.message if isinstance(error, MptuneError) else str(error)
             layers = Failure(Stage.TIME, FailureKind.ERROR, message)
         self._can_profile = not isinstance(layers, Failure)
+        if not isinstance(layers, Failure) and built.is_kept:
+            write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
         return with_group_times(measurement, layers, self.workload.grouped)
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
