@@ -1,4 +1,4 @@
-"""``mptune report --layers`` on the terminal: each layer of the chosen plan's engine, and the nodes that it computes."""
+"""``mptune report --layers`` on the terminal: each layer of an engine, and the nodes that it computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADDED = "(added by the engine)"
 
 
 def print_layers(engine: EngineLayers, stream: TextIO | None = None) -> None:
-    """Print the layers in the engine's order; the name of one that computes no node of the model stands in its place."""
+    """Print the layers in the engine's order; one that computes no node of the model has its name there."""
     console = make_console(stream)
     total_ms = sum(layer.ms for layer in engine.layers)
     print_text(console, f"plan {engine.plan}: {len(engine.layers)} layers of its engine", "bold")
