@@ -28,7 +28,7 @@ ENGINE_FILE = "model.engine"
 
 
 MARKED_FILE = "marked.onnx"
-"""model.onnx with outputs that only the engine has: trtexec of 10.0 to 11 marks outputs of no other model."""
+"""model.onnx with outputs that only the engine has: trtexec marks debug tensors, and no outputs of an ONNX model."""
 
 
 def is_on_cpu(front: Front) -> bool:
@@ -101,9 +101,7 @@ class BuildRecipe:
             f"# {about_tf32}, as in the search. Options that are given to this script go to trtexec after these.",
         ]
         if self.marked:
-            lines.append(
-                f"# {MARKED_FILE} is model.onnx with further outputs, without which TensorRT computes wrongly."
-            )
+            lines.append(f"# {MARKED_FILE} is model.onnx with further outputs, without which the engine is wrong.")
             lines.append("# Give each an address (setTensorAddress) where you run the engine, and ignore its values.")
         for name in self.unknown:
             shown = re.sub(r"[^\x20-\x7e]", "?", name)

@@ -38,6 +38,9 @@ _MOST_SINGLE = 32
 _FAR = 10.0
 """How many times the emulated error a measured one must be to be looked into: what is not emulated makes less."""
 
+_LEAST = 1e-2
+"""Errors up to this are not looked into, whatever is emulated."""
+
 _FACTOR = 3.0
 """How many times its emulated error a single value may be off, and be right all the same."""
 
@@ -257,6 +260,7 @@ class Fusions:
         not_emulated: Collection[str],
         is_over: Callable[[], bool],
     ) -> None:
+        self._toolchain = toolchain
         self._marking = toolchain.marking if isinstance(toolchain, MarksValues) else None
         self._settings, self._listener, self._is_over = settings, listener, is_over
         self._not_emulated = frozenset(not_emulated)
@@ -309,14 +313,20 @@ class Fusions:
         """Whether an engine computes what neither its plan's roundings nor those of FP32 explain."""
         if evaluation.origin == ORIGIN_FP32:
             return not self._settings.skip_checks and bool(doubt(evaluation, tf32=self._settings.tf32))
-        emulated = evaluation.emulated
-        if (
-            emulated is None
-            or not math.isfinite(emulated)
-            or not self._not_emulated.isdisjoint(evaluation.plan.reduced_groups)
-        ):
+        if evaluation.has_own_value or not self._not_emulated.isdisjoint(evaluation.plan.reduced_groups):
             return False
-        return not evaluation.is_finite or evaluation.error_value > max(_FAR * emulated, FP32_LIMIT)
+        if evaluation.is_finite and evaluation.error_value <= _LEAST:
+            return False
+        emulated = self._emulated(evaluation)
+        return math.isfinite(emulated) and not (evaluation.is_finite and evaluation.error_value <= _FAR * emulated)
+
+    def _emulated(self, evaluation: Evaluation) -> float:
+        """The emulated error of a plan; inf where it cannot be emulated."""
+        if evaluation.emulated is not None:
+            return evaluation.emulated
+        errors = self._toolchain.predictor.emulate((evaluation.plan,))
+        error = None if isinstance(errors, Failure) else errors[0].without(evaluation.ignored)
+        return math.inf if error is None or not error.has(evaluation.metric) else error.value(evaluation.metric)
 
 
 def _mark(grouped: GroupedModel, value: str, plan: PrecisionPlan) -> Mark:
