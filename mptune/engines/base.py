@@ -30,7 +30,6 @@ from mptune.targets.engine_memory import EngineMemory
 
 if TYPE_CHECKING:
     from mptune.engines.jobs.reference_report import TensorRange
-    from mptune.engines.toolchains.marking import Marking
     from mptune.graph.fused import FusedNodes
     from mptune.targets.roofline import LatencyTerms
 
@@ -300,16 +299,6 @@ class TimesLayers(Protocol):
     @property
     def profiling(self) -> Profiling:
         """``along``: the engine of any plan that is timed; ``none``: no profiler is usable, or it has failed."""
-        ...
-
-
-@runtime_checkable
-class MarksValues(Protocol):
-    """What a toolchain may have: engines with values inside the model as further outputs."""
-
-    @property
-    def marking(self) -> Marking | None:
-        """What builds and runs such engines; None where the backend cannot."""
         ...
 
 

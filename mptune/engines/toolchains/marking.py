@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from mptune.data.archive import read_outputs, read_samples, save_samples
 from mptune.engines.backends.backend import Bench
@@ -103,6 +104,16 @@ class Marking:
         assert isinstance(built.engine, TensorRtEngine)
         layers = self._bench.call(EngineLayersJob(built.engine.path, built.engine.options.kind))
         return () if isinstance(layers, Failure) else layers_of(layers, nodes)
+
+
+@runtime_checkable
+class MarksValues(Protocol):
+    """What a toolchain may have: engines with values inside the model as further outputs."""
+
+    @property
+    def marking(self) -> Marking | None:
+        """What builds and runs such engines; None where the backend cannot."""
+        ...
 
 
 def judged_outputs(workload: Workload, ignored: Collection[str]) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ class Attempts:
         self,
         proposal: Proposal,
         doubt_of: Callable[[Measurement], str],
-        cured: Callable[[Measurement, Callable[[], Measurement | Failure]], Measurement | None],
+        cured: Callable[[Measurement, Callable[[], Measurement | Failure]], Measurement],
         *,
         profile: bool,
     ) -> tuple[Measurement | Failure, int]:
@@ -148,7 +148,7 @@ class Attempts:
                 result = once_more(job, result, doubt_of, self._toolchain, self._listener)
                 self._vain += bool(doubt_of(result))
             if not isinstance(result, Failure):
-                result = cured(result, job) or result
+                result = cured(result, job)
             self._in_a_row, self._failed_in_a_row = 0, []
             return result, failures
         except BaseException:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, MarksValues, Measurement, Toolchain
+from mptune.engines.base import Failure, Measurement, Toolchain
 from mptune.engines.marks import Mark, Marks
+from mptune.engines.toolchains.marking import MarksValues
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import listed
 from mptune.graph.grouping.grouped import GroupedModel
@@ -266,21 +267,25 @@ class Fusions:
         self._not_emulated = frozenset(not_emulated)
         self._vain = 0
 
-    def cured(self, evaluation: Evaluation, evaluate: Callable[[], Measurement | Failure]) -> Measurement | None:
-        """The measurement of a plan with an engine that is right, where ``evaluation`` is far off and marks cure it."""
-        marking, plan = self._marking, evaluation.plan
+    def cured(
+        self,
+        measurement: Measurement,
+        judge: Callable[[Measurement], Evaluation],
+        evaluate: Callable[[], Measurement | Failure],
+    ) -> Measurement:
+        """The measurement of a plan; of another engine, where this one is far off and marked values cure it."""
+        marking, evaluation = self._marking, judge(measurement)
+        plan = evaluation.plan
         if marking is None or self._vain >= _VAIN or not self._is_far_off(evaluation):
-            return None
+            return measurement
         is_baseline = evaluation.origin == ORIGIN_FP32
         engine = "the all-FP32 engine" if is_baseline else f"the engine of plan {plan.fingerprint}"
-        self._listener.stage(
-            f"{engine} is far off: looking for a fusion that is wrong, with {MOST_BUILDS} builds at most"
-        )
-        before, sample = marking.marks, _worst_sample(evaluation.error)
+        self._listener.stage(f"{engine} is far off: looking for a wrong fusion, with {MOST_BUILDS} builds at most")
+        marked, sample = marking.marks.of(plan), _worst_sample(evaluation.error)
         limit = FP32_LIMIT_TF32 if self._settings.tf32 and not is_baseline else FP32_LIMIT
 
         def mark(values: Sequence[str]) -> Deviations | Failure:
-            errors = marking.errors(plan, (*before.of(plan), *values), sample)
+            errors = marking.errors(plan, (*marked, *values), sample)
             if isinstance(errors, Failure):
                 return errors
             return {name: Deviation(error, max(limit, _FACTOR * rounded)) for name, (error, rounded) in errors.items()}
@@ -298,16 +303,18 @@ class Fusions:
                     f"{engine}: no value that was marked as an output cures it ({cure.builds} engines were built); what"
                     f" is wrong begins among {region}"
                 )
-            return None
+            return measurement
         finding = cure.finding("search", engine, marking.layers_of(plan, cure.region), sample)
+        before = marking.marks  # Another worker may have added some.
         marks = (_mark(marking.grouped, value, plan) for value in cure.values)
         marking.keep(Marks((*before.marks, *marks), (*before.findings, finding)))
-        measurement = evaluate()
-        if isinstance(measurement, Failure):
+        again = evaluate()
+        if isinstance(again, Failure) or self._is_far_off(judge(again)):
+            self._vain += 1
             marking.keep(before)
-            return None
+            return measurement
         self._listener.warning(finding.message)
-        return measurement
+        return again
 
     def _is_far_off(self, evaluation: Evaluation) -> bool:
         """Whether an engine computes what neither its plan's roundings nor those of FP32 explain."""

@@ -217,8 +217,8 @@ class Tuner:
 
     def _cured(
         self, proposal: Proposal, measurement: Measurement, evaluate: Callable[[], Measurement | Failure]
-    ) -> Measurement | None:
-        return self._fusions.cured(self._judged(proposal, measurement), evaluate)
+    ) -> Measurement:
+        return self._fusions.cured(measurement, partial(self._judged, proposal), evaluate)
 
     def _is_profiled(self) -> bool:
         return isinstance(self._toolchain, TimesLayers) and self._toolchain.profiling == "along"
