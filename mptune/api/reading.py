@@ -78,14 +78,14 @@ def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:
                 f"{EngineLayers.path(engine)} cannot be read: {type(error).__name__}: {error}",
                 "delete it, and measure the plan again: `mptune confirm RUN`",
             ) from None
-    there = "`mptune report RUN/confirmed/DEVICE --layers` then"
+    there = "then `mptune report RUN/confirmed/DEVICE --layers`"
     plan = f"of plan {chosen.plan.fingerprint} no layers were recorded"
     if chosen.latency.source == "predicted":
-        raise RunError(f"{plan}: its latency is predicted", f"`mptune confirm RUN` on the device records them: {there}")
+        raise RunError(f"{plan}: its latency is predicted", f"`mptune confirm RUN` on the device records them, {there}")
     if engine is None:
         kinds = "layers are recorded of engine files of TensorRT and TensorRT-RTX"
         raise RunError(f"{plan}: {front.engine} left no engine file", f"{kinds}: --engine tensorrt")
-    raise RunError(f"{plan}: its engine was not profiled", f"`mptune confirm RUN` profiles it again: {there}")
+    raise RunError(f"{plan}: its engine was not profiled", f"`mptune confirm RUN` profiles it again, {there}")
 
 
 def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: Sequence[str] | None) -> RunFile:

@@ -107,6 +107,21 @@ def test_the_layers_of_the_chosen_plans_engine_are_shown(
     assert "its engine was not profiled\nhint: `mptune confirm RUN`" in shown
 
 
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [("jetson-orin-nano-8gb", "its latency is predicted"), ("cpu", "onnxruntime left no engine file")],
+)
+def test_where_no_layers_were_recorded_is_said_why(
+    target: str, why: str, mlp_path: Path, mlp_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search(mlp_path, mlp_data, tmp_path / "run", budget=1, target=target)
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run"), "--layers"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.endswith(f"no layers were recorded: {why}")
+    assert hint.startswith("hint: ")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MACHINES)
