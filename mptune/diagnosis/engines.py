@@ -188,7 +188,7 @@ def fault_finding(left: Runner, engine: EngineRunner, folder: Path) -> Finding |
     cure = find_cure(left.grouped, unmarked, lambda values: bench.marked(values, one_sample))
     if cure is None:
         return None
-    return cure.finding("compare", "the all-FP32 engine that is built here", layers_of(layers, cure.region), sample)
+    return cure.finding("compare", "the all-FP32 engine that is built here", layers_of(layers, cure.region), (sample,))
 
 
 class _Bench:

@@ -129,7 +129,8 @@ ENGINE: Mapping[str, CodeInfo] = {
             ),
             "compare": Wording(
                 _WRONG_FUSION,
-                "build the engine of the model with {marked!r} as one more output (onnx.helper.make_tensor_value_info,"
+                "build the engine of the model with {marked!r}[ and the {others:/# other/# others}] as"
+                " {values_marked:/one more output/further outputs} (onnx.helper.make_tensor_value_info,"
                 " model.graph.output.append), as `mptune search` does, or with another version of TensorRT",
             ),
         },

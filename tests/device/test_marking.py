@@ -205,6 +205,7 @@ def test_a_search_builds_its_engines_with_the_output_that_cures_them(
     assert front.fp16 is not None
     assert front.fp32.error_value < 1e-5
     assert 1e-5 < front.fp16.error_value < 1e-2
+    assert len(list((run / "engines").glob("*.engine"))) == 2
     outputs = [_outputs_of(each.engine_path) for each in (front.fp32, front.fp16)]
     marked = ["y", "block0.wide"]
     assert outputs == ([["y"], marked] if is_half else [marked, ["y"]])

@@ -161,7 +161,7 @@ class TensorRtBuilder:
     profiling: Profiling = "along"
 
     def __init__(self, kind: Kind, bench: Bench) -> None:
-        self._kind = kind
+        self.kind = kind
         self._bench = bench
         self._version = _report(kind).version
         self._workspace = bench.workload.workspace
@@ -210,7 +210,7 @@ class TensorRtBuilder:
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
         """See ``NamesKernels``; by operator, as TensorRT's parser refuses them."""
-        return refused_in_bf16(self._bench.workload.model, self._kind) if precision is Precision.BF16 else ()
+        return refused_in_bf16(self._bench.workload.model, self.kind) if precision is Precision.BF16 else ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``NamesKernels``; what TensorRT fuses is known once it has built an engine, and differs by version."""
@@ -218,14 +218,14 @@ class TensorRtBuilder:
 
     def _path(self, plan: PrecisionPlan, marked: Sequence[str]) -> Path:
         marks = f"-{hashlib.sha256(repr(sorted(marked)).encode()).hexdigest()[:8]}" if marked else ""
-        return self._workspace.engines_dir / f"{plan.fingerprint}{marks}.{self._kind}-{self._version}.engine"
+        return self._workspace.engines_dir / f"{plan.fingerprint}{marks}.{self.kind}-{self._version}.engine"
 
     def _engine(self, plan: PrecisionPlan, path: Path, marked: frozenset[str]) -> TensorRtEngine:
         workload = self._bench.workload
         options = EngineOptions(
-            self._kind,
+            self.kind,
             self._bench.settings.latency,
-            runtime_cache=self._workspace.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
+            runtime_cache=self._workspace.engines_dir / _RUNTIME_CACHE if self.kind == "tensorrt-rtx" else None,
             fp64_inputs=frozenset(info.name for info in workload.model.inputs if info.dtype == "double"),
             marked=marked,
         )

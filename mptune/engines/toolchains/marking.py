@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from mptune.data.archive import read_outputs, read_samples, save_samples
 from mptune.engines.backends.backend import Bench
 from mptune.engines.backends.tensorrt import TensorRtBuilder
 from mptune.engines.base import Failure
+from mptune.engines.jobs.layer_times import EngineLayers
 from mptune.engines.jobs.outputs import OutputsJob, value_error
 from mptune.engines.marks import Marks
-from mptune.engines.tensorrt.jobs import EngineLayersJob, EngineOutputsJob, ModelNames, TensorRtEngine, layers_of
+from mptune.engines.tensorrt.jobs import EngineLayersJob, EngineOutputsJob, ModelNames, layers_of
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload
@@ -67,13 +69,12 @@ class Marking:
             built = self._builder.build_marked(plan, values, engine)
             if isinstance(built, Failure):
                 return built
-            assert isinstance(built.engine, TensorRtEngine)
             save_samples(feed, [read_samples(self._space.samples("search"))[sample]])
             every = (*outputs, *names.values())
             io = ModelNames(tuple(i.name for i in workload.model.inputs), every, (*self.judged, *names.values()))
             write_with_outputs(workload.model, workload.bank, model, (*outputs, *values))
             jobs: list[Job[int]] = [
-                EngineOutputsJob(engine, feed, ours, built.engine.options.kind, io),
+                EngineOutputsJob(engine, feed, ours, self._builder.kind, io),
                 OutputsJob(model, feed, exact),
             ]
             if plan.reduced_groups:
@@ -96,14 +97,21 @@ class Marking:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
-    def layers_of(self, plan: PrecisionPlan, nodes: Collection[str]) -> tuple[str, ...]:
-        """Names of the layers of a plan's engine, as the run builds it, that compute any of these nodes."""
+    def engine_file(self, plan: PrecisionPlan) -> Path | None:
+        """The engine of a plan as the run builds it; None where that fails."""
         built = self._builder.build(plan)
-        if isinstance(built, Failure):
-            return ()
-        assert isinstance(built.engine, TensorRtEngine)
-        layers = self._bench.call(EngineLayersJob(built.engine.path, built.engine.options.kind))
+        return None if isinstance(built, Failure) else built.engine.path
+
+    def layers_of(self, engine: Path, nodes: Collection[str]) -> tuple[str, ...]:
+        """Names of the layers of an engine that compute any of these nodes; empty where it does not load."""
+        layers = self._bench.call(EngineLayersJob(engine, self._builder.kind))
         return () if isinstance(layers, Failure) else layers_of(layers, nodes)
+
+    def discard(self, engine: Path) -> None:
+        """Delete an engine that another one takes the place of."""
+        for path in (engine, EngineLayers.path(engine)):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mptune.engines.base import Toolchain
@@ -102,7 +103,7 @@ class MeasuringRun:
             return
         differing = check_baseline(baseline.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
         others = (finding for finding in self.file.findings if finding.code not in (ENGINE_CODE, FUSION_CODE))
-        fusions = Marks.load(self.directory.engines).findings
+        fusions = (replace(f, origin=origin) for f in Marks.load(self.directory.engines).findings)
         self._save(findings=with_suspects((*others, *differing, *fusions)))
 
     def _check_begun(self, limits: Limits) -> None:

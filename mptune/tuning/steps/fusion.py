@@ -86,7 +86,9 @@ class Cure:
     """The largest error of an output then."""
     builds: int
 
-    def finding(self, origin: FindingOrigin, engine: str, layers: Sequence[str], sample: int) -> Finding:
+    def finding(
+        self, origin: FindingOrigin, engine: str, layers: Sequence[str], samples: tuple[int, ...] = ()
+    ) -> Finding:
         """``fusion``, or ``engine-differs`` where nothing cures it; ``engine`` is what is wrong, in words."""
         evidence: dict[str, int | float | str] = {
             "relative_l2": self.before.error,
@@ -104,7 +106,7 @@ class Cure:
         return Finding.of(
             FUSION_CODE if self.values else ENGINE_CODE,
             origin,
-            Where(self.region, self.groups, self.values, tuple(map(OutputColumns, self.wrong)), samples=(sample,)),
+            Where(self.region, self.groups, self.values, tuple(map(OutputColumns, self.wrong)), samples=samples),
             evidence,
             kind=origin if self.values else "no cure",
             region=listed([repr(node) for node in self.region], _MOST_NAMES),
@@ -274,9 +276,12 @@ class Fusions:
         evaluate: Callable[[], Measurement | Failure],
     ) -> Measurement:
         """The measurement of a plan; of another engine, where this one is far off and marked values cure it."""
-        marking, evaluation = self._marking, judge(measurement)
+        marking = self._marking
+        if marking is None or self._vain >= _VAIN:
+            return measurement
+        evaluation = judge(measurement)
         plan = evaluation.plan
-        if marking is None or self._vain >= _VAIN or not self._is_far_off(evaluation):
+        if not self._is_far_off(evaluation):
             return measurement
         is_baseline = evaluation.origin == ORIGIN_FP32
         engine = "the all-FP32 engine" if is_baseline else f"the engine of plan {plan.fingerprint}"
@@ -304,7 +309,9 @@ class Fusions:
                     f" is wrong begins among {region}"
                 )
             return measurement
-        finding = cure.finding("search", engine, marking.layers_of(plan, cure.region), sample)
+        wrong = marking.engine_file(plan)
+        layers = () if wrong is None else marking.layers_of(wrong, cure.region)
+        finding = cure.finding("search", engine, layers)
         before = marking.marks  # Another worker may have added some.
         marks = (_mark(marking.grouped, value, plan) for value in cure.values)
         marking.keep(Marks((*before.marks, *marks), (*before.findings, finding)))
@@ -313,6 +320,8 @@ class Fusions:
             self._vain += 1
             marking.keep(before)
             return measurement
+        if wrong is not None:
+            marking.discard(wrong)
         self._listener.warning(finding.message)
         return again
 
