@@ -83,6 +83,8 @@ class EngineOptions:
     """File in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none."""
     fp64_inputs: frozenset[str] = frozenset()
     """Inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast."""
+    marked: frozenset[str] = frozenset()
+    """Outputs that only the engine has (``mptune.engines.marks``): ``run`` leaves them out."""
 
 
 @dataclass
@@ -160,6 +162,8 @@ class TensorRtSession:
         self._keep_kernels()
         outputs = {}
         for name in self.tensor_names(self.library.trt.TensorIOMode.OUTPUT):
+            if name in self.options.marked:
+                continue
             if name in bound.allocators:
                 outputs[name] = bound.allocators[name].download(stream, self.tensor_type(name))
             else:
