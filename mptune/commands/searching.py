@@ -109,6 +109,9 @@ def report(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the error and gain of each group, and why groups stay FP32.")
     ] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Show which engine layer of the chosen plan computes which nodes.")
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show all plans of the front. Default: at most a dozen.")
     ] = False,
@@ -127,10 +130,11 @@ def report(
     Example:
       mptune report model.mptune
       mptune report model.mptune --explain
+      mptune report model.mptune --layers
       mptune report model.mptune --csv > front.csv
       mptune report model.mptune --json | jq '.points[].latency.median_ms'
     """
-    at_most_one({"--explain": explain, "--csv": csv_})
+    at_most_one({"--explain": explain, "--csv": csv_, "--layers": layers})
     at_most_one({"--json": json_, "--csv": csv_})
     from mptune.api import reading
 
@@ -139,6 +143,15 @@ def report(
 
         copy = repair_run(run)
         complain("nothing in the journal is damaged" if copy is None else f"the journal as it was is {copy} now")
+    if layers:
+        engine = reading.layers(run, storage=storage)
+        if json_:
+            print_json(engine.to_json())
+        else:
+            from mptune.reporting.terminal.layers import print_layers
+
+            print_layers(engine)
+        return
     front = reading.report(run, tolerance=tolerance, ignore=ignore, storage=storage)
     if csv_:
         from mptune.tuning.fronts.table import front_records

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
@@ -172,6 +173,14 @@ class Evaluation(JsonForm):
             f" error {self.judged_error:.2g}{held_out} ({self.metric}),"
             f" {len(self.plan.fp16_groups)} FP16{others} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
         )
+
+    def engine_in(self, engines: Path) -> Path | None:
+        """The plan's engine, in the run's own folder only: the record may come from a stranger, and name any file."""
+        if self.engine_path is None:
+            return None
+        # By its name alone: the directory may have been moved, also from a machine with other separators.
+        engine = engines / PureWindowsPath(self.engine_path).name
+        return engine if engine.is_file() and not engine.is_symlink() else None
 
     @cached_property
     def counted(self) -> OutputError:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import mptune
+from mptune.cli import main
 from mptune.engines.tensorrt.library import is_installed
 from mptune.reporting.terminal.front import print_front
 from mptune.selftest.run import engines_here, run_selftest
@@ -104,6 +106,49 @@ def assert_builders_choice(front: Front, run: Path) -> None:
     text = io.StringIO()
     print_front(front, text)
     assert "builder's choice: " in text.getvalue()
+
+
+def test_the_layers_of_the_chosen_plans_engine_are_shown(
+    here: Here, mlp_path: Path, mlp_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    front = search(mlp_path, mlp_data, run, budget=2)
+    half = front.fp16
+    assert half is not None
+    mptune.pick(run, plan=half.plan.fingerprint)
+    capsys.readouterr()
+    assert main(["report", str(run), "--layers", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["plan"] == half.plan.fingerprint
+    layers = {node: layer for layer in document["layers"] for node in layer["nodes"]}
+    assert {node.name for node in onnx.load(mlp_path).graph.node} <= layers.keys()
+    gemm = layers["block0/fc1/Gemm"]
+    assert (gemm["types"], gemm["ms"] > 0.0, bool(gemm["name"])) == (["fp16"], True, True)
+    assert main(["report", str(run), "--layers"]) == 0
+    shown = capsys.readouterr().out
+    (row,) = [line for line in shown.splitlines() if line.endswith("block0/fc1/Gemm")]
+    assert row.split()[0] == f"{gemm['ms']:.4f}"
+    assert row.split()[2] == "FP16"
+    for path in (run / "engines").glob("*.layers.json"):
+        path.unlink()
+    assert main(["report", str(run), "--layers"]) == 1
+    shown = capsys.readouterr().err
+    assert "its engine was not profiled\nhint: `mptune confirm RUN`" in shown
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [("jetson-orin-nano-8gb", "its latency is predicted"), ("cpu", "onnxruntime left no engine file")],
+)
+def test_where_no_layers_were_recorded_is_said_why(
+    target: str, why: str, mlp_path: Path, mlp_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search(mlp_path, mlp_data, tmp_path / "run", budget=1, target=target)
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run"), "--layers"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.endswith(f"no layers were recorded: {why}")
+    assert hint.startswith("hint: ")
 
 
 @pytest.mark.slow

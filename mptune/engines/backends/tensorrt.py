@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Built, Place
 from mptune.engines.base import Failure, MissingKernel, Profiling
 from mptune.engines.jobs.layer_times import LayerTime
+from mptune.engines.marks import Marks
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineProfileJob, LibraryJob, LibraryReport, TensorRtEngine
@@ -167,7 +169,7 @@ class TensorRtBuilder:
     profiling: Profiling = "along"
 
     def __init__(self, kind: Kind, bench: Bench) -> None:
-        self._kind = kind
+        self.kind = kind
         self._bench = bench
         self._version = _report(kind).version
         self._workspace = bench.workload.workspace
@@ -176,23 +178,33 @@ class TensorRtBuilder:
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         """The file of a plan where there is one, else built."""
+        marked = Marks.load(self._workspace.engines_dir).of(plan)
+        return self.build_marked(plan, marked, self._path(plan, marked))
+
+    def build_marked(self, plan: PrecisionPlan, marked: Sequence[str], path: Path) -> Built | Failure:
+        """The engine of a plan with these values as further outputs: the file where it is there, else built."""
+        rewriter = self._bench.workload.rewriter
+        engine = self._engine(plan, path, frozenset(rewriter.computed_names(plan, marked).values()))
         # The all-FP32 plan is the baseline, which never uses TF32.
         options = replace(self._options, tf32=self._options.tf32 and bool(plan.reduced_groups))
-        return self._build(plan, self._engine(plan, self._path(plan)), options)
+        return self._build(plan, engine, options, marked)
 
     def build_freely(self) -> Built | Failure | None:
         """See ``ChoosesPrecisions``; TF32 allowed, too, as by ``trtexec --fp16``."""
-        if not has_weak_types(self._kind, self._version):
+        if not has_weak_types(self.kind, self._version):
             return None
         plan = self._bench.workload.grouped.uniform(Precision.FP32)
-        engine = replace(self._engine(plan, self._path(plan).with_name(f"free.{self._version}.engine")), nodes={})
+        path = self._workspace.engines_dir / f"free.{self._version}.engine"
+        engine = replace(self._engine(plan, path, frozenset()), nodes={})
         return self._build(plan, engine, replace(self._options, tf32=True, weak=True))
 
-    def _build(self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions) -> Built | Failure:
+    def _build(
+        self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions, marked: Sequence[str] = ()
+    ) -> Built | Failure:
         space, path = self._workspace, engine.path
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
-        model = self._bench.workload.rewriter.write(plan, space.scratch(f"build-{path.stem}"))
+        model = self._bench.workload.rewriter.write(plan, space.scratch(f"build-{path.stem}"), marked=marked)
         try:
             job = BuildJob(
                 model=model,
@@ -210,7 +222,7 @@ class TensorRtBuilder:
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         """A faulty file is deleted, any other stays."""
         if faulty:
-            self._path(plan).unlink(missing_ok=True)
+            self._path(plan, Marks.load(self._workspace.engines_dir).of(plan)).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Engines stay."""
@@ -221,23 +233,25 @@ class TensorRtBuilder:
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
         """See ``NamesKernels``; by operator, as TensorRT's parser refuses them."""
-        return refused_in_bf16(self._bench.workload.model, self._kind) if precision is Precision.BF16 else ()
+        return refused_in_bf16(self._bench.workload.model, self.kind) if precision is Precision.BF16 else ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``NamesKernels``; what TensorRT fuses is known once it has built an engine, and differs by version."""
         return ()
 
-    def _path(self, plan: PrecisionPlan) -> Path:
-        return self._workspace.engines_dir / f"{plan.fingerprint}.{self._kind}-{self._version}.engine"
+    def _path(self, plan: PrecisionPlan, marked: Sequence[str]) -> Path:
+        marks = f"-{hashlib.sha256(repr(sorted(marked)).encode()).hexdigest()[:8]}" if marked else ""
+        return self._workspace.engines_dir / f"{plan.fingerprint}{marks}.{self.kind}-{self._version}.engine"
 
-    def _engine(self, plan: PrecisionPlan, path: Path) -> TensorRtEngine:
+    def _engine(self, plan: PrecisionPlan, path: Path, marked: frozenset[str]) -> TensorRtEngine:
         workload = self._bench.workload
         options = EngineOptions(
-            self._kind,
+            self.kind,
             self._bench.settings.latency,
-            runtime_cache=self._workspace.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
+            runtime_cache=self._workspace.engines_dir / _RUNTIME_CACHE if self.kind == "tensorrt-rtx" else None,
             plugins=self._bench.settings.plugins,
             fp64_inputs=frozenset(info.name for info in workload.model.inputs if info.dtype == "double"),
+            marked=marked,
         )
         return TensorRtEngine(path, options, workload.rewriter.node_precisions(plan))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -51,6 +51,11 @@ class Layer:
 def read_layers(information: str) -> tuple[Layer, ...]:
     """The layers in the inspector's JSON; none where the engine was built without detailed verbosity."""
     return tuple(_layer(entry) for entry in _listed(information))
+
+
+def layers_of(layers: Sequence[Layer], nodes: Collection[str]) -> tuple[str, ...]:
+    """Names of the layers that compute any of these nodes."""
+    return tuple(dict.fromkeys(layer.name for layer in layers if any(node in nodes for node in layer.nodes)))
 
 
 def type_warnings(
@@ -276,14 +281,21 @@ class EngineProfileJob:
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
     """Combine the profiler's times with the inspector's layers."""
     nodes: dict[str, tuple[str, ...]] = {}
+    types: dict[str, frozenset[Precision]] = {}
     for layer in layers:
         nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
+        types[layer.name] = types.get(layer.name, frozenset()) | layer.outputs
     names = dict.fromkeys(name for execution in executions for name in execution)
     if not any(nodes.get(name) for name in names):
         reported = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
         raise EngineError(FailureKind.UNSUPPORTED, f"the profiler reports {reported}")
     return tuple(
-        LayerTime(nodes.get(name, ()), steady_mean([execution.get(name, 0.0) for execution in executions]))
+        LayerTime(
+            nodes.get(name, ()),
+            steady_mean([execution.get(name, 0.0) for execution in executions]),
+            name,
+            tuple(precision for precision in Precision if precision in types.get(name, ())),
+        )
         for name in names
     )
 
@@ -309,6 +321,18 @@ def profiler_class(trt: Any) -> Any:
                 times[layer_name] = times.get(layer_name, 0.0) + ms
 
     return Profiler
+
+
+@dataclass(frozen=True)
+class EngineLayersJob:
+    """Read what the inspector says of the layers of an engine file; types of dynamic layers are not known then."""
+
+    engine: Path
+    kind: Kind
+
+    def run(self, state: WorkerState) -> tuple[Layer, ...]:
+        session = state.transient(partial(TensorRtSession, self.engine, EngineOptions(self.kind)))
+        return read_layers(session.information())
 
 
 @dataclass(frozen=True)

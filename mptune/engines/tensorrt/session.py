@@ -85,6 +85,8 @@ class EngineOptions:
     """Libraries with plugins of the user's."""
     fp64_inputs: frozenset[str] = frozenset()
     """Inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast."""
+    marked: frozenset[str] = frozenset()
+    """Outputs that only the engine has (``mptune.engines.marks``): ``run`` leaves them out."""
 
 
 @dataclass
@@ -162,6 +164,8 @@ class TensorRtSession:
         self._keep_kernels()
         outputs = {}
         for name in self.tensor_names(self.library.trt.TensorIOMode.OUTPUT):
+            if name in self.options.marked:
+                continue
             if name in bound.allocators:
                 outputs[name] = bound.allocators[name].download(stream, self.tensor_type(name))
             else:

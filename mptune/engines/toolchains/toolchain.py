@@ -21,6 +21,7 @@ from mptune.engines.backends.backend import (
     ProfilesLayers,
     Rounds,
 )
+from mptune.engines.backends.tensorrt import TensorRtBuilder
 from mptune.engines.base import (
     EmulatedSamples,
     ErrorSource,
@@ -35,7 +36,7 @@ from mptune.engines.base import (
     Stage,
 )
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.layer_times import with_group_times
+from mptune.engines.jobs.layer_times import EngineLayers, with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
@@ -43,6 +44,7 @@ from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, Repetitions, TimingRecord
 from mptune.engines.timing.spread import Enough, SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
+from mptune.engines.toolchains.marking import Marking
 from mptune.engines.toolchains.reference import ReferenceModel, worker_environment
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
@@ -185,6 +187,7 @@ class TargetToolchain(ABC):
         )
         folded = lambda: self.reference_model.folded_values  # noqa: E731
         bench = Bench(target, gpu, workload, settings, provider, self._worker, self._call, self._shapes, folded)
+        self._bench = bench
         self.builder = None if backend is None else backend.builder(bench)
         self.predictor = TargetPredictor(bench, self.reference_model, self.builder)
         self._fp32 = workload.grouped.uniform(Precision.FP32)
@@ -395,7 +398,15 @@ class MeasuredToolchain(TargetToolchain):
             message = error.message if isinstance(error, MptuneError) else str(error)
             layers = Failure(Stage.TIME, FailureKind.ERROR, message)
         self._can_profile = not isinstance(layers, Failure)
+        if not isinstance(layers, Failure) and built.is_kept:
+            write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
         return with_group_times(measurement, layers, self.workload.grouped)
+
+    @cached_property
+    def marking(self) -> Marking | None:
+        """See ``MarksValues``."""
+        builder = self.builder
+        return Marking(self._bench, builder, self.predictor.emulation) if isinstance(builder, TensorRtBuilder) else None
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         built = self.builder.build(plan)
