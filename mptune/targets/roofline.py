@@ -41,6 +41,9 @@ in one instruction, and most element-wise operations are none. FP16 counts the s
 _CAST_BYTES = 4 + 2
 """A Cast reads each element in one type and writes it in the other."""
 
+_EDGE_BYTES = 4 - 2
+"""What FP32 at an input or output moves beyond the traffic of the group that reads or writes it."""
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -200,7 +203,7 @@ def roofline(
         boundaries=_boundaries(
             grouped,
             units if execution.is_fused else grouped,
-            lambda tensor: cast_ms(table.elements(tensor), target, execution),
+            lambda tensor, at_edge: cast_ms(table.elements(tensor), target, execution, at_edge=at_edge),
         ),
         tf32_gain_ms=base_ms - sum(ms(units, Precision.FP32).values()),
         own_gains_ms={
@@ -291,8 +294,13 @@ def _steps_ms(recurrence: Recurrence, target: Target, precision: Precision, exec
     return recurrence.steps * (max(computing, moving) + target.launch_us * 1e-3)
 
 
-def cast_ms(elements: int, target: Target, execution: Execution = FUSED) -> float:
-    """Milliseconds that a Cast of a tensor between two precisions takes."""
+def cast_ms(elements: int, target: Target, execution: Execution = FUSED, *, at_edge: bool = False) -> float:
+    """Milliseconds that a Cast of a tensor between two precisions takes.
+
+    ``at_edge``: of an input or output of the model. An engine that fuses has no kernel for it, but moves FP32 there.
+    """
+    if at_edge and execution.is_fused:
+        return elements * _EDGE_BYTES / _bytes_per_ms(target, execution)
     return elements * _CAST_BYTES / _bytes_per_ms(target, execution) + execution.cast_launches * target.launch_us * 1e-3
 
 
@@ -301,7 +309,7 @@ def _bytes_per_ms(target: Target, execution: Execution) -> float:
 
 
 def _boundaries(
-    grouped: GroupedModel, units: GroupedModel, cast_ms_of: Callable[[str], float]
+    grouped: GroupedModel, units: GroupedModel, cast_ms_of: Callable[[str, bool], float]
 ) -> tuple[BoundaryCost, ...]:
     """Every FP32 tensor between two groups or between a group and what is always FP32.
 
@@ -313,7 +321,7 @@ def _boundaries(
     model, owners = grouped.model, grouped.owners
     folded = shape_facts(model).folded
     rules = node_rules(model)
-    named = {output.name for output in model.outputs}
+    given, named = ({info.name for info in infos} for infos in (model.inputs, model.outputs))
     integers = {group.id for group in grouped.groups if group.pinned == CASTS_INTEGERS}
     boundaries = []
     for name, info in model.tensors.items():
@@ -336,7 +344,8 @@ def _boundaries(
         if others or (fixed and producer is not None):
             stays_inside = not fixed and readers == {unit}
             casts = 0 if producer in integers else 2 if stays_inside else 1
-            boundaries.append(BoundaryCost(name, producer, others, casts * cast_ms_of(name), fixed))
+            at_edge = name in given or (name in named and not others)
+            boundaries.append(BoundaryCost(name, producer, others, casts * cast_ms_of(name, at_edge), fixed))
     return tuple(boundaries)
 
 

@@ -1,0 +1,116 @@
+"""Published latencies predicted by mptune's roofline, and the constants that predict them best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import kendalltau
+
+from benchmarks.published.table import Published
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import Model
+from mptune.graph.loading.shapes import static_shapes
+from mptune.graph.plan import Precision
+from mptune.targets.costs import group_costs, ungrouped_cost
+from mptune.targets.roofline import FUSED, Execution, kernel_ms, roofline
+from mptune.targets.target import Target
+
+FITTED = ("fp32_matrix", "fp16_matrix", "bandwidth")
+"""The constants of ``mptune.targets.roofline.FUSED`` that are chosen by the published latencies."""
+
+LARGE_KERNELS = replace(FUSED, fp32_matrix=0.8, fp16_matrix=0.8, bandwidth=0.9)
+"""The shares that large kernels alone reach on an H200, which ``FUSED`` had before it was held against networks."""
+
+Predict = Callable[[Execution], float]
+
+
+class Network:
+    """A network's groups, counted once, which predict its latency on any target with any constants."""
+
+    def __init__(self, model: Model) -> None:
+        self._grouped = GroupedModel(model, find_groups(model))
+        self._shapes = static_shapes(model).shapes
+        self._costs = group_costs(self._grouped, self._shapes)
+        self._rest = ungrouped_cost(self._grouped, self._shapes)
+
+    def predictor(self, target: Target, precision: str) -> Predict:
+        """Constants -> ms of the network: what ``LatencyTerms`` gives, without counting again."""
+        free = Precision.FP16 if precision == "FP16" else Precision.FP32
+        precisions = {g.id: Precision.FP32 if g.pinned else free for g in self._grouped.groups}
+        plan = self._grouped.uniform(Precision.FP32).replace(precisions)
+        boundaries = roofline(self._grouped, target, self._shapes).boundaries
+        casts_ms = sum(boundary.cost_ms * boundary.casts(plan) for boundary in boundaries) * FUSED.bandwidth
+        rest_ms = self._rest.fp32_bytes / (target.bandwidth_gbps * 1e6)
+
+        def predict(execution: Execution) -> float:
+            allowed = replace(execution, tf32=precision == "TF32")
+            kernels_ms = sum(kernel_ms(cost, target, precisions[g], allowed) for g, cost in self._costs.items())
+            return kernels_ms + (casts_ms + rest_ms) / execution.bandwidth
+
+        return predict
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published latency and what predicts it."""
+
+    published: Published
+    predict: Predict
+
+    def log_ratio(self, execution: Execution) -> float:
+        """Log of published over predicted."""
+        return math.log(self.published.ms / self.predict(execution))
+
+
+def fit_constants(cases: Sequence[Case]) -> Execution:
+    """The constants whose predictions are off by the least: squares of logarithms over the cases that choose them."""
+
+    def execution(logs: np.ndarray) -> Execution:
+        return replace(FUSED, **dict(zip(FITTED, map(float, np.exp(logs)), strict=True)))
+
+    chosen = [case for case in cases if case.published.is_fitted]
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        return np.array([case.log_ratio(execution(logs)) for case in chosen])
+
+    start = np.log([getattr(LARGE_KERNELS, name) for name in FITTED])
+    return execution(least_squares(residuals, start, diff_step=1e-3).x)
+
+
+def left_out(cases: Sequence[Case], part: Callable[[Published], str]) -> dict[int, float]:
+    """Position of a case -> log of published over predicted, by constants fitted without its part."""
+    parts = [part(case.published) for case in cases]
+    ratios = {}
+    for name in sorted(set(parts)):
+        constants = fit_constants([case for case, other in zip(cases, parts, strict=True) if other != name])
+        ratios |= {k: cases[k].log_ratio(constants) for k, other in enumerate(parts) if other == name}
+    return ratios
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How predictions of some cases agree with what was published.
+
+    Attributes:
+        count: cases.
+        median: of published over predicted.
+        log_sd: standard deviation of the logarithm of that ratio.
+        tau: Kendall's tau-b between the two (Biometrika 30, 1938).
+    """
+
+    count: int
+    median: float
+    log_sd: float
+    tau: float
+
+    @classmethod
+    def of(cls, published_ms: Sequence[float], log_ratios: Sequence[float]) -> Agreement:
+        """From the latencies, and the logs of published over predicted."""
+        logs, ms = np.array(log_ratios), np.array(published_ms)
+        tau = kendalltau(ms, ms / np.exp(logs)).statistic
+        return cls(len(ms), float(np.exp(np.median(logs))), float(np.std(logs, ddof=min(1, len(ms) - 1))), float(tau))
