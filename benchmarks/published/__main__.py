@@ -1,4 +1,4 @@
-"""Predicted latencies held against published ones, and the constants of the roofline chosen by them.
+"""Predicted latencies held against published ones, and the constant of the roofline chosen by them.
 
     pip install -e ".[published]"
     python -m benchmarks.published --models FOLDER --json benchmarks/results/published.json
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import rounded, save
-from benchmarks.published.fit import FITTED, LARGE_KERNELS, Agreement, Case, Network, Predict, fit_constants, left_out
+from benchmarks.published.fit import Agreement, Case, Network, Predict, fit_share, left_out
 from benchmarks.published.table import TABLE, Published, read_table
 from mptune.graph.loading.model import load_model
-from mptune.targets.roofline import FUSED
+from mptune.targets.roofline import NETWORK_SHARE
 from mptune.targets.target import load_target
 
 FITS = ("with all", "family left out", "module left out", "large kernels")
@@ -57,18 +57,18 @@ def read_cases(rows: Sequence[Published], folder: Path) -> list[Case]:
 
 
 def judged(cases: Sequence[Case]) -> dict[str, Any]:
-    """The constants, and for each row the logs of published over predicted by each of ``FITS``."""
-    fitted = fit_constants(cases)
-    print("constants by all rows: " + ", ".join(f"{name} {getattr(fitted, name):.3f}" for name in FITTED))
+    """The share, and for each row the logs of published over predicted by each of ``FITS``."""
+    fitted = fit_share(cases)
+    print(f"share of large kernels by all rows: {fitted:.3f}; mptune's: {NETWORK_SHARE:g}")
     families, modules = (left_out(cases, part) for part in (lambda row: row.family, lambda row: row.target))
     rows = []
     for k, case in enumerate(cases):
         row = case.published
-        logs = (case.log_ratio(FUSED), families[k], modules[k], case.log_ratio(LARGE_KERNELS))
+        logs = (case.log_ratio(NETWORK_SHARE), families[k], modules[k], case.log_ratio(1.0))
         rows.append([row.module, row.precision, row.network, row.family, row.ms, *map(rounded, logs)])
     return {
-        "constants": {name: getattr(FUSED, name) for name in FITTED},
-        "fitted": {name: rounded(getattr(fitted, name)) for name in FITTED},
+        "share": NETWORK_SHARE,
+        "fitted_share": rounded(fitted),
         "columns": ["module", "precision", "network", "family", "published_ms", *(f"log ratio, {fit}" for fit in FITS)],
         "rows": rows,
     }
@@ -106,7 +106,7 @@ def _spread(agreement: Agreement) -> str:
 
 
 def within(document: Mapping[str, Any], factor: float, fit: str = "family left out") -> tuple[int, int]:
-    """How many rows that choose constants lie within a factor of their prediction, and how many there are."""
+    """How many rows that choose the share lie within a factor of their prediction, and how many there are."""
     column = len(document["columns"]) - len(FITS) + FITS.index(fit)
     logs = [row[column] for row in document["rows"] if "not stated" not in row[0]]
     return int(np.sum(np.abs(logs) <= math.log(factor))), len(logs)

@@ -1,4 +1,4 @@
-"""Published latencies predicted by mptune's roofline, and the constants that predict them best."""
+"""Published latencies predicted by mptune's roofline, and the constant that predicts them best."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
 from mptune.targets.costs import group_costs, ungrouped_cost
-from mptune.targets.roofline import FUSED, Execution, kernel_ms, roofline
+from mptune.targets.roofline import fused, kernel_ms, roofline
 from mptune.targets.target import Target
 
-FITTED = ("fp32_matrix", "fp16_matrix", "bandwidth")
-"""The constants of ``mptune.targets.roofline.FUSED`` that are chosen by the published latencies."""
-
-LARGE_KERNELS = replace(FUSED, fp32_matrix=0.8, fp16_matrix=0.8, bandwidth=0.9)
-"""The shares that large kernels alone reach on an H200, which ``FUSED`` had before it was held against networks."""
-
-Predict = Callable[[Execution], float]
+Predict = Callable[[float], float]
+"""Share of what large kernels reach (``mptune.targets.roofline.fused``) -> ms."""
 
 
 class Network:
-    """A network's groups, counted once, which predict its latency on any target with any constants."""
+    """A network's groups, counted once, which predict its latency on any target."""
 
     def __init__(self, model: Model) -> None:
         self._grouped = GroupedModel(model, find_groups(model))
@@ -39,18 +34,18 @@ class Network:
         self._rest = ungrouped_cost(self._grouped, self._shapes)
 
     def predictor(self, target: Target, precision: str) -> Predict:
-        """Constants -> ms of the network: what ``LatencyTerms`` gives, without counting again."""
+        """What predicts the network: as ``LatencyTerms`` does, without counting again."""
         free = Precision.FP16 if precision == "FP16" else Precision.FP32
         precisions = {g.id: Precision.FP32 if g.pinned else free for g in self._grouped.groups}
         plan = self._grouped.uniform(Precision.FP32).replace(precisions)
-        boundaries = roofline(self._grouped, target, self._shapes).boundaries
-        casts_ms = sum(boundary.cost_ms * boundary.casts(plan) for boundary in boundaries) * FUSED.bandwidth
-        rest_ms = self._rest.fp32_bytes / (target.bandwidth_gbps * 1e6)
+        boundaries = roofline(self._grouped, target, self._shapes, fused(1.0)).boundaries
+        casts_ms = sum(boundary.cost_ms * boundary.casts(plan) for boundary in boundaries)
+        rest_ms = self._rest.fp32_bytes / (target.bandwidth_gbps * 1e6 * fused(1.0).bandwidth)
 
-        def predict(execution: Execution) -> float:
-            allowed = replace(execution, tf32=precision == "TF32")
-            kernels_ms = sum(kernel_ms(cost, target, precisions[g], allowed) for g, cost in self._costs.items())
-            return kernels_ms + (casts_ms + rest_ms) / execution.bandwidth
+        def predict(share: float) -> float:
+            execution = replace(fused(share), tf32=precision == "TF32")
+            kernels_ms = sum(kernel_ms(cost, target, precisions[g], execution) for g, cost in self._costs.items())
+            return kernels_ms + (casts_ms + rest_ms) / share
 
         return predict
 
@@ -62,33 +57,28 @@ class Case:
     published: Published
     predict: Predict
 
-    def log_ratio(self, execution: Execution) -> float:
+    def log_ratio(self, share: float) -> float:
         """Log of published over predicted."""
-        return math.log(self.published.ms / self.predict(execution))
+        return math.log(self.published.ms / self.predict(share))
 
 
-def fit_constants(cases: Sequence[Case]) -> Execution:
-    """The constants whose predictions are off by the least: squares of logarithms over the cases that choose them."""
-
-    def execution(logs: np.ndarray) -> Execution:
-        return replace(FUSED, **dict(zip(FITTED, map(float, np.exp(logs)), strict=True)))
-
+def fit_share(cases: Sequence[Case]) -> float:
+    """The share whose predictions are off by the least: squares of logarithms over the cases that may choose it."""
     chosen = [case for case in cases if case.published.is_fitted]
 
     def residuals(logs: np.ndarray) -> np.ndarray:
-        return np.array([case.log_ratio(execution(logs)) for case in chosen])
+        return np.array([case.log_ratio(float(np.exp(logs[0]))) for case in chosen])
 
-    start = np.log([getattr(LARGE_KERNELS, name) for name in FITTED])
-    return execution(least_squares(residuals, start, diff_step=1e-3).x)
+    return float(np.exp(least_squares(residuals, [0.0], diff_step=1e-3).x[0]))
 
 
 def left_out(cases: Sequence[Case], part: Callable[[Published], str]) -> dict[int, float]:
-    """Position of a case -> log of published over predicted, by constants fitted without its part."""
+    """Position of a case -> log of published over predicted, by the share fitted without its part."""
     parts = [part(case.published) for case in cases]
     ratios = {}
     for name in sorted(set(parts)):
-        constants = fit_constants([case for case, other in zip(cases, parts, strict=True) if other != name])
-        ratios |= {k: cases[k].log_ratio(constants) for k, other in enumerate(parts) if other == name}
+        share = fit_share([case for case, other in zip(cases, parts, strict=True) if other != name])
+        ratios |= {k: cases[k].log_ratio(share) for k, other in enumerate(parts) if other == name}
     return ratios
 
 

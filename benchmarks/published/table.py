@@ -29,7 +29,7 @@ class Published:
         size: height and width of the image.
         family: of architectures, left out of the fit together.
         ms: of one inference of the whole batch.
-        is_fitted: the constants may be chosen by it.
+        is_fitted: it counts when the roofline's constant is chosen.
     """
 
     source: str
@@ -44,7 +44,7 @@ class Published:
 
     @property
     def module(self) -> str:
-        """The profile, apart where the power mode is not stated and the constants are not chosen by it."""
+        """The profile, apart where the power mode is not stated and the constant is not chosen by it."""
         return self.target if self.is_fitted else f"{self.target}, power mode not stated"
 
 
