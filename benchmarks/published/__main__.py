@@ -3,10 +3,10 @@
     pip install -e ".[published]"
     python -m benchmarks.published --models FOLDER --json benchmarks/results/published.json
 
-Reads ``tensorrt.csv``, exports the networks it names without trained weights (``architectures``; files that are in FOLDER
-already are not exported again, and need no torch), and predicts each latency by ``mptune.targets.roofline.FUSED``. One
-line per module and precision: how many, median and log-sd of published over predicted, Kendall's tau; the same with each
-family of architectures, then each module, left out of the fit, and what it was with the shares of large kernels alone.
+Reads ``tensorrt.csv``, exports the networks it names without trained weights (``architectures``; files that are in
+FOLDER already are not exported again, and need no torch), and predicts each latency by the roofline's ``FUSED``. One line
+per module and precision: how many, Kendall's tau, median and log-sd of published over predicted; the same with each
+family of architectures, then each module, left out of the fit, and with the shares that large kernels alone reach.
 """
 
 from __future__ import annotations

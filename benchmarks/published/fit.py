@@ -90,7 +90,7 @@ class Agreement:
         count: cases.
         median: of published over predicted.
         log_sd: standard deviation of the logarithm of that ratio.
-        tau: Kendall's tau-b between the two (Biometrika 30, 1938).
+        tau: Kendall's tau-b between the two (Biometrika 30, 1938); NaN of one case.
     """
 
     count: int
@@ -102,5 +102,5 @@ class Agreement:
     def of(cls, published_ms: Sequence[float], log_ratios: Sequence[float]) -> Agreement:
         """From the latencies, and the logs of published over predicted."""
         logs, ms = np.array(log_ratios), np.array(published_ms)
-        tau = kendalltau(ms, ms / np.exp(logs)).statistic
+        tau = kendalltau(ms, ms / np.exp(logs)).statistic if len(ms) > 1 else math.nan
         return cls(len(ms), float(np.exp(np.median(logs))), float(np.std(logs, ddof=min(1, len(ms) - 1))), float(tau))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -43,11 +44,14 @@ def test_the_table_names_a_source_and_a_profile_for_each_latency() -> None:
 
 @pytest.mark.parametrize(("column", "value"), [("ms", "-1"), ("ms", "nan"), ("precision", "INT8"), ("batch", "")])
 def test_a_damaged_row_is_named(column: str, value: str, tmp_path: Path) -> None:
-    head, first, *_ = TABLE.read_text().splitlines()
-    cells = first.split(",")
-    cells[head.split(",").index(column) - len(head.split(","))] = value  # from the end: quoted cells hold commas
+    with TABLE.open(newline="") as file:
+        first, *_ = rows = list(csv.DictReader(file))[:2]
+    rows[1][column] = value
     path = tmp_path / "table.csv"
-    path.write_text(f"{head}\n{first}\n{','.join(cells)}\n")
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(first))
+        writer.writeheader()
+        writer.writerows(rows)
     with pytest.raises(SystemExit, match="row 3"):
         read_table(path)
 

@@ -257,7 +257,7 @@ def _limit_on_predictions(fp32: Evaluation, choice: Choice) -> tuple[str, ...]:
         return ()
     return (
         f"the limit of {choice.max_latency_ms:g} ms is held against predictions, and nine of ten published latencies "
-        f"lie within a factor of {EXPECTED_FACTOR:g} of such: run `mptune confirm RUN` on the device before you rely on it",
+        f"lie within a factor of {EXPECTED_FACTOR:g} of such: run `mptune confirm RUN` on the device",
     )
 
 
