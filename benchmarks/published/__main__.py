@@ -3,10 +3,10 @@
     pip install -e ".[published]"
     python -m benchmarks.published --models FOLDER --json benchmarks/results/published.json
 
-Reads ``tensorrt.csv``, exports the networks it names without trained weights (``architectures``; files that are in
-FOLDER already are not exported again, and need no torch), and predicts each latency by the roofline's ``FUSED``. A line
-for each module and precision: how many, Kendall's tau, median and log-sd of published over predicted; the same with each
-family of architectures, then each module, left out of the fit, and with the shares that large kernels alone reach.
+Reads ``tensorrt.csv``, exports the networks it names without trained weights (``architectures``), and predicts each
+latency by the roofline's ``FUSED``. Networks that FOLDER has already are not exported again, and need no torch. A line
+for each module and precision: how many, Kendall's tau, median and log-sd of published over predicted; the same with
+each family of architectures, then each module, left out of the fit, and with the shares that large kernels alone reach.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ VECTOR_EFFICIENCY = 0.5
 in one instruction, and most element-wise operations are none. FP16 counts the same: runtimes compute it in FP32."""
 
 EXPECTED_FACTOR = 1.5
-"""Of published latencies of whole networks seven in eight lie within this factor of ``FUSED``'s predictions, each
+"""Of published latencies of whole networks 87 % lie within this factor of ``FUSED``'s predictions, each
 family of networks left out of the fit (``benchmarks/published``)."""
 
 _CAST_BYTES = 4 + 2

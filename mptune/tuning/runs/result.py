@@ -256,7 +256,7 @@ def _limit_on_predictions(fp32: Evaluation, choice: Choice) -> tuple[str, ...]:
     if choice.max_latency_ms is None or fp32.latency.source != "predicted":
         return ()
     return (
-        f"the limit of {choice.max_latency_ms:g} ms is held against predictions; seven of eight published latencies "
+        f"the limit of {choice.max_latency_ms:g} ms is held against predictions; 87 % of published latencies "
         f"lie within a factor of {EXPECTED_FACTOR:g} of such: run `mptune confirm RUN` on the device",
     )
 
