@@ -358,11 +358,14 @@ def test_each_power_mode_has_a_confirmation_of_its_own(searched: Front) -> None:
 
 
 def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) -> None:
-    assert predict(max_latency_ms=6.0).limits_met
+    searched = predict(max_latency_ms=6.0)
+    assert searched.limits_met
+    assert sum("6 ms is held against predictions" in text for text in searched.warnings) == 1
     slow = FakeToolchain(law(base_ms=20.0))
     found = confirm(slow)
     assert not found.front.limits_met
     assert found.front.chosen is not None
+    assert not any("held against predictions" in text for text in found.front.warnings)
 
 
 def test_a_measured_search_can_be_confirmed_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
 from mptune.graph.plan import REDUCED, PrecisionPlan
+from mptune.targets.roofline import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
@@ -153,7 +154,10 @@ def latency_source(front: Front) -> str:
         remeasured = sum(row.evaluation.remeasured for row in rows if row.on_front)
         again = f"; {remeasured} of {len(front.points)} points re-measured in fresh processes" if remeasured else ""
         return f"measured on {front.device}{again}"
-    return f"PREDICTED for {front.target}: nothing was timed on that device"
+    return (
+        f"PREDICTED for {front.target}: nothing was timed on that device (87 % of published latencies lie within a"
+        f" factor of {EXPECTED_FACTOR:g} of such predictions)"
+    )
 
 
 def reduced_names(plans: Iterable[PrecisionPlan]) -> str:
