@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.errors import TargetError
-from mptune.targets.jetson import TIMEOUT_S, ask_nvidia_smi, read_jetson
+from mptune.targets.jetson import TIMEOUT_S, PowerMode, ask_nvidia_smi, read_jetson
 
 _QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_version")
 
@@ -29,7 +29,7 @@ class Gpu:
         driver: version of the driver, or of L4T on a Jetson.
         index: as CUDA counts the visible devices.
         part: number of the Jetson module; empty where it is unknown.
-        max_mhz: highest clock that a Jetson's power mode allows; None where it is unknown.
+        mode: a Jetson's power mode and what it leaves.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Gpu:
     index: int = 0
     is_jetson: bool = False
     part: str = ""
-    max_mhz: float | None = None
+    mode: PowerMode = PowerMode()  # noqa: RUF009  it is frozen
 
 
 def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[Gpu, ...]:
@@ -135,5 +135,5 @@ def _detect_jetson(root: Path) -> Gpu | None:
         driver=f"L4T {jetson.l4t}" if jetson.l4t else "",
         is_jetson=True,
         part=jetson.part,
-        max_mhz=jetson.gpu_max_mhz,
+        mode=jetson.mode,
     )

@@ -143,6 +143,15 @@ def versions() -> tuple[int, int]:
     return int(driver), int(check(cudart.cudaRuntimeGetVersion(), "cudaRuntimeGetVersion"))
 
 
+def multiprocessors() -> int | None:
+    """Multiprocessors of the current device that are on, as CUDA reports them; None where it does not."""
+    try:
+        attribute = runtime().cudaDeviceAttr.cudaDevAttrMultiProcessorCount
+        return int(check(runtime().cudaDeviceGetAttribute(attribute, 0), "cudaDeviceGetAttribute"))
+    except EngineError:
+        return None
+
+
 def set_device(index: int) -> None:
     """Make a device the current one of this thread."""
     check(runtime().cudaSetDevice(index), "cudaSetDevice")
