@@ -119,8 +119,8 @@ _OPTIMISED_WEIGHTS = "optimised.weights"
 _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
 _FP8_KERNEL = ("Failed to find kernel for QLinear", "Type 'tensor(float8")
 _SAME_NAMES = "two nodes with same node name"
-_NORM_FUSION = "/LayerNormFusion/"
-"""In the name of the node that a fusion makes."""
+_NORM_FUSION = "LayerNormFusion/"
+"""In the name of the node that a fusion makes: ``LayerNormFusion``, or ``SimplifiedLayerNormFusion`` (1.23 to 1.25)."""
 _NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2")
 _SIMPLIFIED_NORM_FUSION = "SimplifiedLayerNormFusion"
 _LOG_WARNING = 2
@@ -364,7 +364,7 @@ class OrtSession(ABC):
     def _without(self, message: str) -> tuple[list[str], str]:
         """The optimisers of ONNX Runtime that make a valid model fail to load, and the warning; none at another fault.
 
-        Seen with 1.31.1.
+        Seen with 1.31.1, where no other version is named.
         """
         if self._on_cpu and _QUANTISED_KERNEL in message:
             # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both.
@@ -381,7 +381,7 @@ class OrtSession(ABC):
             )
         if _NORM_FUSION in message:
             # From opset 17 on, a norm written out behind a Cast is fused with the Cast into one of two types.
-            return [*_NORM_FUSIONS], (
+            return [*_NORM_FUSIONS, _SIMPLIFIED_NORM_FUSION], (
                 "ONNX Runtime's LayerNormFusion joins a Cast and the norm behind it and fails: it is off, so that all"
                 " norms that are written out run node by node"
             )
