@@ -18,7 +18,7 @@ from mptune.engines.base import Failure, FailureKind
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineOutputsJob, EngineRepeatJob, ModelNames
-from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
+from mptune.engines.tensorrt.library import Kind, install_line, is_installed
 from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.finding import Finding, OutputColumns, Where
@@ -64,7 +64,7 @@ def engine_kinds(path: Path) -> tuple[Kind, ...]:
     if kinds:
         return kinds
     shown = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
-    install = next((INSTALL[kind] for kind in _KINDS if is_installed(kind)), INSTALL["tensorrt"])
+    install = install_line(next((kind for kind in _KINDS if is_installed(kind)), "tensorrt"), gpus)
     raise TargetError(f"{path} is an engine, and cannot be run on {gpus[0].name} ({shown})", f"{install}; or {_RECORD}")
 
 

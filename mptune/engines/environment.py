@@ -20,7 +20,10 @@ from mptune.targets.jetson import JetsonState, ask_nvidia_smi, read_jetson
 BACKEND_GROUP = "mptune.backends"
 """The group of entry points in which other packages bring backends."""
 _PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
-_ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
+_ENGINE_PACKAGES = (
+    *("onnxruntime", "onnxruntime-gpu", "tensorrt-lean", "tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
+    *("tensorrt-rtx", "tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
+)
 _GPU_FIELDS = (
     "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
     "temperature.gpu"

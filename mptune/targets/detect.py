@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ _QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_versio
 
 _DEVICE_FILES = ("dev/nvidia[0-9]*", "dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "dev/nvgpu/igpu0/ctrl")
 """Of the drivers for separate GPUs and, the last three, for those of a Jetson."""
+
+_DRIVER_OF_CUDA_13, _L4T_OF_CUDA_13 = 580, 38
 
 _JETSON_CAPABILITIES = {"Thor": (11, 0), "Orin": (8, 7), "Xavier": (7, 2), "TX2": (6, 2), "TX1": (5, 3), "Nano": (5, 3)}
 """Compute capability by module (NVIDIA's CUDA GPUs page); the first that the model's name holds."""
@@ -62,6 +65,17 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
         )
         for index, k in enumerate(visible)
     )
+
+
+def cuda_series(gpus: Sequence[Gpu]) -> int:
+    """The newest CUDA whose packages run with the driver here: 12, or 13; 12 where no driver is known.
+
+    CUDA 13 needs a driver of 580 or later (CUDA's release notes, table 3), which Jetson Linux has from 38 on.
+    """
+    if not gpus:
+        return 12
+    number = re.search(r"\d+", gpus[0].driver.removeprefix("L4T"))
+    return 13 if number and int(number[0]) >= (_L4T_OF_CUDA_13 if gpus[0].is_jetson else _DRIVER_OF_CUDA_13) else 12
 
 
 def hidden_gpu(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> Path | None:

@@ -85,8 +85,8 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
         here, assumed = (", ".join(each) for each in zip(*limits, strict=True))
         warnings.append(
             f"power mode {mode.name or 'here'} leaves {here}, and the profile {target.name} holds for {assumed} "
-            f"({scaled.fp16_tflops:.1f} of {target.fp16_tflops:.1f} TFLOPS in FP16): set the mode that will be deployed "
-            "(sudo nvpmodel -m ID), and go by what is measured in it"
+            f"({scaled.fp16_tflops:.1f} of {target.fp16_tflops:.1f} TFLOPS in FP16): set the mode that will be "
+            "deployed (sudo nvpmodel -m ID), and go by what is measured in it"
         )
     highest = jetson.gpu_max_mhz
     if highest is not None and jetson.gpu_min_mhz is not None and jetson.gpu_min_mhz < highest:

@@ -45,7 +45,9 @@ def run(path: Path, feed: Mapping[str, np.ndarray], disabled: Sequence[str] = ()
     except Exception as error:
         if "LayerNormFusion/" not in str(error):
             raise
-        session = opened(disabled_optimizers=[*without, "LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion"])
+        session = opened(
+            disabled_optimizers=[*without, "LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion"]
+        )
     names = [o.name for o in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
 

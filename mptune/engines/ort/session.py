@@ -53,10 +53,12 @@ _DISK_FULL = ("no space left on device", "disk quota exceeded")
 
 # The device is lost or refuses work: the machine's fault. CUDA numbers from driver_types.h.
 _DEVICE_LOST = re.compile(
-    r"cuda (?:failure|error) (?:3|35|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
-    r"|devices? unavailable|uncorrectable ecc|busy or unavailable|driver version is insufficient|fallen off the bus",
+    r"cuda (?:failure|error) (?:3|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
+    r"|devices? unavailable|uncorrectable ecc|busy or unavailable|fallen off the bus",
     re.IGNORECASE,
 )
+
+_OLD_DRIVER = re.compile(r"cuda (?:failure|error) 35\b|driver version is insufficient", re.IGNORECASE)
 
 # A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
 _CRASHED = re.compile(
@@ -83,6 +85,8 @@ def classify(text: str) -> FailureKind:
         return FailureKind.OUT_OF_MEMORY
     if any(words in lower for words in _DISK_FULL):
         return FailureKind.DISK_FULL
+    if _OLD_DRIVER.search(text):
+        return FailureKind.DRIVER
     if _DEVICE_LOST.search(text):
         return FailureKind.DEVICE_LOST
     if _CRASHED.search(text):
