@@ -144,11 +144,11 @@ class ConfirmRun(MeasuringRun):
         if recorded is None:
             self._asked, self.file = file.choice, file
         else:
-            self._warn(*_goes_on(recorded.environment, environment))
             made, asked = recorded.choice, file.choice
             is_picked = made.search_limits is not None  # else it follows that of the search
             self._asked = made.asked_again(asked) if is_picked else asked.model_copy(update={"replaced": made.chosen})
-            self.file = recorded
+            warnings = (*recorded.warnings, *_goes_on(recorded.environment, environment))
+            self.file = recorded.model_copy(update={"warnings": tuple(dict.fromkeys(warnings))})
         about_data = (finding.message for finding in self.file.findings if not finding.is_about_model)
         self._warn(*self.file.warnings, *about_data)
         self.directory.save(self.file)
