@@ -64,7 +64,7 @@ _TPC_MASKS = (
 )
 _MEMORY_CAPS = ("sys/kernel/nvpmodel_clk_cap/emc", "sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
 """Of JetPack 6 and later, and of JetPack 5; 0 is no cap."""
-_INT_MAX, _NO_LIMIT = 2**31 - 1, 1e11
+_INT_MAX, _NO_LIMIT_HZ = 2**31 - 1, 1e11
 _ORIN_TPCS, _SMS_PER_TPC = 8, 2
 
 
@@ -173,8 +173,7 @@ def read_power_mode(root: Path = Path("/")) -> PowerMode | None:
     if not model:
         return None
     sm_count = _sm_count(root) if "orin" in model else None
-    memory_mhz = _first_number(root, _MEMORY_CAPS) / 1e6 or None
-    return PowerMode(_power_mode_name(root), sm_count, gpu_clocks(root).gpu_max_mhz, memory_mhz)
+    return PowerMode(_power_mode_name(root), sm_count, gpu_clocks(root).gpu_max_mhz, _memory_cap_mhz(root))
 
 
 def _model(root: Path) -> str:
@@ -218,16 +217,17 @@ def _power_mode_name(root: Path) -> str:
 
 def _sm_count(root: Path) -> int | None:
     """By the mask of the TPCs that are off; bits of TPCs that a module lacks are set in all of its modes."""
-    if not any((root / name).exists() for name in _TPC_MASKS):
+    masks = [mask for name in _TPC_MASKS if (mask := read_number(root / name)) is not None]
+    if not masks:
         return None
-    on = ~int(_first_number(root, _TPC_MASKS)) & (1 << _ORIN_TPCS) - 1
+    on = ~int(max(masks)) & (1 << _ORIN_TPCS) - 1
     return _SMS_PER_TPC * on.bit_count()
 
 
-def _first_number(root: Path, names: Sequence[str]) -> float:
-    """The first number that the files hold; 0 where none does, or it stands for no limit (nvpmodel: -1 is INT_MAX)."""
-    numbers = (read_number(root / name) or 0.0 for name in names)
-    return next((number for number in numbers if 0 < number < _NO_LIMIT and number != _INT_MAX), 0.0)
+def _memory_cap_mhz(root: Path) -> float | None:
+    """None where there is none: the file holds 0, or what nvpmodel writes for -1."""
+    hz = (read_number(root / name) or 0.0 for name in _MEMORY_CAPS)
+    return next((each / 1e6 for each in hz if 0 < each < _NO_LIMIT_HZ and each != _INT_MAX), None)
 
 
 def gpu_clocks(root: Path) -> Clocks:
