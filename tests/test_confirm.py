@@ -336,9 +336,10 @@ class OnJetson(FakeToolchain):
     """Measures on an Orin Nano in some power mode."""
 
     mode = "25W"
+    gpu_mhz = 918.0
 
     def environment(self) -> Environment:
-        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", power_mode=self.mode, gpu_max_mhz=918.0)
+        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", power_mode=self.mode, gpu_max_mhz=self.gpu_mhz)
         return replace(super().environment(), jetson=state)
 
 
@@ -355,6 +356,30 @@ def test_each_power_mode_has_a_confirmation_of_its_own(searched: Front) -> None:
     assert environment is not None
     assert environment.jetson is not None
     assert environment.jetson.power_mode == "15W"
+
+
+def test_a_confirmation_that_goes_on_in_another_mode_says_so(searched: Front) -> None:
+    """Modes of the same name may differ: users edit nvpmodel's file."""
+    toolchain = OnJetson(law(), drifts=(1.0,))
+    assert not [text for text in confirm(toolchain).front.warnings if "began in power mode" in text]
+    toolchain.gpu_mhz = 612.0
+    (text,) = (text for text in confirm(toolchain).front.warnings if "began in power mode" in text)
+    assert "25W (GPU up to 918 MHz), and this is 25W (GPU up to 612 MHz): latencies of both cannot be compared" in text
+    toolchain.gpu_mhz = 918.0
+    assert text in confirm(toolchain).front.warnings, "what was measured meanwhile is still there"
+
+
+def test_a_search_that_was_measured_in_another_mode(place: Path) -> None:
+    wanted = {"data": "data.npz", "budget": 8, "target": "cpu", "latency": FAST, "out": Path("here.mptune")}
+    mptune.search("model.onnx", open_toolchain=OnJetson(law()).open, **wanted)  # type: ignore[arg-type]
+    for which in ("search", "held_out"):
+        np.savez(f"here.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
+    slow = OnJetson(law())
+    for mode, count in (("25W", 0), ("15W", 1)):
+        slow.mode = mode
+        told = [text for text in confirm(slow, run="here.mptune").front.warnings if "power mode" in text]
+        assert len(told) == count
+    assert "the search measured in power mode 25W (GPU up to 918 MHz), and this is 15W" in told[0]
 
 
 def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) -> None:

@@ -24,7 +24,7 @@ from mptune.engines.tensorrt.jobs import (
     ModelNames,
     layers_of,
 )
-from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
+from mptune.engines.tensorrt.library import Kind, install_line, is_installed
 from mptune.engines.toolchains.marking import judged_outputs
 from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
@@ -70,7 +70,7 @@ def engine_kinds(path: Path) -> tuple[Kind, ...]:
     if kinds:
         return kinds
     shown = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
-    install = next((INSTALL[kind] for kind in _KINDS if is_installed(kind)), INSTALL["tensorrt"])
+    install = install_line(next((kind for kind in _KINDS if is_installed(kind)), "tensorrt"), gpus)
     raise TargetError(f"{path} is an engine, and cannot be run on {gpus[0].name} ({shown})", f"{install}; or {_RECORD}")
 
 

@@ -27,6 +27,7 @@ from mptune.files import scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
 from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.jetson import PowerMode
 
 if TYPE_CHECKING:
     from mptune.engines.jobs.reference_report import TensorRange
@@ -103,6 +104,8 @@ class Measurement:
     """Group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was taken. Their sum
     is not the latency: profiling has a cost. Groups that no layer computes are left out."""
     memory: EngineMemory | None = None
+    power_mode: PowerMode | None = None
+    """That it was timed in; None where it was not timed on a Jetson."""
 
     def with_drift(self, drift: float) -> Measurement:
         """The same measurement with its times scaled by another drift."""

@@ -19,6 +19,7 @@ from mptune.finding import OutputColumns
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm, encode
 from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.jetson import PowerMode
 
 EVALUATION_FORMAT = 1
 
@@ -96,6 +97,7 @@ class Evaluation(JsonForm):
         confirmed: a device measured it by ``mptune confirm``.
         warnings: one line each, ending with what to do.
         memory: what the engine takes; None where it was evaluated before mptune kept that.
+        power_mode: of the Jetson that it was timed on, and what that mode left; None elsewhere.
     """
 
     plan: PrecisionPlan
@@ -118,6 +120,7 @@ class Evaluation(JsonForm):
     confirmed: bool = False
     warnings: tuple[str, ...] = ()
     memory: EngineMemory | None = None
+    power_mode: PowerMode | None = None
     ignored: tuple[str, ...] = ()
 
     @classmethod
@@ -148,6 +151,7 @@ class Evaluation(JsonForm):
             engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
             warnings=measurement.warnings,
             memory=measurement.memory,
+            power_mode=measurement.power_mode,
             ignored=ignored,
         )
 

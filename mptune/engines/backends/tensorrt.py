@@ -18,10 +18,10 @@ from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineProfileJob, LibraryJob, LibraryReport, TensorRtEngine
 from mptune.engines.tensorrt.library import (
     AHEAD_OF_TIME,
-    INSTALL,
     RTX_CAPABILITIES,
     Kind,
     has_weak_types,
+    install_line,
     is_installed,
 )
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, named_operators, refused_in_bf16
@@ -58,7 +58,7 @@ class TensorRt:
         title = self.name if is_installed(self.name) else ""
         obstacle = why_not_on(self.name, gpu)
         if obstacle is not None:
-            refusal = f"{flag} cannot measure on {gpu.name}: {obstacle}", INSTALL[self.name]
+            refusal = f"{flag} cannot measure on {gpu.name}: {obstacle}", install_line(self.name, (gpu,))
             passed = f"{self.name} is passed over ({obstacle}): fix that, or give --engine onnxruntime"
             warning = passed if title and runs_on(self.name, gpu) else ""
             ahead = Availability() if place.is_named else self._ahead(place)
@@ -79,7 +79,7 @@ class TensorRt:
             return Availability()
         obstacle = _why_not_ahead(target)
         if obstacle is not None:
-            refusal = f"{flag} cannot build for {target.title}: {obstacle}", INSTALL[self.name]
+            refusal = f"{flag} cannot build for {target.title}: {obstacle}", install_line(self.name)
             return Availability(refusal=refusal)
         complaint = None if place.model is None else why_not_parsed(self.name, place.model, place.plugins)
         if complaint is None:
@@ -90,7 +90,7 @@ class TensorRt:
     def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
         name, library = self.name, find_library(self.name)
         if isinstance(library, str):
-            return (BackendStatus(name, False, library, INSTALL[name]),)
+            return (BackendStatus(name, False, library, install_line(name, gpus)),)
         version = library.version + "".join(f" ({warning})" for warning in library.warnings)
         fitting = next((gpu for gpu in gpus if runs_on(name, gpu)), None)
         if fitting is not None and library.cuda_obstacle is None:

@@ -21,11 +21,12 @@ from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTi
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob, Run
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, engine_faults
-from mptune.engines.tensorrt.library import Kind, load_library
+from mptune.engines.tensorrt.library import Kind, install_line, load_library, made, open_log
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.worker.child import WorkerState
 from mptune.files import whole_file
 from mptune.graph.plan import REDUCED, Precision
+from mptune.targets.detect import detect_gpus
 
 _TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")
 
@@ -163,7 +164,11 @@ class LibraryReport:
 
 @dataclass(frozen=True)
 class LibraryJob:
-    """Check that TensorRT or TensorRT-RTX loads and that its version is supported."""
+    """Check that TensorRT or TensorRT-RTX loads, that its version is supported, and that it makes a builder.
+
+    A builder of TensorRT needs a GPU, and fails where the driver is older than the library's CUDA; one of TensorRT-RTX
+    needs none.
+    """
 
     kind: Kind
 
@@ -171,6 +176,15 @@ class LibraryJob:
         library = load_library(self.kind)
         obstacle = cuda.unavailable_reason()
         install = "" if obstacle is None else cuda.missing_package()
+        if obstacle is None or library.is_rtx:
+            try:
+                log = open_log(library.trt)
+                made(lambda: library.trt.Builder(log), log)
+            except EngineError as error:
+                if library.is_rtx:
+                    raise
+                obstacle = f"it makes no builder: {error.message}"
+                install = install_line(self.kind, detect_gpus()) if error.kind is FailureKind.DRIVER else ""
         return LibraryReport(library.version, library.warnings, obstacle, install)
 
 

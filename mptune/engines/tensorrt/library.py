@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.cuda import runtime as cuda
 from mptune.engines.ort.session import classify as classify_cuda
+from mptune.targets.detect import Gpu, cuda_series
 
 _ALIGNMENT = 256
 """NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"."""
@@ -42,11 +45,25 @@ def copied_to_host(array: np.ndarray) -> np.ndarray:
 Kind = Literal["tensorrt", "tensorrt-rtx"]
 MODULES: Mapping[Kind, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-INSTALL: Mapping[Kind, str] = {
-    "tensorrt": "pip install tensorrt 'cuda-bindings<13'; on a Jetson JetPack brings it (sudo apt install"
-    " python3-libnvinfer, and a virtual environment with --system-site-packages)",
-    "tensorrt-rtx": "pip install tensorrt-rtx 'cuda-bindings<13'",
-}
+_ON_A_JETSON = (
+    "JetPack brings it: sudo apt install python3-libnvinfer, and a virtual environment with --system-site-packages"
+)
+
+
+def install_line(kind: Kind, gpus: Sequence[Gpu] = ()) -> str:
+    """How to install a library for the driver here; cuda-python that is installed already is left as it is.
+
+    ``pip install tensorrt`` brings CUDA 13, whatever the driver.
+    """
+    if kind == "tensorrt" and gpus and gpus[0].is_jetson:
+        return _ON_A_JETSON
+    series = cuda_series(gpus)
+    try:
+        metadata.version("cuda-bindings")
+    except metadata.PackageNotFoundError:
+        return f"pip install {kind}-cu{series}{cuda.INSTALL[series].removeprefix('pip install')}"
+    return f"pip install {kind}-cu{series}"
+
 
 AHEAD_OF_TIME: Mapping[tuple[int, int], str] = {
     (7, 5): "SM75",
@@ -278,7 +295,8 @@ _UNSUPPORTED = re.compile(
 )
 
 # Logged where there is no device; it accompanies other errors when building ahead of time.
-_NO_DEVICE = re.compile(r"cudaError (?:35|100)\b|CUDA initialization failure")
+_OLD_DRIVER = re.compile(r"cudaError 35\b|CUDA initialization failure with error: 35\b")
+_NO_DEVICE = re.compile(r"cudaError 100\b|CUDA initialization failure")
 T = TypeVar("T")
 
 _BY_PRIORITY = (
@@ -290,6 +308,7 @@ _BY_PRIORITY = (
     FailureKind.DISK_FULL,
     FailureKind.INVALID_MODEL,
     FailureKind.ERROR,
+    FailureKind.DRIVER,
     FailureKind.DEVICE_LOST,
 )
 
@@ -387,6 +406,8 @@ def classify(text: str) -> FailureKind:
         return FailureKind.TIMEOUT
     if _NO_TACTIC.search(lower):
         return FailureKind.NO_TACTIC
+    if _OLD_DRIVER.search(text):
+        return FailureKind.DRIVER
     if _NO_DEVICE.search(text):
         return FailureKind.DEVICE_LOST
     if _UNSUPPORTED.search(lower):

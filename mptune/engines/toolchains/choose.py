@@ -21,7 +21,7 @@ from mptune.errors import TargetError
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.detect import hidden_gpu
 from mptune.targets.jetson import same_memory
-from mptune.targets.target import Gpu, Target, check_precisions, detect_gpus, load_target, match_target
+from mptune.targets.target import Gpu, Target, check_precisions, detect_gpus, in_power_mode, load_target, match_target
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile whose latency is predicted where there is no GPU and no target is named."""
@@ -106,6 +106,8 @@ def open_toolchain(
     check_precisions(target, workload.precisions)
     gpus = () if target.kind == "cpu" else detect_gpus()
     gpu = next((gpu for gpu in gpus if is_here(target, gpu)), None)
+    if gpu is not None:
+        target = in_power_mode(target, gpu.mode)
     provider: Provider = "cuda" if gpus and probe("cuda") is None else "cpu"
     place = Place(target, gpu, workload.model, is_named=choice != "auto", plugins=settings.plugins)
     backend, answer, warnings = _choose(choice, place)

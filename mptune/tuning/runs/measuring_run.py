@@ -70,7 +70,7 @@ class MeasuringRun:
 
     def _target_section(self, toolchain: Toolchain, named: str) -> TargetSection:
         """What the figures are taken on; ``named`` where the caller brought a toolchain and no profile was read."""
-        profile = None if toolchain.latency_source == "measured" else self._target
+        profile = None if toolchain.latency_source == "measured" else getattr(toolchain, "target", self._target)
         return TargetSection(
             name=named if self._target is None else self._target.name,
             engine=toolchain.name,
