@@ -21,7 +21,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import Granularity
 from mptune.targets.costs import GroupCost
-from mptune.targets.roofline import FUSED, UNFUSED, Execution, cast_ms, kernel_ms, roofline
+from mptune.targets.roofline import FUSED, UNFUSED, Execution, cast_ms, fused, kernel_ms, roofline
 from mptune.targets.target import Target, list_targets, load_target
 from tests.graph import models
 from tests.graph.models import constant, node, value
@@ -86,15 +86,16 @@ def plan_of(grouped: GroupedModel, fp16) -> PrecisionPlan:
 class TestGroupTime:
     def test_computing_is_bound_by_the_peak_of_the_precision(self) -> None:
         cost = GroupCost(matrix_flops=8e9, vector_flops=0, fp32_bytes=4, fp16_bytes=2, matrix_elements=FULL, kernels=1)
-        launch = 2e-3
+        launch = 2e-3 * FUSED.launches
         assert kernel_ms(cost, DEVICE, Precision.FP32) == pytest.approx(8e9 / (10e9 * FUSED.fp32_matrix) + launch)
         assert kernel_ms(cost, DEVICE, Precision.FP16) == pytest.approx(8e9 / (100e9 * FUSED.fp16_matrix) + launch)
 
     def test_moving_is_bound_by_the_bandwidth(self) -> None:
         cost = GroupCost(0, 10, fp32_bytes=4e8, fp16_bytes=2e8, matrix_elements=0, kernels=1)
         ms = 4e8 / (100e6 * FUSED.bandwidth)
-        assert kernel_ms(cost, DEVICE, Precision.FP32) == pytest.approx(ms + 2e-3)
-        assert kernel_ms(cost, DEVICE, Precision.FP16) == pytest.approx(ms / 2 + 2e-3)
+        launch = 2e-3 * FUSED.launches
+        assert kernel_ms(cost, DEVICE, Precision.FP32) == pytest.approx(ms + launch)
+        assert kernel_ms(cost, DEVICE, Precision.FP16) == pytest.approx(ms / 2 + launch)
 
     def test_a_small_product_leaves_multiprocessors_idle(self) -> None:
         one = GroupCost(8e9, 0, 0, 0, matrix_elements=FUSED.tile_elements, kernels=0)
@@ -109,10 +110,19 @@ class TestGroupTime:
 
     def test_a_cast_reads_four_bytes_and_writes_two(self) -> None:
         moving = 6e6 / (100e6 * FUSED.bandwidth)
-        assert cast_ms(1_000_000, DEVICE) == pytest.approx(moving + FUSED.cast_launches * 2e-3)
+        assert cast_ms(1_000_000, DEVICE) == pytest.approx(moving + FUSED.cast_launches * 2e-3 * FUSED.launches)
 
 
 class TestExecution:
+    def test_a_network_takes_longer_than_its_large_kernels_by_one_factor(self) -> None:
+        kernels = [GroupCost(8e9, 0, 4, 2, FULL, 1), GroupCost(0, 10, 4e8, 2e8, 0, 1)]
+        for cost in kernels:
+            whole, half = (kernel_ms(cost, DEVICE, Precision.FP16, fused(share)) for share in (1.0, 0.5))
+            assert half == pytest.approx(2 * whole)
+        assert cast_ms(10**6, DEVICE, fused(0.5)) == pytest.approx(2 * cast_ms(10**6, DEVICE, fused(1.0)))
+        products = [kernel_ms(kernels[0], DEVICE, Precision.FP32, fused(share)) - 2e-3 / share for share in (1.0, 0.5)]
+        assert products[0] == pytest.approx(products[1])  # true FP32 is as fast as alone
+
     def test_partial_waves_take_their_share(self) -> None:
         tile, target = UNFUSED.tile_elements, DEVICE  # 10 multiprocessors
         shares = [UNFUSED.occupancy(elements, target) for elements in (0, 1, tile, 5 * tile, 10 * tile, 11 * tile)]
@@ -206,7 +216,8 @@ class TestTf32:
         gains = {group: (off.gains_ms[group], on.gains_ms[group]) for group in off.gains_ms}
         assert all(tf32 <= fp32 for fp32, tf32 in gains.values())
         products = [group.id for group in grouped.groups if group.kind == "matmul"]
-        ratio = (1 / 5.1 - 1 / 10.2) / (1 / 1.3 - 1 / 10.2)  # TFLOP/s of TF32, FP16 and FP32
+        fp32, tf32, fp16 = 1.3 * FUSED.fp32_matrix, 5.1 * FUSED.fp16_matrix, 10.2 * FUSED.fp16_matrix  # TFLOP/s
+        ratio = (1 / tf32 - 1 / fp16) / (1 / fp32 - 1 / fp16)
         assert gains[products[0]][1] / gains[products[0]][0] == pytest.approx(ratio, rel=0.05)
 
     @pytest.mark.parametrize("name", ["t4", "rtx-4090", "cpu"])
