@@ -43,6 +43,7 @@ ARGUMENTS = {
     "workspace": "workspace_mb",
     "limit": "limits",
     "wait": "wait_s",
+    "for": "for_",
     **{
         name: name.replace("-", "_")
         for name in (

@@ -26,6 +26,7 @@ from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import MIN_OPSET, Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs
+from mptune.graph.loading.value_dependent import shape_arithmetic
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.model_file import add_node, clip_node, frame_of, saturate, serialized, serialized_size
 from mptune.graph.writing.rewrite import SELF_CONTAINED_LIMIT
@@ -61,12 +62,15 @@ class WeakBranch:
 
     Attributes:
         label: of its versions.
+        least, below: the versions that it is: major and minor, the second one excluded.
         opset: the newest that its parser's documentation names.
         operators: those that docs/operators.md of onnx-tensorrt's branch lists as supported.
         unnamed: operators whose layers the parser never names.
     """
 
     label: str
+    least: tuple[int, int]
+    below: tuple[int, int]
     opset: int
     operators: frozenset[str]
     unnamed: frozenset[str] = frozenset({"Trilu"})
@@ -77,10 +81,14 @@ class WeakBranch:
 _UNNAMED = frozenset({"Trilu", "LayerNormalization", "GroupNormalization"})
 
 WEAK_BRANCHES: Mapping[str, WeakBranch] = {
-    "tensorrt-8": WeakBranch("TensorRT 8.5 and 8.6", 17, _OPERATORS_8_5),
-    "tensorrt-8.6": WeakBranch("TensorRT 8.6", 17, _OPERATORS_8_6, _UNNAMED, has_optimization_level=True),
-    "tensorrt-8.4": WeakBranch("TensorRT 8.4", 17, _OPERATORS_8_4, has_tensor_api=False),
-    "tensorrt-10-weak": WeakBranch("TensorRT 10 without strong typing", 20, _OPERATORS_10, has_optimization_level=True),
+    "tensorrt-8": WeakBranch("TensorRT 8.5 and 8.6", (8, 5), (9, 0), 17, _OPERATORS_8_5),
+    "tensorrt-8.6": WeakBranch(
+        "TensorRT 8.6", (8, 6), (9, 0), 17, _OPERATORS_8_6, _UNNAMED, has_optimization_level=True
+    ),
+    "tensorrt-8.4": WeakBranch("TensorRT 8.4", (8, 4), (8, 5), 17, _OPERATORS_8_4, has_tensor_api=False),
+    "tensorrt-10-weak": WeakBranch(
+        "TensorRT 10, weakly typed", (10, 0), (11, 0), 20, _OPERATORS_10, has_optimization_level=True
+    ),
 }
 """``--for`` -> the branch. Sources: onnx-tensorrt, 8.4-GA, 8.5-GA, 8.6-GA and 10.1-GA: docs/operators.md, and
 ``registerLayer`` in the importers."""
@@ -89,6 +97,11 @@ _BROADCASTING = _words(
     "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual MatMul Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where"
     " Xor"
 )
+_UNTOLD = _words(
+    "Cast CastLike Constant ConstantOfShape DequantizeLinear Dropout GRU Identity If LSTM Loop QuantizeLinear RNN Scan"
+    " Shape Size"
+)
+"""Operators whose layers take no precision, or have none with the name of the node for certain."""
 _IR_VERSIONS = {17: 8, 20: 9}
 """Operator set -> the IR version that came with it (onnx/docs/Versioning.md)."""
 
@@ -97,7 +110,9 @@ _IR_VERSIONS = {17: 8, 20: 9}
 class WeakNode:
     """A node of the written model: its new name, that of the user's model, its precision, and what it reads and makes.
 
-    ``is_whole``: everything that it computes is a floating value, so that its layer may be given one output type.
+    Attributes:
+        is_whole: everything that it computes is a floating value, so that its layer may be given one output type.
+        is_named: trtexec reaches its layer by its name, and the layer takes a precision.
     """
 
     name: str
@@ -106,10 +121,11 @@ class WeakNode:
     precision: Precision
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    is_whole: bool
+    is_whole: bool = True
+    is_named: bool = True
 
 
-def write_weak(grouped: GroupedModel, plan: PrecisionPlan, branch: WeakBranch, path: Path) -> tuple[WeakNode, ...]:
+def write_weak(grouped: GroupedModel, plan: PrecisionPlan, branch: WeakBranch, path: Path) -> WeakModel:
     """Write the model to ``path``; past 2 GiB its weights lie in ``path`` + ``.data``.
 
     Raises:
@@ -120,18 +136,20 @@ def write_weak(grouped: GroupedModel, plan: PrecisionPlan, branch: WeakBranch, p
     if others:
         hint = "take a plan in FP16 and FP32: `mptune report` lists the plans, --plan ID names one"
         raise PlanError(f"plan {plan.fingerprint} has groups in {others[0].name}, which {branch.label} lacks", hint)
-    weak = _WeakModel(grouped, plan, branch)
+    weak = WeakModel(grouped, plan, branch)
     proto, constants = weak.proto, dict(weak.constants())
     large = _add_constants(proto.graph, constants, inline)
     if serialized_size(proto, large) <= SELF_CONTAINED_LIMIT:
         write_bytes(path, serialized(proto, large))
-        return tuple(weak.nodes)
+        return weak
     del proto.graph.initializer[:]
     data_path = path.with_name(path.name + ".data")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path), whole_file(data_path) as part, part.open("wb") as data:
         large = _add_constants(proto.graph, constants, in_file(data, data_path.name))
         write_bytes(path, serialized(proto, large))
-    return tuple(weak.nodes)
+    return weak
 
 
 def _add_constants(
@@ -143,11 +161,12 @@ def _add_constants(
     return [each for each in stored if isinstance(each, LargeConstant)]
 
 
-class _WeakModel:
-    """One model under one plan: ``proto`` without its constants, and ``nodes``."""
+class WeakModel:
+    """One model under one plan: ``proto``, and ``nodes``, whose names begin with ``prefix``."""
 
     def __init__(self, grouped: GroupedModel, plan: PrecisionPlan, branch: WeakBranch) -> None:
-        self._model, self._branch = model, branch = grouped.model, branch
+        self._model = model = grouped.model
+        self.branch = branch
         _refuse_types(model, branch)
         self._types: ValueTypes = value_types(grouped)
         resolution = self._types.resolve(plan.stored)
@@ -202,15 +221,27 @@ class _WeakModel:
         if precision is Precision.FP16:
             saturate(proto, precision)
         for inner in (proto, *_inner(proto)):
-            _lower(inner, model, self._branch, node.name)
+            _lower(inner, model, self.branch, node.name)
         if any(self._static.is_static(out) for out in node.outputs if out):
             return  # TensorRT folds it, or its reader's layers reach what it computes
         captured = [c for c in node.captures if c not in model.initializers]
         read = [n for n in inputs if n and n not in self._variants.values()]
-        kinds = [model.info(out).dtype for out in node.outputs if out]
-        is_whole = all(kind in ("float", "float16", "double") for kind in kinds)
         outputs = tuple(out for out in node.outputs if out)
-        self.nodes.append(WeakNode(name, node.name, node.op_type, precision, (*read, *captured), outputs, is_whole))
+        floats = [model.info(value).dtype in ("float", "float16", "double") for value in (*outputs, *node.inputs)]
+        is_told = node.op_type not in _UNTOLD and node.op_type not in self.branch.unnamed
+        is_named = any(floats) and is_told and node.index not in shape_arithmetic(model)
+        self.nodes.append(
+            WeakNode(
+                name,
+                node.name,
+                node.op_type,
+                precision,
+                (*read, *captured),
+                outputs,
+                all(floats[: len(outputs)]),
+                is_named,
+            )
+        )
 
     def _next_name(self) -> str:
         return f"{self.prefix}{len(self.proto.graph.node) + 1:04d}"
@@ -258,9 +289,7 @@ class _WeakModel:
                 proto.name = self._next_name()
                 self.proto.graph.node.append(proto)
             made = self.proto.graph.node[-1]
-            self.nodes.append(
-                WeakNode(made.name, f"limits {value}", "Clip", Precision.FP32, (value,), (result,), is_whole=True)
-            )
+            self.nodes.append(WeakNode(made.name, f"limits {value}", "Clip", Precision.FP32, (value,), (result,)))
         return self._held[value]
 
 
