@@ -15,7 +15,7 @@ from mptune.engines.loading import check_written
 from mptune.errors import PlanError, RunError
 from mptune.files import write_text, writing
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.plan import Precision
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel, write_weak
 from mptune.printable import printable
 from mptune.reporting.chosen import infer_script
@@ -73,9 +73,9 @@ def write_weak_folder(
         for name in {*there} - {"model.onnx", "model.onnx.data"}:
             (directory / name).unlink()
     check_written(directory / "model.onnx", f"the model of plan {plan.fingerprint}", grouped.model.path)
-    document = _plan_document(evaluation, grouped, weak, target, recipe)
+    document = plan_document(plan, grouped, weak, recipe)
     write_text(directory / "precisions.json", json.dumps(document, indent=1) + "\n")
-    script = _trtexec_script(evaluation, weak, recipe)
+    script = trtexec_script(plan, weak, recipe)
     write_text(directory / "build.sh", script, mode=0o755)
     if branch.has_tensor_api:
         functions = {"functions": _functions_of_infer(grouped)}
@@ -90,11 +90,9 @@ def write_weak_folder(
     return tuple(warnings)
 
 
-def _plan_document(
-    evaluation: Evaluation, grouped: GroupedModel, weak: WeakModel, target: str, recipe: BuildRecipe
-) -> dict[str, Any]:
+def plan_document(plan: PrecisionPlan, grouped: GroupedModel, weak: WeakModel, recipe: BuildRecipe) -> dict[str, Any]:
     """The content of precisions.json."""
-    branch, plan, settings = weak.branch, evaluation.plan, recipe.settings
+    branch, settings = weak.branch, recipe.settings
     level = settings.optimization_level if branch.has_optimization_level else None
     return {
         "format": 1,
@@ -113,7 +111,7 @@ def _plan_document(
             {
                 "name": node.name,
                 "original": node.original,
-                "op": node.op,
+                "static": node.is_static,
                 "precision": str(node.precision),
                 "inputs": node.inputs,
                 "outputs": node.outputs,
@@ -123,7 +121,7 @@ def _plan_document(
     }
 
 
-def _trtexec_script(evaluation: Evaluation, weak: WeakModel, recipe: BuildRecipe) -> str:
+def trtexec_script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) -> str:
     """``build.sh``: exact names of layers only. Options as of TensorRT 8.4 to 10 (samples/common/sampleOptions.cpp)."""
     kinds = {node.name: str(node.precision) for node in weak.nodes if node.is_named}
     whole = {node.name for node in weak.nodes if node.is_whole}
@@ -142,7 +140,7 @@ def _trtexec_script(evaluation: Evaluation, weak: WeakModel, recipe: BuildRecipe
         text = f"the precisions of {len(kinds)} layers are too long for one argument: run build.py"
         return f"#!/bin/sh\necho {shlex.quote(f'error: {text}')} >&2\nexit 1\n"
     left_out = ("--stronglyTyped", *(() if weak.branch.has_optimization_level else ("--builderOptimizationLevel",)))
-    options = [option for option in recipe.options(evaluation.plan) if not option.startswith(left_out)]
+    options = [option for option in recipe.options(plan) if not option.startswith(left_out)]
     if "fp16" in kinds.values():
         options.append("--fp16")
     options += ["--precisionConstraints=obey", *(f"--{option}={value}" for option, value in told.items() if value)]
@@ -150,7 +148,7 @@ def _trtexec_script(evaluation: Evaluation, weak: WeakModel, recipe: BuildRecipe
     unknown = [f"# Give --minShapes, --optShapes, --maxShapes of input {name!a}." for name in recipe.unknown]
     lines = [
         "#!/bin/sh",
-        f"# Builds the engine of plan {evaluation.plan.fingerprint} with trtexec of {weak.branch.label}. By mptune.",
+        f"# Builds the engine of plan {plan.fingerprint} with trtexec of {weak.branch.label}. By mptune.",
         f"# {len(kinds)} of {len(weak.nodes)} nodes are told their precision by name; no other layer is.",
         "# Nothing checks the engine: layers.json has the types that it has. More options may follow this command.",
         *unknown,

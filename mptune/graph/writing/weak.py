@@ -113,6 +113,7 @@ class WeakNode:
     Attributes:
         is_whole: everything that it computes is a floating value, so that its layer may be given one output type.
         is_named: trtexec reaches its layer by its name, and the layer takes a precision.
+        is_static: it is computed from constants, so that TensorRT may fold it.
     """
 
     name: str
@@ -123,6 +124,7 @@ class WeakNode:
     outputs: tuple[str, ...]
     is_whole: bool = True
     is_named: bool = True
+    is_static: bool = False
 
 
 def write_weak(grouped: GroupedModel, plan: PrecisionPlan, branch: WeakBranch, path: Path) -> WeakModel:
@@ -176,7 +178,8 @@ class WeakModel:
         self._held: dict[str, str] = {}
         self._suffix = new_suffix(model, "weak")
         self.prefix = "n"
-        while any(re.match(rf"{self.prefix}\d", name) for name in model.tensors):
+        names = [*model.tensors, *(inner.name for node in model.nodes for inner in _inner(node.proto))]
+        while any(re.match(rf"{self.prefix}\d", name) for name in names):
             self.prefix += "n"
         self.nodes: list[WeakNode] = []
         self.proto = proto = frame_of(model)
@@ -222,14 +225,13 @@ class WeakModel:
             saturate(proto, precision)
         for inner in (proto, *_inner(proto)):
             _lower(inner, model, self.branch, node.name)
-        if any(self._static.is_static(out) for out in node.outputs if out):
-            return  # TensorRT folds it, or its reader's layers reach what it computes
         captured = [c for c in node.captures if c not in model.initializers]
         read = [n for n in inputs if n and n not in self._variants.values()]
         outputs = tuple(out for out in node.outputs if out)
         floats = [model.info(value).dtype in ("float", "float16", "double") for value in (*outputs, *node.inputs)]
         is_told = node.op_type not in _UNTOLD and node.op_type not in self.branch.unnamed
-        is_named = any(floats) and is_told and node.index not in shape_arithmetic(model)
+        is_static = any(self._static.is_static(name) for name in outputs)
+        is_named = any(floats) and is_told and not is_static and node.index not in shape_arithmetic(model)
         self.nodes.append(
             WeakNode(
                 name,
@@ -240,6 +242,7 @@ class WeakModel:
                 outputs,
                 all(floats[: len(outputs)]),
                 is_named,
+                is_static,
             )
         )
 
