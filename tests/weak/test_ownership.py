@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
@@ -20,7 +19,6 @@ from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel, write_weak
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.text import read_template
@@ -126,28 +124,27 @@ def test_random_plans(name: str, constraints: Any, tmp_path: Path) -> None:
         check(constraints, path, tmp_path, 20)
 
 
-def test_a_node_that_makes_no_layer_leaves_its_reader_the_other_precision(constraints: Any, tmp_path: Path) -> None:
-    """The parser renames what a Sum of one value reads (8.x: what Dropout reads, too)."""
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"], "first"),
-        helper.make_node("Sum", ["a"], ["b"], "dropped"),
-        helper.make_node("Sigmoid", ["b"], ["c"], "second"),
-        helper.make_node("Add", ["a", "c"], ["y"], "sum"),
-    ]
-    values = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4])] for n in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", *values)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), tmp_path / "m.onnx")
-    model = load_typed_model(tmp_path / "m.onnx")
-    grouped = GroupedModel(model, find_groups(model, "op"))
-    plan = PrecisionPlan(
-        model.sha256,
-        {g.id: "fp16" if "second" in g.nodes else "fp32" for g in grouped.groups},  # type: ignore[dict-item]
-    )
-    weak = write_weak(grouped, plan, WEAK_BRANCHES["tensorrt-8"], tmp_path / "weak.onnx")
-    network, _kept = surface.parse(constraints.trt, tmp_path / "weak.onnx")
-    outcome = constraints.constrain(network, plan_document(plan, grouped, weak, BuildRecipe()))
-    assert "n0002" not in outcome.owners.values()
-    assert told(network) == {"n0001": "fp32", "n0003": "fp16", "n0004": "fp32"}
+class Made:
+    """A layer of a network, by the names of its tensors."""
+
+    def __init__(self, inputs: str, outputs: str) -> None:
+        self._inputs, self._outputs = inputs.split(), outputs.split()
+        self.num_inputs, self.num_outputs = len(self._inputs), len(self._outputs)
+
+    def get_input(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(name=self._inputs[index])
+
+    def get_output(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(name=self._outputs[index])
+
+
+def test_a_node_that_makes_no_layer_owns_none(constraints: Any) -> None:
+    """``registerTensor`` of onnx-tensorrt 8.x renames what a Dropout reads, and adds no layer for it."""
+    nodes = [("n0001", "x", "a"), ("n0002", "a", "b"), ("n0003", "b", "c"), ("n0004", "a c", "y")]
+    document = {"nodes": [{"name": n, "inputs": i.split(), "outputs": o.split(), "static": False} for n, i, o in nodes]}
+    layers = [Made("x", "b"), Made("b", "c0"), Made("c0", "c"), Made("b c", "y")]
+    owners = constraints.find_owners(layers, document)
+    assert [owners[index]["name"] for index in range(4)] == ["n0001", "n0003", "n0003", "n0004"]
 
 
 def test_constants_have_the_rank_of_what_they_are_combined_with(constraints: Any, tmp_path: Path) -> None:
