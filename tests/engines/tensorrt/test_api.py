@@ -22,6 +22,7 @@ CLASSES = {
     "config": "IBuilderConfig",
     "network": "INetworkDefinition",
     "tensor": "ITensor",
+    "layer": "ILayer",
     "profile": "IOptimizationProfile",
     "parser": "OnnxParser",
     "parser_error": "ParserError",
@@ -58,11 +59,16 @@ RTX_ONLY = {
 RECORDED = ("10.3", "10.16", "11.4")
 
 
-@cache
 def named() -> frozenset[str]:
     """``Class.member`` of every attribute that the code takes from TensorRT's module or from one of its objects."""
+    return names_in(tuple(SOURCES))
+
+
+@cache
+def names_in(sources: tuple[Path, ...]) -> frozenset[str]:
+    """The same of some files."""
     found = set()
-    for path in SOURCES:
+    for path in sources:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         aliases = dict(CLASSES)
         for node in ast.walk(tree):
