@@ -5,7 +5,6 @@ computes with ONNX Runtime in the types that its layers were told. Faults of rea
 from __future__ import annotations
 
 import ctypes
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.device import tensorrt
 from tests.device.blueprint import Blueprint
 from tests.device.building import IHostMemory, ILogger
 from tests.device.cuda import FakeCuda
-from tests.device.engine import _TYPE_NAMES, DataType
+from tests.device.engine import _TYPE_NAMES
 from tests.device.native import Native, enumeration
 from tests.weak import surface
 
@@ -197,13 +196,12 @@ def make_module(version: str, cuda: FakeCuda, faults: Faults | None = None) -> A
     """The module; ``_networks`` and ``_configs`` keep what was built."""
     module = tensorrt.make_module(version, cuda, (8, 7))
     wrapped = surface.make_module(version)
-    for name in ("float16", "float32", "_Layer", "_Tensor", "_Network"):
+    for name in ("DataType", "_Layer", "_Tensor", "_Network"):
         setattr(module, name, getattr(wrapped, name))
     module._faults, module._networks, module._configs = faults or Faults(), [], []
     module.BuilderFlag, module.OnnxParser, module.ILogger = BuilderFlag, Parser, ILogger
     module.Builder = type("Builder", (Builder,), {"_module": module})
     module.ICudaEngine = type("ICudaEngine", (Engine,), {"_is_blind": module._faults.is_blind})
-    module.DataType = DataType
     if module._number < (10,):
         module.NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
     return module
@@ -231,9 +229,3 @@ class Library:
             return int(error)
 
         return call
-
-
-def described(memory: bytes, module: Any) -> str:
-    """What an engine computes in, as JSON."""
-    engine = module.Runtime(surface.LOG).deserialize_cuda_engine(memory)
-    return json.dumps(engine._describe(True))

@@ -48,7 +48,7 @@ class Layer(Recorded):
 
     def __init__(self, layer: Any, network: Any) -> None:
         self._layer, self._network = layer, network
-        self._precision = self._network._module.float32
+        self._precision = rtx.float32
         self._types: dict[int, Any] = {}
 
     name = property(lambda self: self._layer.name)
@@ -139,7 +139,7 @@ def make_module(version: str) -> Any:
     module: Any = ModuleType("tensorrt")
     module.__version__ = version
     assert {"DataType.HALF", "DataType.FLOAT"} <= names
-    module.float16, module.float32 = rtx.float16, rtx.float32
+    module.DataType = rtx.DataType
     module._Layer, module._Tensor, module._Network = (
         type(base.__name__, (base,), {"_names": names}) for base in (Layer, Tensor, Network)
     )

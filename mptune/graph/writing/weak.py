@@ -317,7 +317,7 @@ def _cure(op: str) -> str:
     if branches:
         versions = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and not s.domain]
         older = f", or export the model at opset {min(versions) - 1} or below" if min(versions) > MIN_OPSET else ""
-        return f"{' and '.join(branches)} has it{older}"
+        return f"it is in {' and '.join(branches)}{older}"
     return "export the model without it, such as at an older opset, where other operators take its place"
 
 

@@ -22,7 +22,6 @@ CLASSES = {
     "config": "IBuilderConfig",
     "network": "INetworkDefinition",
     "tensor": "ITensor",
-    "layer": "ILayer",
     "profile": "IOptimizationProfile",
     "parser": "OnnxParser",
     "parser_error": "ParserError",
@@ -65,12 +64,12 @@ def named() -> frozenset[str]:
 
 
 @cache
-def names_in(sources: tuple[Path, ...]) -> frozenset[str]:
-    """The same of some files."""
+def names_in(sources: tuple[Path, ...], classes: tuple[tuple[str, str], ...] = ()) -> frozenset[str]:
+    """The same of some files, which may have more variables of certain classes."""
     found = set()
     for path in sources:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        aliases = dict(CLASSES)
+        aliases = CLASSES | dict(classes)
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 name = _name(node.value, aliases)
