@@ -163,10 +163,10 @@ def trtexec_script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) ->
 def _functions_of_infer(grouped: GroupedModel) -> str:
     """The source of the functions that both scripts have."""
     source = infer_script(grouped.model)
-    found = {
+    segments = {
         f.name: ast.get_source_segment(source, f) for f in ast.parse(source).body if isinstance(f, ast.FunctionDef)
     }
-    return "\n\n\n".join(str(found[name]) for name in _SHARED)
+    return "\n\n\n".join(str(segments[name]) for name in _SHARED)
 
 
 def _readme(

@@ -73,11 +73,11 @@ def device_figures(
     Raises:
         RunError: a file is not what ``time.py`` writes, or is of another run.
     """
-    known = {evaluation.plan.fingerprint: evaluation for evaluation in evaluations}
-    read = [_read(path, front, known.keys()) for path in files]
+    evaluated = {evaluation.plan.fingerprint: evaluation for evaluation in evaluations}
+    read = [_read(path, front, evaluated.keys()) for path in files]
     rows: list[DeviceFigures] = []
     for plan in dict.fromkeys(figures.plan for figures in read):
-        seen = known[plan]
+        seen = evaluated[plan]
         rows.append(
             DeviceFigures(
                 plan,
