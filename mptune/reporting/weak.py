@@ -187,7 +187,7 @@ def _readme(
         "version": __version__,
         "named": named,
         "nodes": len(weak.nodes),
-        "unnamed": f"{', '.join(ops)} cannot be named at all." if ops else "",
+        "unnamed": f" {', '.join(ops)} cannot be named at all." if ops else "",
         "opset": weak.proto.opset_import[0].version,
         "prefix": weak.prefix,
         "no_reference": "" if has_reference else ": not here, the samples were gone or too large",

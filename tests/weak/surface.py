@@ -169,6 +169,7 @@ def load_script(path: Path, module: Any, monkeypatch: Any) -> Any:
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, path.stem, script)
+    if path.stem not in sys.builtin_module_names:  # time.py hides no module: Python's own is a part of the interpreter
+        monkeypatch.setitem(sys.modules, path.stem, script)
     spec.loader.exec_module(script)
     return script

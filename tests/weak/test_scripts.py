@@ -204,6 +204,7 @@ def test_versions_that_the_files_are_not_for(run: Run) -> None:
 
 
 def test_time_without_an_engine(run: Run) -> None:
+    assert "time" in sys.builtin_module_names  # so that `import time` beside the script does not find it
     code, text, _ = run("time.py", "8.5.3")
     assert code == 1
     assert "python build.py writes it" in text

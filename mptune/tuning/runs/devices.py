@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,19 +78,7 @@ def device_figures(
     rows: list[DeviceFigures] = []
     for plan in dict.fromkeys(figures.plan for figures in read):
         seen = evaluated[plan]
-        rows.append(
-            DeviceFigures(
-                plan,
-                "search",
-                front.device,
-                front.engine,
-                seen.latency.median_ms,
-                seen.latency.source,
-                seen.error_value,
-                front.metric,
-                seen.error_source,
-            )
-        )
+        rows.append(_of_point(plan, "search", {"device": front.device, "engine": front.engine}, seen.to_point()))
         rows += [*_confirmed(run, plan), *(figures for figures in read if figures.plan == plan)]
     return tuple(rows)
 
@@ -130,17 +118,22 @@ def _confirmed(run: RunDirectory, plan: str) -> Iterator[DeviceFigures]:
             document: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
             measured = next((p["measured"] for p in document["plans"] if p["plan"] == plan), None)
             if measured is not None:
-                latency, error, target = measured["latency"], measured["error"], document["target"]
-                yield DeviceFigures(
-                    plan,
-                    "confirmed",
-                    target["device"],
-                    target["engine"],
-                    float(latency["median_ms"]),
-                    latency["source"],
-                    decode_float(error["value"]),
-                    error["metric"],
-                    error["source"],
-                )
+                yield _of_point(plan, "confirmed", document["target"], measured)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # A confirmation that is being written, or is damaged, is `mptune report`'s to tell.
+
+
+def _of_point(plan: str, origin: str, target: Mapping[str, Any], point: Mapping[str, Any]) -> DeviceFigures:
+    """The figures of a point as front.json has it."""
+    latency, error = point["latency"], point["error"]
+    return DeviceFigures(
+        plan,
+        origin,
+        target["device"],
+        target["engine"],
+        float(latency["median_ms"]),
+        latency["source"],
+        decode_float(error["value"]),
+        error["metric"],
+        error["source"],
+    )
