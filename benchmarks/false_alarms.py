@@ -73,7 +73,10 @@ BESIDE: dict[str, dict[str, str]] = {
     },
     "exp": {"overflow": "the exponentials reach 1e36 before they are infinite"},
     "masked": {"mask": "rows are masked whole"},
-    "batch_norm": {"rows-mix": "in training mode it normalises by the statistics of the batch"},
+    "batch_norm": {
+        "rows-mix": "in training mode it normalises by the statistics of the batch",
+        "reference-zero": "one row minus its own mean is zero",
+    },
     "faint_noise": {"stagnation": "FP16 loses noise of 3e-4 beside values near 1"},
     **{
         f"constant-data{case}": {"duplicate-samples": "all samples are equal"}

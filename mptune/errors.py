@@ -42,6 +42,7 @@ ARGUMENTS = {
     "max-memory": "max_memory_bytes",
     "workspace": "workspace_mb",
     "limit": "limits",
+    "plugin": "plugins",
     "wait": "wait_s",
     "for": "for_",
     **{
@@ -51,13 +52,13 @@ ARGUMENTS = {
             *("max-error", "max-latency-ms", "metric", "labels", "tolerance", "ignore", "feedback", "steps"),
             *("storage", "gpus", "gpu", "seed", "fresh", "tf32", "sampler", "skip-checks", "allow-mixed"),
             *("keep-fp32", "keep-bf16", "force", "knee", "plan"),
-            *("outputs", "reference-outputs", "trace", "repeat", "stress", "against"),
+            *("outputs", "reference-outputs", "trace", "repeat", "stress", "explain", "against"),
         )
     },
 }
 """Option, without its dashes -> argument of the Python functions, and field of the settings."""
 
-_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "allow-mixed", "trace", "stress"})
+_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "allow-mixed", "trace", "stress", "explain"})
 
 _VALUE = r"[A-Z]{2,}\b|X\b|\d[\w.]*|fp32,[\w,]+|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+"
 _OPTION = re.compile(rf"--({'|'.join(ARGUMENTS)})(?![\w-])(?:[ =]({_VALUE}))?")

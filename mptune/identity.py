@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mptune.errors import RunError
+from mptune.errors import RunError, SettingsError
+from mptune.files import files_sha256
 from mptune.run_json import DataSection, FixedSettings, RunFile, TargetSection
 
 FRESH_HINT = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
@@ -15,11 +16,13 @@ DATA = "set of calibration data"
 TARGET = "target"
 PROFILE = "content of the target's profile"
 SPACE = "content of the search space"
+PLUGINS = "content of the plugins (--plugin)"
 APART = "set of nodes that stay in FP32"
 _LABELS = {
     "space_sha256": SPACE,
     "groups_sha256": "set of layer groups",
     "labels_sha256": "content of the labels",
+    "plugins_sha256": PLUGINS,
     "precisions": "set of precisions",
     "opset": "operator set (--opset)",
     "shapes": "--shapes",
@@ -43,6 +46,14 @@ def identity_of(file: RunFile) -> dict[str, Any]:
     data = {} if file.data is None else {DATA: file.data.sha256}
     target = {} if file.target is None else _target_identity(file.target)
     return {"model": file.model.sha256, **data, **settings, **target, APART: list(file.nodes_apart)}
+
+
+def plugins_sha256(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Of the content of each library of plugins, in the order in which they are loaded."""
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is not None:
+        raise SettingsError(f"--plugin: there is no file {missing}", "check the path")
+    return tuple(map(files_sha256, paths))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, here: str) -> dict[str, str]:

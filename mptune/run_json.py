@@ -94,6 +94,7 @@ class FixedSettings(_Section):
     steps: int | None = None
     labels_sha256: str | None = None
     shared_units: bool = False
+    plugins_sha256: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, settings: SearchSettings, **resolved: Any) -> FixedSettings:
@@ -119,6 +120,7 @@ class SearchSection(_Section):
     max_memory_bytes: int | None = None
     tolerance: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     skip_checks: bool = False
 
     @classmethod
@@ -126,7 +128,8 @@ class SearchSection(_Section):
         """Those of a search."""
         values = {name: getattr(settings, name) for name in cls.model_fields}
         data = None if settings.data is None else str(settings.data)
-        return cls(**{**values, "tolerance": tuple(map(str, settings.tolerance)), "data": data})
+        texts = {name: tuple(map(str, values[name])) for name in ("tolerance", "plugins")}
+        return cls(**{**values, **texts, "data": data})
 
 
 class RunFile(_Section):

@@ -327,6 +327,13 @@ class SearchSettings:
         "auto", MODEL, "Device to tune for; auto is the GPU here. `mptune targets` lists the names.", "auto|NAME|FILE"
     )
     engine: EngineChoice = _option("auto", MODEL, "What builds and runs the engines.", ENGINES)
+    plugins: tuple[Path, ...] = _option(
+        (),
+        MODEL,
+        "Library with TensorRT plugins (.so) that building and running the engines needs. It is loaded in the worker"
+        " processes. Repeatable.",
+        "FILE.so",
+    )
     space: str = _option(
         "default",
         MODEL,

@@ -14,12 +14,14 @@ import onnx
 import pytest
 
 import mptune
-from mptune.api.arguments import data_argument, shapes_argument
+from mptune.api.arguments import data_argument, recorded_plugins, shapes_argument
 from mptune.commands.options import read_options
 from mptune.commands.searching import search as search_command
 from mptune.data.calibration import load_calibration
 from mptune.errors import DataError, ModelError, RunError, SettingsError
 from mptune.graph.loading.tensors import TensorInfo
+from mptune.identity import differences, identity_of, plugins_sha256
+from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from mptune.tuning.front import Front
 from tests.fakes import Diary, make_toolchain
@@ -396,3 +398,28 @@ def test_a_listener_and_progress_both_hear(place: Path, monkeypatch: pytest.Monk
     assert alone.stages[:2] == beside.stages[:2]
     assert beside.failures
     assert beside.warnings
+
+
+def test_plugins_of_a_run_are_loaded_only_where_they_are_named(tmp_path: Path) -> None:
+    """They are native code, and the run may come from a stranger; the devices of a run have files of their own."""
+    mine, other = tmp_path / "mine.so", tmp_path / "other.so"
+    mine.write_bytes(b"mine")
+    other.write_bytes(b"other")
+    fixed = {"target": "auto", "engine": "auto", "space": "default", "space_sha256": "", "groups_sha256": ""}
+    made = FixedSettings(**fixed, granularity="op", plugins_sha256=plugins_sha256((mine,)))
+    model, search = ModelSection(path="m", sha256=""), SearchSection(plugins=(str(mine),))
+    file = RunFile(model=model, fixed_settings=made, search=search, study="s")
+    assert recorded_plugins(file, [mine], tmp_path, "worker") == (mine.resolve(),)
+    assert recorded_plugins(file, str(other), tmp_path, "confirm", may_differ=True) == (other.resolve(),)
+    with pytest.raises(RunError, match="another content of the plugins"):
+        recorded_plugins(file, other, tmp_path, "worker")
+    with pytest.raises(RunError, match="not loaded unless you name them") as caught:
+        recorded_plugins(file, None, tmp_path, "confirm", may_differ=True)
+    assert f"--plugin {mine}" in caught.value.hint
+    with pytest.raises(SettingsError, match="there is no file"):
+        recorded_plugins(file, tmp_path / "gone.so", tmp_path, "worker")
+    before, now = (
+        identity_of(file.model_copy(update={"fixed_settings": f}))
+        for f in (made, FixedSettings(**fixed, granularity="op", plugins_sha256=plugins_sha256((other,))))
+    )
+    assert differences(before, now, "there", "here") == {"content of the plugins (--plugin)": ""}

@@ -300,13 +300,13 @@ def test_report_reads_the_run_directory_alone(searched: Path, capsys: pytest.Cap
 def test_pick_by_id_rewrites_the_choice(searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Path(shutil.copytree(searched, tmp_path / "run"))
     front = json.loads((run / "front.json").read_text())
-    other = front["baseline"]["fp16"]["plan"]
+    other = front["baseline"]["fp32"]["plan"]
     assert other != front["chosen"]
     assert main(["pick", str(run), "--plan", other]) == 0
     assert other in capsys.readouterr().out
     assert json.loads((run / "front.json").read_text())["chosen"] == other
     precision = json.loads((run / "chosen" / "plan.json").read_text())["precision"]
-    assert "fp16" in precision.values()
+    assert set(precision.values()) == {"fp32"}
     assert main(["pick", str(run), "--plan", "feedbeef"]) == 1
     assert "no plan 'feedbeef'" in complaint_of(capsys)[0]
 

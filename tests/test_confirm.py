@@ -336,9 +336,10 @@ class OnJetson(FakeToolchain):
     """Measures on an Orin Nano in some power mode."""
 
     mode = "25W"
+    gpu_mhz = 918.0
 
     def environment(self) -> Environment:
-        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", power_mode=self.mode, gpu_max_mhz=918.0)
+        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", power_mode=self.mode, gpu_max_mhz=self.gpu_mhz)
         return replace(super().environment(), jetson=state)
 
 
@@ -357,12 +358,39 @@ def test_each_power_mode_has_a_confirmation_of_its_own(searched: Front) -> None:
     assert environment.jetson.power_mode == "15W"
 
 
+def test_a_confirmation_that_goes_on_in_another_mode_says_so(searched: Front) -> None:
+    """Modes of the same name may differ: users edit nvpmodel's file."""
+    toolchain = OnJetson(law(), drifts=(1.0,))
+    assert not [text for text in confirm(toolchain).front.warnings if "began in power mode" in text]
+    toolchain.gpu_mhz = 612.0
+    (text,) = (text for text in confirm(toolchain).front.warnings if "began in power mode" in text)
+    assert "25W (GPU up to 918 MHz), and this is 25W (GPU up to 612 MHz): latencies of both cannot be compared" in text
+    toolchain.gpu_mhz = 918.0
+    assert text in confirm(toolchain).front.warnings, "what was measured meanwhile is still there"
+
+
+def test_a_search_that_was_measured_in_another_mode(place: Path) -> None:
+    wanted = {"data": "data.npz", "budget": 8, "target": "cpu", "latency": FAST, "out": Path("here.mptune")}
+    mptune.search("model.onnx", open_toolchain=OnJetson(law()).open, **wanted)  # type: ignore[arg-type]
+    for which in ("search", "held_out"):
+        np.savez(f"here.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
+    slow = OnJetson(law())
+    for mode, count in (("25W", 0), ("15W", 1)):
+        slow.mode = mode
+        told = [text for text in confirm(slow, run="here.mptune").front.warnings if "power mode" in text]
+        assert len(told) == count
+    assert "the search measured in power mode 25W (GPU up to 918 MHz), and this is 15W" in told[0]
+
+
 def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) -> None:
-    assert predict(max_latency_ms=6.0).limits_met
+    searched = predict(max_latency_ms=6.0)
+    assert searched.limits_met
+    assert sum("6 ms is held against predictions" in text for text in searched.warnings) == 1
     slow = FakeToolchain(law(base_ms=20.0))
     found = confirm(slow)
     assert not found.front.limits_met
     assert found.front.chosen is not None
+    assert not any("held against predictions" in text for text in found.front.warnings)
 
 
 def test_a_measured_search_can_be_confirmed_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ INFO = {
     "target-not-here",
 }
 WARNINGS = {
+    "fusion",
     "overflow",
     "vanishing-epsilon",
     "vanishing-values",

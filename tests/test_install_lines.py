@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from mptune.engines.backends import onnxruntime
 from mptune.engines.backends.tensorrt import TENSORRT
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.tensorrt.jobs import LibraryReport
-from mptune.engines.tensorrt.library import INSTALL, check_version
+from mptune.engines.tensorrt.library import check_version, install_line
 from mptune.engines.toolchains import choose
+from mptune.targets.detect import cuda_series
 from mptune.targets.jetson import JetsonState
 from mptune.targets.target import Gpu
 from tests.engines.engine_support import install
@@ -69,7 +71,11 @@ def pip_lines() -> list[str]:
     """Those of the section, and those that messages give on a Jetson."""
     lines = [line for line in commands() if line.startswith("pip install")]
     assert lines
-    return [*lines, cuda.INSTALL, f"pip install {onnxruntime.INSTALL.rpartition(' ')[2].removesuffix('-gpu')}"]
+    return [
+        *lines,
+        *cuda.INSTALL.values(),
+        f"pip install {onnxruntime.INSTALL.rpartition(' ')[2].removesuffix('-gpu')}",
+    ]
 
 
 @with_network
@@ -120,13 +126,49 @@ def test_what_doctor_says_is_what_the_section_quotes(monkeypatch: pytest.MonkeyP
         assert not is_quoted or words in flat
         if not is_quoted:
             assert words.partition(":")[0] in flat
-            assert cuda.INSTALL in flat
+            assert cuda.INSTALL[12] in flat
     first = check_version("tensorrt", "10.3.0")[0].partition(",")[0].partition(" by NVIDIA")[0]
     assert f"10.3.0 ({first}" in " ".join(ON_A_JETSON.split())
     state = JetsonState(name, "p3767-0005", l4t="36.4.3", jetpack="6.2")
     for fact, value in state.facts():
         assert f"{fact:<16}{value}" in ON_A_JETSON
-    assert "--system-site-packages" in INSTALL["tensorrt"]
+    assert "--system-site-packages" in install_line("tensorrt", [orin])
+
+
+@pytest.mark.parametrize(("driver", "series"), [("535.183", 12), ("570.86.10", 12), ("580.65.06", 13), ("", 12)])
+@pytest.mark.parametrize("has_bindings", [False, True])
+def test_the_packages_are_those_for_the_driver_and_nothing_installed_is_changed(
+    driver: str, series: int, has_bindings: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's installation guide: packages for CUDA 12 from driver 535 on, for CUDA 13 from 580 on."""
+
+    def version(package: str) -> str:
+        if not has_bindings:
+            raise metadata.PackageNotFoundError(package)
+        return "13.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    gpus = [Gpu("NVIDIA H200", (9, 0), 150.8, driver)] if driver else []
+    bindings = "" if has_bindings else {12: " 'cuda-bindings<13'", 13: " cuda-bindings"}[series]
+    for kind in ("tensorrt", "tensorrt-rtx"):
+        assert install_line(kind, gpus) == f"pip install {kind}-cu{series}{bindings}"
+
+
+@pytest.mark.parametrize(("l4t", "series"), [("L4T 36.4.3", 12), ("L4T 38.2.1", 13), ("", 12)])
+def test_a_jetson_has_the_cuda_of_its_jetson_linux(l4t: str, series: int) -> None:
+    gpu = Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 65.9, l4t, is_jetson=True)
+    assert cuda_series([gpu]) == series
+    assert "pip" not in install_line("tensorrt", [gpu])
+
+
+def test_the_extras_are_those_that_the_lines_name() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for kind in ("tensorrt", "tensorrt-rtx"):
+        for series, bindings in cuda.INSTALL.items():
+            names = {Requirement(text).name for text in extras[f"{kind}-cu{series}"]}
+            assert names == {f"{kind}-cu{series}", "cuda-bindings"}
+            limited = any("<13" in text for text in extras[f"{kind}-cu{series}"])
+            assert limited == ("<13" in bindings), "what torch brought is not made older"
 
 
 def test_doctor_asks_for_no_gpu_package_of_onnx_runtime_on_a_jetson(monkeypatch: pytest.MonkeyPatch) -> None:

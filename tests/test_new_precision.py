@@ -28,8 +28,8 @@ def network(tmp_path: Path) -> Path:
     scales = (1 / 16, 1 / 16, 1e4, 1e-4)
     nodes = [node("MatMul", [f"y{k}", f"w{k}"], f"y{k + 1}", f"matmul{k}") for k in range(4)]
     weights = [weight(f"w{k}", 1024, 1024, scale=scale) for k, scale in enumerate(scales)]
-    np.savez(tmp_path / "x.npz", y0=np.random.default_rng(0).standard_normal((96, 1024)).astype("f"))
-    return save(model(nodes, [value("y0", [32, 1024])], [value("y4", [32, 1024])], weights), tmp_path)
+    np.savez(tmp_path / "x.npz", y0=np.random.default_rng(0).standard_normal((384, 1024)).astype("f"))
+    return save(model(nodes, [value("y0", [128, 1024])], [value("y4", [128, 1024])], weights), tmp_path)
 
 
 @pytest.mark.smoke

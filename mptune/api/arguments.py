@@ -26,6 +26,8 @@ from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.precision import precision_set
+from mptune.identity import PLUGINS, plugins_sha256, refuse_other
+from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance
 from mptune.tuning.listener import Listener, Silent, passed_on
@@ -155,6 +157,31 @@ def recorded_metric(recorded: Sequence[str], given: Any, run: Path, command: str
     return named.get(objective, objective), function
 
 
+def paths_argument(given: Any) -> tuple[Path, ...]:
+    """Paths, where a caller may give one of them by itself, as they hold for other working directories."""
+    several = (given,) if isinstance(given, (str, os.PathLike)) else given or ()
+    return tuple(Path(path).resolve() for path in several)
+
+
+def recorded_plugins(
+    file: RunFile, given: Any, run: Path, command: str, *, may_differ: bool = False
+) -> tuple[Path, ...]:
+    """The libraries of plugins for a run that may come from a stranger: none is loaded that only the run names.
+
+    ``may_differ``: those of another machine are other files.
+    """
+    plugins, recorded = paths_argument(given), file.fixed_settings.plugins_sha256
+    options = " ".join(f"--plugin {shlex.quote(path)}" for path in file.search.plugins)
+    if recorded and not plugins:
+        raise RunError(
+            "the run was made with plugins (native code), which are not loaded unless you name them",
+            f"if you trust them: `{shlex.join(['mptune', command, str(run)])} {options}`",
+        )
+    if plugins_sha256(plugins) != recorded and not may_differ:
+        refuse_other(run, PLUGINS)
+    return plugins
+
+
 def _function_of(script: str) -> str:
     return undirected(script).rpartition(":")[2]
 
@@ -188,6 +215,7 @@ _AS_SETTING: dict[str, Callable[[Any], Any]] = {
     "limits": one_or_several,
     "feedback": one_or_several,
     "gpus": tuple,
+    "plugins": paths_argument,
     "shapes": shapes_argument,
 }
 """Argument of ``mptune.search`` -> what makes the setting of it, where a caller may give it in other forms."""

@@ -149,8 +149,7 @@ def check(
         comparison = check_sides(opened.sides, opened.samples)
         if explain and not comparison.agrees:
             return opened.explained()
-        hint = () if comparison.agrees else ("--explain names what makes the difference",)
-        return replace(comparison, warnings=(*opened.loading, *comparison.warnings, *hint))
+        return replace(comparison, warnings=(*opened.loading, *comparison.warnings))
 
 
 @dataclass(frozen=True)

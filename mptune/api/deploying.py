@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mptune.api.arguments import listening, recorded_metric
+from mptune.api.arguments import listening, recorded_metric, recorded_plugins
 from mptune.api.reading import with_demands
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import TaskMetric
@@ -36,6 +36,7 @@ def confirm(
     target: str = "auto",
     engine: EngineChoice = "auto",
     metric: str | TaskMetric | Sequence[str | TaskMetric] | None = None,
+    plugins: str | Path | Sequence[str | Path] | None = None,
     tolerance: Tolerances | None = None,
     ignore: Sequence[str] | None = None,
     storage: str | None = None,
@@ -54,6 +55,7 @@ def confirm(
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
         engine: toolchain family.
         metric: the search's, where it is a function or a script; several where reported metrics are scripts.
+        plugins: as in ``search``, of this machine; needed where the search had some.
         tolerance: as in ``search``; None takes the search's.
         ignore: as in ``search``; None takes the search's.
         storage: as in ``report``.
@@ -79,7 +81,9 @@ def confirm(
     file = with_demands(file, tolerance, ignore)
     recorded = file.search.metric, *file.search.reported_metrics
     name, function = recorded_metric(recorded, metric, directory.path, "confirm")
+    loaded = recorded_plugins(file, plugins, directory.path, "confirm", may_differ=True)
     settings = replace(limits, target=target, engine=engine, storage=storage, metric=name, metric_function=function)
+    settings = replace(settings, plugins=loaded)
     with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
         listens = stack.enter_context(listening(progress, listener))
         confirming = ConfirmRun(directory, file, settings, listens, open_toolchain)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from mptune.api.arguments import listening, recorded_metric
+from mptune.api.arguments import listening, recorded_metric, recorded_plugins
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import script_of
 from mptune.errors import RunError, TargetError
@@ -28,8 +28,10 @@ from mptune.tuning.runs.worker_run import MixedRun, WorkerRun, open_device_run
 WAIT_S = 60.0
 """So long a worker waits for a search that has no work for it yet."""
 
-_Common: TypeAlias = "tuple[str | None, Listener, OpenToolchain | None, tuple[str, TaskMetric | None]]"
-"""Storage, listener, what opens the toolchain, and the metric with its function."""
+_Common: TypeAlias = (
+    "tuple[str | None, Listener, OpenToolchain | None, tuple[str, TaskMetric | None], tuple[Path, ...]]"
+)
+"""Storage, listener, what opens the toolchain, the metric with its function, and libraries of plugins."""
 
 DIFFERENT_HINT = "install the same versions on the same device, or keep a front of this host's own with --allow-mixed"
 
@@ -40,6 +42,7 @@ def worker(
     storage: str | None = None,
     gpu: int | None = None,
     metric: str | TaskMetric | Sequence[str | TaskMetric] | None = None,
+    plugins: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     allow_mixed: bool = False,
     wait_s: float = WAIT_S,
     progress: bool | None = None,
@@ -59,6 +62,7 @@ def worker(
         storage: Optuna storage URL of the search. By default what the run names, or its journal.
         gpu: Use this GPU of those that CUDA shows, counted by their PCI addresses.
         metric: The search's metric, where it is a function or a script; several where reported metrics are scripts.
+        plugins: The search's libraries with TensorRT plugins.
         allow_mixed: Keep a front of its own where this host's figures cannot be compared with the search's.
         wait_s: Wait up to so many seconds for a search that is not prepared yet, or whose budget is spent.
         progress: Show progress on stderr, as in ``search``.
@@ -77,6 +81,7 @@ def worker(
     """
     directory, file = read_search(Path(run))
     named = recorded_metric((file.search.metric, *file.search.reported_metrics), metric, directory.path, "worker")
+    loaded = recorded_plugins(file, plugins, directory.path, "worker")
     _check_gpus("--gpu", () if gpu is None else (gpu,), open_toolchain)
     with (
         listening(progress, listener) as listens,
@@ -86,7 +91,7 @@ def worker(
     ):
         # An exported run names no storage: its journal is a copy.
         url = storage if storage is not None else storage_url(file.storage)
-        common = (url, listens, open_toolchain, named)
+        common = (url, listens, open_toolchain, named, loaded)
         working = WorkerRun(directory, file, *common, wait_s=wait_s, may_differ=allow_mixed)
         with contextlib.closing(working):
             difference = working.join()
@@ -137,6 +142,7 @@ def worker_starter(
                 "run": run.path.resolve(),
                 "storage": settings.storage,
                 "metric": own,
+                "plugins": settings.plugins,
                 "allow_mixed": settings.allow_mixed,
                 "wait_s": 0.0,
                 "progress": False,

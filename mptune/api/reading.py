@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mptune.engines.jobs.layer_times import EngineLayers
+from mptune.errors import RunError
+from mptune.files import parse_json
 from mptune.run_json import RunFile
 from mptune.rundir import read_run
 from mptune.settings import Tolerance, Tolerances
@@ -73,6 +76,41 @@ def report_devices(
     with contextlib.closing(read_record(directory, file, storage)) as record:
         front = front_of(directory, file, record)
         return device_figures(directory, front, record.evaluations(), [Path(path) for path in files])
+
+
+def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:
+    """Which layers of the chosen plan's engine compute which nodes, with their types and times.
+
+    Args:
+        run: the run directory of a search or of a confirmation.
+        storage: as in ``report``.
+
+    Raises:
+        RunError: there is no front, no plan is chosen, or the layers of its engine were not recorded.
+    """
+    front = report(run, storage=storage)
+    chosen = front.chosen
+    if chosen is None:
+        raise RunError("no plan is chosen, so there is no engine to describe", "`mptune pick` chooses one")
+    engine = chosen.engine_in(front.run_dir / "engines")
+    if engine is not None:
+        try:
+            return EngineLayers.from_json(parse_json(EngineLayers.path(engine).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{EngineLayers.path(engine)} cannot be read: {type(error).__name__}: {error}",
+                "delete it, and measure the plan again: `mptune confirm RUN`",
+            ) from None
+    there = "then `mptune report RUN/confirmed/DEVICE --layers`"
+    plan = f"of plan {chosen.plan.fingerprint} no layers were recorded"
+    if chosen.latency.source == "predicted":
+        raise RunError(f"{plan}: its latency is predicted", f"`mptune confirm RUN` on the device records them, {there}")
+    if engine is None:
+        kinds = "layers are recorded of engine files of TensorRT and TensorRT-RTX"
+        raise RunError(f"{plan}: {front.engine} left no engine file", f"{kinds}: --engine tensorrt")
+    raise RunError(f"{plan}: its engine was not profiled", f"`mptune confirm RUN` profiles it again, {there}")
 
 
 def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: Sequence[str] | None) -> RunFile:

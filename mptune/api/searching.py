@@ -43,6 +43,7 @@ def search(
     budget: int = 50,
     out: str | os.PathLike[str] | None = None,
     target: str | os.PathLike[str] = "auto",
+    plugins: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     space: str | os.PathLike[str] = "default",
     precisions: Sequence[str] = ("fp32", "fp16"),
     opset: int | None = None,
@@ -96,6 +97,7 @@ def search(
         out: Run directory. By default the name of the model's file, or of the ModelProto's graph, + ``.mptune`` in the
             working directory.
         target: The device to tune for: ``auto`` (the GPU here, else a prediction), a name or a target file.
+        plugins: Libraries with TensorRT plugins (``.so``) that building and running the engines needs.
         space: Which groups may be FP16: a name that ``mptune spaces`` lists, or a search-space file.
         precisions: What groups may be: ``("fp32", "fp16")``, ``("fp32", "bf16")`` or all three: then groups whose
             values leave FP16's range may be BF16.

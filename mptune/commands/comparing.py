@@ -120,15 +120,17 @@ def check(
 
     with TerminalListener() as listener:
         comparison = comparing.check(**arguments, listener=listener)
-    _finish(comparison, as_json=json_)
+    _finish(comparison, as_json=json_, hint="" if explain else "--explain names what makes the difference")
 
 
-def _finish(comparison: Comparison, *, as_json: bool) -> None:
+def _finish(comparison: Comparison, *, as_json: bool, hint: str = "") -> None:
     if as_json:
         print_json(comparison.to_json())
     else:
         from mptune.reporting.terminal.comparison import print_comparison
 
         print_comparison(comparison)
+        if hint and not comparison.agrees:
+            print(f"hint: {hint}")
     if not comparison.agrees:
         raise typer.Exit(EXIT_NOT_MET)

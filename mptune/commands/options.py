@@ -120,6 +120,7 @@ _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "ignore": (list[str] | None, None, tuple),
     "feedback": (list[str] | None, None, tuple),
     "limits": (list[str] | None, None, tuple),
+    "plugins": (list[Path] | None, None, tuple),
     "gpus": (str | None, None, parse_gpus),
     "timeout_s": (str | None, None, parse_duration),
     "max_disk_bytes": (str | None, None, parse_size),
@@ -174,6 +175,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
+PluginOption = Annotated[list[Path] | None, option_of("plugins")]
 OpsetOption = Annotated[int | None, option_of("opset")]
 BatchOption = Annotated[int, option_of("batch")]
 EngineOption = Annotated[str, option_of("engine")]

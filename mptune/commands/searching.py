@@ -28,6 +28,7 @@ from mptune.commands.options import (
     MaxLatencyOption,
     MaxMemoryOption,
     MetricOption,
+    PluginOption,
     ToleranceOption,
     parse_duration,
     read_options,
@@ -77,6 +78,7 @@ def worker(
     storage: StorageOption = None,
     gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
     metric: RecordedMetricOption = None,
+    plugins: PluginOption = None,
     allow_mixed: AllowMixedOption = False,
     wait: Annotated[
         str,
@@ -107,6 +109,9 @@ def report(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the error and gain of each group, and why groups stay FP32.")
     ] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Show which engine layer of the chosen plan computes which nodes.")
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show all plans of the front. Default: at most a dozen.")
     ] = False,
@@ -133,11 +138,12 @@ def report(
     Example:
       mptune report model.mptune
       mptune report model.mptune --explain
+      mptune report model.mptune --layers
       mptune report model.mptune --csv > front.csv
       mptune report model.mptune --with time.json
       mptune report model.mptune --json | jq '.points[].latency.median_ms'
     """
-    at_most_one({"--explain": explain, "--csv": csv_, "--with": with_})
+    at_most_one({"--explain": explain, "--csv": csv_, "--layers": layers, "--with": with_})
     at_most_one({"--json": json_, "--csv": csv_})
     from mptune.api import reading
 
@@ -154,6 +160,15 @@ def report(
         from mptune.reporting.terminal.devices import print_devices
 
         print_devices(rows)
+        return
+    if layers:
+        engine = reading.layers(run, storage=storage)
+        if json_:
+            print_json(engine.to_json())
+        else:
+            from mptune.reporting.terminal.layers import print_layers
+
+            print_layers(engine)
         return
     front = reading.report(run, tolerance=tolerance, ignore=ignore, storage=storage)
     if csv_:

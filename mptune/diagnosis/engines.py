@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from mptune.data.archive import read_outputs, save_samples
-from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.runner import InWorker, Outputs, Runner
 from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.jobs import BuildJob, EngineOutputsJob, EngineRepeatJob, ModelNames
-from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
+from mptune.engines.tensorrt.jobs import (
+    BuildJob,
+    EngineLayersJob,
+    EngineOutputsJob,
+    EngineRepeatJob,
+    Layer,
+    ModelNames,
+    layers_of,
+)
+from mptune.engines.tensorrt.library import Kind, install_line, is_installed
+from mptune.engines.toolchains.marking import judged_outputs
 from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
-from mptune.finding import Finding, OutputColumns, Where
-from mptune.findings.wording import listed
-from mptune.graph.loading.model import Model
+from mptune.finding import Finding
 from mptune.graph.writing.observe import write_with_outputs
 from mptune.settings import TensorRtSettings
 from mptune.targets.memory import default_workspace_mb
 from mptune.targets.target import detect_gpus
 from mptune.tuning.failures import did_not_run
-from mptune.tuning.steps.baseline import ENGINE_CODE, FP32_LIMIT
+from mptune.tuning.steps.baseline import FP32_LIMIT
+from mptune.tuning.steps.fusion import Deviation, Deviations, find_cure
 
 _SUFFIXES = frozenset({".engine", ".plan", ".trt"})
 
@@ -64,7 +70,7 @@ def engine_kinds(path: Path) -> tuple[Kind, ...]:
     if kinds:
         return kinds
     shown = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
-    install = next((INSTALL[kind] for kind in _KINDS if is_installed(kind)), INSTALL["tensorrt"])
+    install = install_line(next((kind for kind in _KINDS if is_installed(kind)), "tensorrt"), gpus)
     raise TargetError(f"{path} is an engine, and cannot be run on {gpus[0].name} ({shown})", f"{install}; or {_RECORD}")
 
 
@@ -146,6 +152,12 @@ class EngineRunner(InWorker):
         count = self.answer(EngineOutputsJob(engine, samples, into, kind, names))
         return count if isinstance(count, Failure) else read_outputs(into)
 
+    def built_layers(self) -> tuple[Layer, ...]:
+        """The layers of the engine that was built last."""
+        kind, _ = self._run
+        layers = self.answer(EngineLayersJob(self._folder / "built.engine", kind))
+        return () if isinstance(layers, Failure) else layers
+
     def error(self, failure: Failure, what: str = "") -> BaselineError:
         """The error for an engine that gave no result; ``what`` names another engine than this one."""
         error = did_not_run(f"{what or self.name} does not run on these data", replace(failure, log_path=None))
@@ -158,17 +170,8 @@ class EngineRunner(InWorker):
         )
 
 
-MOST_BUILDS = 48
-"""So many engines are built; bisecting 2,000 values takes about 11, and the rest tries what is left one by one."""
-
-_MOST_NAMES = 4
-
-
 def fault_finding(left: Runner, engine: EngineRunner, folder: Path) -> Finding | None:
-    """``engine-differs``, where the all-FP32 engine of a model is wrong; None where it is right.
-
-    Names the first region that is wrong, and the value whose marking as an output cures it, where there is one.
-    """
+    """What ``Cure.finding`` says, where the all-FP32 engine of a model is wrong; None where it is right."""
     folder.mkdir()
     bench = _Bench(left, engine)
     whole = bench.outputs((), left.samples_path)
@@ -178,110 +181,14 @@ def fault_finding(left: Runner, engine: EngineRunner, folder: Path) -> Finding |
     if not bench.judged:
         return None
     sample = max(range(len(errors)), key=lambda k: max(errors[k].values()))
-    wrong = {name: error for name, error in errors[sample].items() if not error <= FP32_LIMIT}
-    if not wrong:
-        return None
-    worst = max(wrong, key=lambda name: wrong[name])
     one_sample = folder / "sample.npz"
     save_samples(one_sample, [left.samples[sample]])
-    search = _Search(left.model, worst)
-    cure, region, cured = "", search.region, math.inf
-    while not cure and bench.builds < MOST_BUILDS and (value := search.next()) is not None:
-        errors_marked = bench.marked(value, one_sample)
-        if errors_marked is None:
-            search.tried.add(value)
-        elif errors_marked[1] <= FP32_LIMIT:
-            cure, region, cured = value, search.around(value), errors_marked[1]
-        else:
-            search.learn(value, is_wrong=not errors_marked[0] <= FP32_LIMIT)
-            region = search.region
-    evidence: dict[str, int | float | str] = {
-        "relative_l2": wrong[worst],
-        "limit": FP32_LIMIT,
-        "output": worst,
-        "engines_built": bench.builds,
-    }
-    if cure:
-        evidence |= {"marked": cure, "relative_l2_marked": cured}
-    groups = tuple(dict.fromkeys(left.grouped.owners[node] for node in region if node in left.grouped.owners))
-    return finding(
-        ENGINE_CODE,
-        "fusion" if cure else "no cure",
-        tuple(OutputColumns(name) for name in wrong),
-        evidence,
-        Where(region, groups, (cure,) if cure else (), samples=(sample,)),
-        region=listed([repr(node) for node in region], _MOST_NAMES),
-    )
-
-
-def _lineage(model: Model) -> list[int]:
-    """For each node the nodes that it is computed from, itself among them, as bits."""
-    of_node: list[int] = []
-    for index, node in enumerate(model.nodes):
-        bits = 1 << index
-        for name in (*node.inputs, *node.captures):
-            if name in model.producer:
-                bits |= of_node[model.producer[name]]
-        of_node.append(bits)
-    return of_node
-
-
-@dataclass
-class _Search:
-    """Narrows down the nodes among which the first fault lies.
-
-    A value that is wrong is computed from it; one that is right, while the outputs stay wrong, is not.
-    """
-
-    model: Model
-    output: str
-
-    def __post_init__(self) -> None:
-        self._lineage = _lineage(self.model)
-        self.suspects = self._lineage[self.model.producer[self.output]]
-        self.tried = {output.name for output in self.model.outputs}
-
-    @property
-    def region(self) -> tuple[str, ...]:
-        return self._names(self.suspects)
-
-    def next(self) -> str | None:
-        """The value that halves the suspects best; then those that suspects read and write; None where none is left."""
-        return max(self._values, key=self._worth, default=None)
-
-    def learn(self, value: str, *, is_wrong: bool) -> None:
-        self.tried.add(value)
-        before = self._lineage[self.model.producer[value]]
-        left = self.suspects & (before if is_wrong else ~before)
-        self.suspects = left or self.suspects  # A fault that moves with what is marked leaves what is known.
-
-    def around(self, value: str) -> tuple[str, ...]:
-        """The suspects that write and read a value."""
-        near = 1 << self.model.producer[value]
-        for index in self.model.consumers.get(value, ()):
-            near |= 1 << index
-        return self._names(near & self.suspects) or self._names(near)
-
-    @property
-    def _values(self) -> list[str]:
-        names: dict[str, None] = {}
-        for index, node in enumerate(self.model.nodes):
-            if self.suspects >> index & 1:
-                names |= dict.fromkeys((*node.outputs, *node.inputs))
-        return [name for name in names if name not in self.tried and self._can_be_marked(name)]
-
-    def _can_be_marked(self, name: str) -> bool:
-        if not name or name not in self.model.producer or name in self.model.initializers:
-            return False
-        return self.model.info(name).is_float32
-
-    def _worth(self, value: str) -> int:
-        before = self._lineage[self.model.producer[value]] & self.suspects
-        count = before.bit_count()
-        return min(count, self.suspects.bit_count() - count)
-
-    def _names(self, bits: int) -> tuple[str, ...]:
-        return tuple(node.name for index, node in enumerate(self.model.nodes) if bits >> index & 1)
+    layers = engine.built_layers()
+    unmarked = {name: Deviation(error, FP32_LIMIT) for name, error in errors[sample].items()}
+    cure = find_cure(left.grouped, unmarked, lambda values: bench.marked(values, one_sample))
+    if cure is None:
+        return None
+    return cure.finding("compare", "the all-FP32 engine that is built here", layers_of(layers, cure.region), (sample,))
 
 
 class _Bench:
@@ -289,31 +196,24 @@ class _Bench:
 
     def __init__(self, left: Runner, engine: EngineRunner) -> None:
         self._left, self._engine = left, engine
-        self.builds = 0
+        self.judged = tuple(name for name in judged_outputs(left.workload, ()) if name in engine.wanted)
 
     def outputs(self, marked: Sequence[str], samples: Path) -> Outputs | Failure:
         """Outputs and marked values of the engine with these marks."""
-        self.builds += 1
         return self._engine.built(self._write(marked), samples, marked)
 
-    def marked(self, value: str, sample: Path) -> tuple[float, float] | None:
-        """Errors of a marked value, and of the worst output, on one sample; None where that engine has none."""
-        outputs = self.outputs((value,), sample)
+    def marked(self, values: Sequence[str], sample: Path) -> Deviations | Failure:
+        """Deviations of the outputs and of marked values on one sample."""
+        outputs = self.outputs(values, sample)
         if isinstance(outputs, Failure):
-            return None
-        (exact,) = self._left.run("marked", self._write((value,)), sample)
-        return value_error(outputs[0][value], exact[value]), max(self.errors(outputs[0], exact).values())
+            return outputs
+        (exact,) = self._left.run("marked", self._write(values), sample)
+        errors = self.errors(outputs[0], exact) | {name: value_error(outputs[0][name], exact[name]) for name in values}
+        return {name: Deviation(error, FP32_LIMIT) for name, error in errors.items()}
 
     def errors(self, outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Relative L2 of each output that is judged."""
         return {name: value_error(outputs[name], exact[name]) for name in self.judged}
-
-    @cached_property
-    def judged(self) -> tuple[str, ...]:
-        """The outputs that are compared and are floats, but for those whose rows come and go with a threshold."""
-        model, dependent = self._left.model, {output.name for output in self._left.workload.dependent_outputs}
-        names = (name for name in self._engine.wanted if name not in dependent and name in model.producer)
-        return tuple(name for name in names if model.info(name).is_float32)
 
     def _write(self, marked: Sequence[str]) -> Path:
         path = self._left.scratch("marked")

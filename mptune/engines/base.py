@@ -27,6 +27,7 @@ from mptune.files import scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
 from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.jetson import PowerMode
 
 if TYPE_CHECKING:
     from mptune.engines.jobs.reference_report import TensorRange
@@ -103,6 +104,8 @@ class Measurement:
     """Group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was taken. Their sum
     is not the latency: profiling has a cost. Groups that no layer computes are left out."""
     memory: EngineMemory | None = None
+    power_mode: PowerMode | None = None
+    """That it was timed in; None where it was not timed on a Jetson."""
 
     def with_drift(self, drift: float) -> Measurement:
         """The same measurement with its times scaled by another drift."""
@@ -250,8 +253,8 @@ class Toolchain(Protocol):
     """Builds, runs and times engines for one target. Lives in the parent process.
 
     Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
-    back as a ``Failure``. Methods may be called in any order. ``TimesLayers``, ``Reopens``, ``NamesKernels`` and
-    ``ReportsProgress`` are what it may have besides.
+    back as a ``Failure``. Methods may be called in any order. ``TimesLayers``, ``Reopens``, ``NamesKernels``,
+    ``MeasuresFreeEngine`` and ``ReportsProgress`` are what it may have besides.
     """
 
     name: str
@@ -311,6 +314,15 @@ class Reopens(Protocol):
 
         Empty where latency is predicted.
         """
+        ...
+
+
+@runtime_checkable
+class MeasuresFreeEngine(Protocol):
+    """What a toolchain may have: the engine whose precisions the builder chooses itself, as a baseline."""
+
+    def measure_free_engine(self) -> Measurement | Failure | None:
+        """Build, run and time it on the search samples; None where there is none."""
         ...
 
 

@@ -10,6 +10,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,8 @@ BACKEND_GROUP = "mptune.backends"
 """The group of entry points in which other packages bring backends."""
 _PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
 _ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
+_VARIANTS = ("", "-cu12", "-cu13")
+"""TensorRT's packages for one CUDA bring the same module, without the package of the plain name."""
 _GPU_FIELDS = (
     "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
     "temperature.gpu"
@@ -97,12 +100,11 @@ def describe_environment(root: Path = Path("/")) -> Environment:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that can change a result, by package metadata."""
-    versions = {}
+    versions: dict[str, str] = {}
     for package in (*_PACKAGES, *engine_packages()):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+        for variant in _VARIANTS:
+            with suppress(metadata.PackageNotFoundError):
+                versions.setdefault(package, metadata.version(f"{package}{variant}"))
     return versions
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from string import Template
 from typing import Any
 
 from mptune._version import __version__
 from mptune.data.check_set import CheckSet
 from mptune.data.forms.images import READ_IMAGES, image_reader, load_preprocessing
+from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.files import link_or_copy, writing
@@ -22,7 +23,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
-from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
+from mptune.reporting.recipe import ENGINE_FILE, MARKED_FILE, BuildRecipe, is_on_cpu, timing_cache_of
 from mptune.reporting.text import read_template
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
@@ -34,7 +35,7 @@ CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 OWN_FILES = frozenset(
     {
         *("model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"),
-        *(CHECK_FILE, EMULATION_FILE),
+        *(CHECK_FILE, EMULATION_FILE, MARKED_FILE, TIMING_CACHE),
     }
 )
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
@@ -83,16 +84,21 @@ def write_chosen(
             script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
             (fresh / "infer.py").write_text(script_text, encoding="utf-8")
             recipe = recipe or BuildRecipe()
+            if recipe.marked:
+                store = rewriter.beside(evaluation.plan, model_file, metadata)
+                rewriter.write(evaluation.plan, fresh / MARKED_FILE, marked=recipe.marked, store=store)
             if not is_on_cpu(front):
                 script = fresh / "build.sh"
                 script.write_text(recipe.script(evaluation.plan), encoding="utf-8")
                 script.chmod(script.stat().st_mode | 0o111)
+                if recipe.timing_cache:  # a copy: trtexec writes to it
+                    shutil.copyfile(timing_cache_of(directory.parent), fresh / TIMING_CACHE)
             if check is not None:
                 check.save(fresh / CHECK_FILE)
                 if evaluation.error_source == "emulated":
                     store = rewriter.beside(evaluation.plan, model_file, metadata)
                     Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, store)
-            engine = _engine(evaluation, directory)
+            engine = evaluation.engine_in(directory.parent / "engines")
             readme = readme_text(front, evaluation, environment, engine, recipe, has_check=check is not None)
             (fresh / "README.txt").write_text(readme, encoding="utf-8")
             if engine is not None:
@@ -104,15 +110,6 @@ def write_chosen(
             shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _engine(evaluation: Evaluation, directory: Path) -> Path | None:
-    """The plan's engine, in the run directory only: the record may come from a stranger, and name any file."""
-    if evaluation.engine_path is None:
-        return None
-    # By its name alone: the directory may have been moved, also from a machine with other separators.
-    engine = directory.parent / "engines" / PureWindowsPath(evaluation.engine_path).name
-    return engine if engine.is_file() and not engine.is_symlink() else None
 
 
 def _recover(directory: Path, fresh: Path, old: Path) -> None:

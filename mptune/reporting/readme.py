@@ -10,7 +10,7 @@ from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import printable
-from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
+from mptune.reporting.recipe import ENGINE_FILE, MARKED_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
     environment_facts,
     finding_lines,
@@ -33,6 +33,12 @@ _LONGEST = 700
 _EMULATION = """
 check.onnx   the same plan in FP32 with roundings to {reduced}, which that error is of, and the weights of model.onnx"""
 
+_TIMING_CACHE = """
+timing.cache what TensorRT measured of its tactics here: with it build.sh chooses them as the search did"""
+
+_MARKED = f"""
+{MARKED_FILE}  model.onnx with further outputs, which only the engine has; for build.sh (finding "fusion" below)"""
+
 _MOST_KEPT = 12
 """So many FP32 groups are named in README.txt."""
 
@@ -54,6 +60,7 @@ def readme_text(
         "emulation": _EMULATION.format(reduced=reduced_names([evaluation.plan]))
         if has_check and evaluation.error_source == "emulated"
         else "",
+        "marked": _MARKED if recipe.marked else "",
         **_plan_facts(front, evaluation),
         **_figures(front, evaluation),
         "findings": _block(f"  - {line}" for line in findings) or "  nothing",
@@ -146,6 +153,9 @@ def _machine_facts(front: Front, environment: Environment | None) -> dict[str, s
 
 def _trtexec_facts(evaluation: Evaluation, recipe: BuildRecipe) -> dict[str, str]:
     return {
+        "no_trtexec": NO_TRTEXEC.replace("; ", ";\n                 "),
+        "trtexec_warnings": "".join(f"\n                 {_line(text)}" for text in recipe.warnings),
+        "timing_cache": _TIMING_CACHE if recipe.timing_cache else "",
         "trtexec": printable(recipe.command(evaluation.plan)),  # pasted into a shell: whole
         "tf32": (
             "TF32 is TensorRT's default, and this plan was measured with it (--tf32)."

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from mptune.data.archive import read_sample_shapes
+from mptune.data.archive import read_sample_shapes, read_samples
+from mptune.engines.backends.tensorrt import TIMING_CACHE
+from mptune.engines.tensorrt.library import exports_creators
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import PrecisionPlan
+from mptune.printable import printable
 from mptune.run_json import RunFile
-from mptune.settings import ShapeRange, TensorRtSettings
+from mptune.settings import TensorRtSettings
 from mptune.targets.memory import default_workspace_mb
 from mptune.tuning.front import Front
 
-TRTEXEC_ON_JETPACK = "/usr/src/tensorrt/bin/trtexec"
-"""Where JetPack's package ``libnvinfer-bin`` puts it, which is not on the PATH."""
+TRTEXEC_OF_PACKAGE = "/usr/src/tensorrt/bin/trtexec"
+"""Where the package ``libnvinfer-bin`` puts it, JetPack's as well; that is not on the PATH."""
 
+NO_TRTEXEC = (
+    "Where trtexec is not found: sudo apt install libnvinfer-bin puts it into /usr/src/tensorrt/bin; NVIDIA's archive"
+    " of TensorRT has it in its folder bin"
+)
+"""Source: NVIDIA/TensorRT#2780."""
+
+Range: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]"
+"""Smallest, usual and largest: shapes of a dynamic input, or values of one that decides a shape."""
 
 ENGINE_FILE = "model.engine"
 """The very engine that was measured, where the toolchain builds files: another build may choose other kernels."""
+
+
+MARKED_FILE = "marked.onnx"
+"""model.onnx with outputs that only the engine has: trtexec marks debug tensors, and no outputs of an ONNX model."""
 
 
 def is_on_cpu(front: Front) -> bool:
@@ -38,29 +54,43 @@ class BuildRecipe:
 
     Attributes:
         tf32: FP32 groups may use TF32, which trtexec and TensorRT's builder allow by default.
-        shapes: of dynamic inputs.
-        unknown: dynamic inputs whose shapes are not known.
+        ranges: by input, under the name for trtexec.
+        unknown: inputs whose shapes or values are not known, or whose names cannot be passed.
         settings: workspace and optimization level.
+        timing_cache: the run has one, and a copy lies beside ``build.sh``.
+        plugins: paths of libraries with plugins of the user's.
+        marked: values that the engine has as further outputs (``mptune.engines.marks``).
     """
 
     tf32: bool = False
-    shapes: tuple[ShapeRange, ...] = ()
+    ranges: Mapping[str, Range] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
+    timing_cache: bool = False
+    plugins: tuple[str, ...] = ()
+    marked: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, file: RunFile, data_dir: Path, inputs: Sequence[TensorInfo]) -> BuildRecipe:
-        """The recipe of a run: ``--shapes`` where it was given, else the shapes of its calibration samples."""
-        fixed = file.fixed_settings
-        given = {shape.name: shape for shape in fixed.shapes}
+    def of(
+        cls, file: RunFile, data_dir: Path, inputs: Sequence[TensorInfo], deciding: Iterable[str] = ()
+    ) -> BuildRecipe:
+        """The recipe of a run: ``--shapes`` where it was given, else as its calibration samples have it.
+
+        ``deciding`` are the inputs whose values decide a shape: trtexec reads these values as it reads shapes.
+        """
+        fixed, every = file.fixed_settings, [info.name for info in inputs]
         dynamic = [i.name for i in inputs if i.shape is None or any(not isinstance(size, int) for size in i.shape)]
-        missing = [name for name in dynamic if name not in given]
-        given |= _observed(data_dir, missing) if missing else {}
+        given: dict[str, Range] = {each.name: (each.smallest, each.usual, each.largest) for each in fixed.shapes}
+        given |= _observed(data_dir, [name for name in dynamic if name not in given], list(deciding))
+        wanted = [name for name in every if name in {*dynamic, *deciding}]
+        passed = {name: _name(name, every) for name in wanted if name in given}
         return cls(
             tf32=fixed.tf32,
-            shapes=tuple(given[name] for name in dynamic if name in given),
-            unknown=tuple(name for name in dynamic if name not in given),
+            ranges={as_passed: given[name] for name, as_passed in passed.items() if as_passed},
+            unknown=tuple(name for name in wanted if not passed.get(name)),
             settings=_built_with(file),
+            timing_cache=timing_cache_of(data_dir.parent).is_file(),
+            plugins=file.search.plugins,
         )
 
     def uses_tf32(self, plan: PrecisionPlan) -> bool:
@@ -69,17 +99,20 @@ class BuildRecipe:
 
     def options(self, plan: PrecisionPlan) -> tuple[str, ...]:
         """The options of trtexec: names as of TensorRT 10.0 to 11 (samples/common/sampleOptions.cpp)."""
-        options = ["--onnx=model.onnx", "--stronglyTyped"]
+        options = [f"--onnx={MARKED_FILE if self.marked else 'model.onnx'}", "--stronglyTyped"]
         if not self.uses_tf32(plan):
             options.append("--noTF32")
-        if self.shapes:
-            options.append(f"--minShapes={self._spec(lambda shape: shape.smallest)}")
-            options.append(f"--optShapes={self._spec(lambda shape: shape.usual)}")
-            options.append(f"--maxShapes={self._spec(lambda shape: shape.largest)}")
+        for position, bound in enumerate(("min", "opt", "max") if self.ranges else ()):
+            spec = (f"{name}:{'x'.join(map(str, sizes[position]))}" for name, sizes in self.ranges.items())
+            options.append(f"--{bound}Shapes={','.join(spec)}")
         if self.settings.workspace_mb is not None:
             options.append(f"--memPoolSize=workspace:{self.settings.workspace_mb}")  # MiB
         if self.settings.optimization_level != TensorRtSettings().optimization_level:
             options.append(f"--builderOptimizationLevel={self.settings.optimization_level}")
+        if self.timing_cache:
+            options.append(f"--timingCacheFile={TIMING_CACHE}")
+        options += [f"--staticPlugins={path}" for path in self.plugins]
+        options += [f"--dynamicPlugins={path}" for path in self.plugins if exports_creators(Path(path))]
         return tuple(options)
 
     def command(self, plan: PrecisionPlan) -> str:
@@ -94,21 +127,33 @@ class BuildRecipe:
             "# Builds the engine of model.onnx with TensorRT, on the device that will run it. Written by mptune.",
             f"# {about_tf32}, as in the search. Options that are given to this script go to trtexec after these.",
         ]
-        for name in self.unknown:
-            shown = re.sub(r"[^\x20-\x7e]", "?", name)
-            lines.append(f"# The shapes of input {shown!r} are not known: give --minShapes, --optShapes, --maxShapes.")
+        if self.marked:
+            lines.append(f"# {MARKED_FILE} is model.onnx with further outputs, without which the engine is wrong.")
+            lines.append("# Give each an address (setTensorAddress) where you run the engine, and ignore its values.")
+        lines += [f"# {line}" for line in self.warnings]
         lines += [
             "set -eu",
-            'cd "$(dirname "$0")"',
-            f"trtexec=$(command -v trtexec || echo {TRTEXEC_ON_JETPACK})",
+            'cd -- "$(dirname -- "$0")"',
+            f"trtexec=$(command -v trtexec || echo {TRTEXEC_OF_PACKAGE})",
+            f'[ -x "$trtexec" ] || {{ echo {shlex.quote(NO_TRTEXEC)} >&2; exit 127; }}',
             " \\\n    ".join(
                 ('exec "$trtexec"', *map(shlex.quote, self.options(plan)), f'--saveEngine={engine_name(plan)} "$@"')
             ),
         ]
         return "\n".join(lines) + "\n"
 
-    def _spec(self, size: Callable[[ShapeRange], tuple[int, ...]]) -> str:
-        return ",".join(f"{_name(shape.name)}:{'x'.join(map(str, size(shape)))}" for shape in self.shapes)
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the command does not hold, one line each."""
+        return tuple(
+            f"Input {printable(name)!r} is not in the command, and trtexec takes 1 for all its sizes or values: "
+            + (
+                "trtexec cannot be passed a name with ' or , so rename it in the model."
+                if _SEPARATORS.search(name)
+                else "they are not known: give --minShapes, --optShapes, --maxShapes."
+            )
+            for name in self.unknown
+        )
 
 
 def _built_with(file: RunFile) -> TensorRtSettings:
@@ -121,27 +166,44 @@ def _built_with(file: RunFile) -> TensorRtSettings:
     return replace(settings, workspace_mb=default_workspace_mb(jetson.memory_gb))
 
 
+def timing_cache_of(run: Path) -> Path:
+    """Where a run directory keeps what TensorRT measured of its tactics."""
+    return run / "engines" / TIMING_CACHE
+
+
 def engine_name(plan: PrecisionPlan) -> str:
     """The file that the recipe builds: never the engine that was measured, never that of another plan."""
     return f"model.{plan.fingerprint}.engine"
 
 
-def _name(name: str) -> str:
-    """In trtexec's single quotes where the name holds what separates names and sizes there."""
-    return f"'{name}'" if re.search(r"[:,*]", name) else name
+_SEPARATORS = re.compile(r"[,'](?:.*[,'])?", re.DOTALL)
+"""What trtexec takes as separators or drops: it splits lists at each comma, quoted or not, then strips the quotes
+(``splitToStringVec``, ``splitNameAndValue`` in samples/common, the same in TensorRT 10.0 to 11.1)."""
 
 
-def _observed(data_dir: Path, names: Sequence[str]) -> dict[str, ShapeRange]:
-    """The range of each input's shapes over all samples, as engines are built for; tuned for the first sample."""
+def _name(name: str, every: Sequence[str]) -> str:
+    """How trtexec is passed a name: ``*`` in place of separators; empty where that fits another input as well."""
+    pattern = _SEPARATORS.sub("*", name)
+    head, _, tail = pattern.partition("*")
+    fitting = [n for n in every if n.startswith(head) and n.endswith(tail) and len(n) >= len(head) + len(tail)]
+    is_safe = fitting == [name] and not any("*" in other for other in every)
+    return pattern if pattern == name or is_safe else ""
+
+
+def _observed(data_dir: Path, dynamic: Sequence[str], deciding: Sequence[str]) -> dict[str, Range]:
+    """The range over all samples, as engines are built for; tuned for the first sample."""
+    files = (data_dir / "search.npz", data_dir / "held_out.npz")
     try:
-        samples = [*read_sample_shapes(data_dir / "search.npz"), *read_sample_shapes(data_dir / "held_out.npz")]
+        shapes = [sample for path in files for sample in read_sample_shapes(path)] if dynamic else []
+        arrays = [sample for path in files for sample in read_samples(path)] if deciding else []
     except DataError:
         return {}
-    ranges = {}
-    for name in names:
-        shapes = [sample[name] for sample in samples if name in sample]
-        if shapes and len({len(shape) for shape in shapes}) == 1:
-            every = np.array(shapes, dtype=np.int64).reshape(len(shapes), -1)
+    rows = {name: [sample[name] for sample in shapes if name in sample] for name in dynamic}
+    rows |= {name: [tuple(sample[name].ravel().tolist()) for sample in arrays if name in sample] for name in deciding}
+    ranges: dict[str, Range] = {}
+    for name, of_samples in rows.items():
+        if of_samples and len({len(row) for row in of_samples}) == 1:
+            every = np.array(of_samples, dtype=np.int64).reshape(len(of_samples), -1)
             smallest, largest = every.min(axis=0).tolist(), every.max(axis=0).tolist()
-            ranges[name] = ShapeRange(name, tuple(smallest), shapes[0], tuple(largest))
+            ranges[name] = (tuple(smallest), of_samples[0], tuple(largest))
     return ranges

@@ -11,9 +11,12 @@ from mptune.data.check_set import CheckSet, collect_check
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
+from mptune.engines.jobs.layer_times import EngineLayers
+from mptune.engines.marks import Marks
 from mptune.errors import PlanError
 from mptune.files import parse_json, write_json
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
@@ -56,7 +59,10 @@ def write_run_files(
     environment = environment or describe_environment()
     if front.chosen is not None:
         bank = WeightBank.write(grouped.model, run.weights)
-        recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
+        recipe = BuildRecipe()
+        if file is not None:
+            recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, shape_inputs(grouped.model))
+        recipe = replace(recipe, marked=Marks.load(run.engines).of(front.chosen.plan))
         check = None if file is None else check_set_of(run, file, front, front.chosen, grouped)
         opset = None if file is None else file.fixed_settings.opset
         write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)
@@ -139,3 +145,4 @@ def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyReco
         if path is not None and path not in kept and Path(path).parent.resolve() == run.engines.resolve():
             with contextlib.suppress(OSError):
                 Path(path).unlink()
+                EngineLayers.path(Path(path)).unlink(missing_ok=True)

@@ -9,12 +9,14 @@ from pathlib import Path
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
 from mptune.graph.plan import REDUCED, PrecisionPlan
+from mptune.targets.roofline import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.content import fp16_name
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.table import compared, front_rows, noise_ms, speedup_of
+from mptune.tuning.fronts.limits import error_text
+from mptune.tuning.fronts.table import compared, front_rows, latency_text, noise_ms, speedup_of
 
 KEPT_BECAUSE = "kept in FP32 because"
 """Above the FP32 groups of a plan with their reasons, in every view."""
@@ -103,6 +105,18 @@ def more_in_explain(count: int, run: str) -> str:
     return f"and {count} more: mptune report {run} --explain"
 
 
+def builders_choice_line(front: Front) -> str:
+    """The baseline whose precisions the builder chose, in a sentence; empty where there is none."""
+    choice = front.builders_choice
+    if choice is None:
+        return ""
+    own = choice.evaluation
+    if own is None:
+        return f"failed: {choice.failure}"
+    figures = f"{latency_text(own)} ms ({speedup_text(own, front.fp32)}), error {error_text(own)}"
+    return f"{figures}, on the search samples: what TensorRT 10 builds of FP32 with --fp16; no plan, not to be chosen"
+
+
 def kept_lines(front: Front, evaluation: Evaluation, most: int, run: str) -> list[str]:
     """The first FP32 groups of a plan, each with its reason, and how many more there are."""
     kept = front.explanation.of(evaluation.plan.fingerprint)
@@ -140,7 +154,10 @@ def latency_source(front: Front) -> str:
         remeasured = sum(row.evaluation.remeasured for row in rows if row.on_front)
         again = f"; {remeasured} of {len(front.points)} points re-measured in fresh processes" if remeasured else ""
         return f"measured on {front.device}{again}"
-    return f"PREDICTED for {front.target}: nothing was timed on that device"
+    return (
+        f"PREDICTED for {front.target}: nothing was timed on that device (87 % of published latencies lie within a"
+        f" factor of {EXPECTED_FACTOR:g} of such predictions)"
+    )
 
 
 def reduced_names(plans: Iterable[PrecisionPlan]) -> str:

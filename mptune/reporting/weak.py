@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,7 +21,7 @@ from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel, write_weak
 from mptune.printable import printable
 from mptune.reporting.chosen import infer_script
 from mptune.reporting.readme import plan_counts
-from mptune.reporting.recipe import TRTEXEC_ON_JETPACK, BuildRecipe
+from mptune.reporting.recipe import TRTEXEC_OF_PACKAGE, BuildRecipe
 from mptune.reporting.text import read_template
 from mptune.settings import TensorRtSettings
 from mptune.tuning.evaluation import Evaluation
@@ -63,11 +64,12 @@ def write_weak_folder(
         PlanError: the plan has a precision that it lacks.
     """
     branch, plan = WEAK_BRANCHES[target], evaluation.plan
+    recipe, plugins = replace(recipe, timing_cache=False, plugins=(), marked=()), recipe.plugins
     there = [name for name in _OWN_FILES if (directory / name).exists()]
     if directory.exists() and (not directory.is_dir() or (there and not force)):
         what = f"holds {there[0]}" if there else "is a file"
         raise RunError(f"{directory} {what} already", "give --force to replace it, or another folder with --out")
-    warnings = []
+    warnings = [f"the files load no plugins: {', '.join(plugins)}"] if plugins else []
     weak = write_weak(grouped, plan, branch, directory / "model.onnx")
     with writing(directory):
         for name in {*there} - {"model.onnx", "model.onnx.data"}:
@@ -104,7 +106,7 @@ def plan_document(plan: PrecisionPlan, grouped: GroupedModel, weak: WeakModel, r
         "tf32": recipe.uses_tf32(plan),
         "workspace_mib": settings.workspace_mb,
         "optimization_level": None if level == TensorRtSettings().optimization_level else level,
-        "shapes": {shape.name: [shape.smallest, shape.usual, shape.largest] for shape in recipe.shapes},
+        "shapes": {name: list(sizes) for name, sizes in recipe.ranges.items()},
         "inputs": [info.name for info in grouped.model.inputs],
         "prefix": weak.prefix,
         "nodes": [
@@ -145,16 +147,15 @@ def trtexec_script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) ->
         options.append("--fp16")
     options += ["--precisionConstraints=obey", *(f"--{option}={value}" for option, value in told.items() if value)]
     options += ["--profilingVerbosity=detailed", "--exportLayerInfo=layers.json", "--saveEngine=model.engine"]
-    unknown = [f"# Give --minShapes, --optShapes, --maxShapes of input {name!a}." for name in recipe.unknown]
     lines = [
         "#!/bin/sh",
         f"# Builds the engine of plan {plan.fingerprint} with trtexec of {weak.branch.label}. By mptune.",
         f"# {len(kinds)} of {len(weak.nodes)} nodes are told their precision by name; no other layer is.",
         "# Nothing checks the engine: layers.json has the types that it has. More options may follow this command.",
-        *unknown,
+        *(f"# {line}" for line in recipe.warnings),
         "set -eu",
         'cd "$(dirname "$0")"',
-        f"trtexec=$(command -v trtexec || echo {TRTEXEC_ON_JETPACK})",
+        f"trtexec=$(command -v trtexec || echo {TRTEXEC_OF_PACKAGE})",
         " \\\n    ".join(('exec "$trtexec"', *map(shlex.quote, options), '"$@"')),
     ]
     return "\n".join(lines) + "\n"

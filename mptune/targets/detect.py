@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.errors import TargetError
-from mptune.targets.jetson import TIMEOUT_S, ask_nvidia_smi, read_jetson
+from mptune.targets.jetson import TIMEOUT_S, PowerMode, ask_nvidia_smi, read_jetson
 
 _QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_version")
 
 _DEVICE_FILES = ("dev/nvidia[0-9]*", "dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "dev/nvgpu/igpu0/ctrl")
 """Of the drivers for separate GPUs and, the last three, for those of a Jetson."""
+
+_DRIVER_OF_CUDA_13, _L4T_OF_CUDA_13 = 580, 38
 
 _JETSON_CAPABILITIES = {"Thor": (11, 0), "Orin": (8, 7), "Xavier": (7, 2), "TX2": (6, 2), "TX1": (5, 3), "Nano": (5, 3)}
 """Compute capability by module (NVIDIA's CUDA GPUs page); the first that the model's name holds."""
@@ -29,7 +32,7 @@ class Gpu:
         driver: version of the driver, or of L4T on a Jetson.
         index: as CUDA counts the visible devices.
         part: number of the Jetson module; empty where it is unknown.
-        max_mhz: highest clock that a Jetson's power mode allows; None where it is unknown.
+        mode: a Jetson's power mode and what it leaves.
     """
 
     name: str
@@ -39,7 +42,7 @@ class Gpu:
     index: int = 0
     is_jetson: bool = False
     part: str = ""
-    max_mhz: float | None = None
+    mode: PowerMode = PowerMode()  # noqa: RUF009  it is frozen
 
 
 def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[Gpu, ...]:
@@ -62,6 +65,17 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
         )
         for index, k in enumerate(visible)
     )
+
+
+def cuda_series(gpus: Sequence[Gpu]) -> int:
+    """The newest CUDA whose packages run with the driver here: 12, or 13; 12 where no driver is known.
+
+    CUDA 13 needs a driver of 580 or later (CUDA's release notes, table 3), which Jetson Linux has from 38 on.
+    """
+    if not gpus:
+        return 12
+    number = re.search(r"\d+", gpus[0].driver.removeprefix("L4T"))
+    return 13 if number and int(number[0]) >= (_L4T_OF_CUDA_13 if gpus[0].is_jetson else _DRIVER_OF_CUDA_13) else 12
 
 
 def hidden_gpu(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> Path | None:
@@ -135,5 +149,5 @@ def _detect_jetson(root: Path) -> Gpu | None:
         driver=f"L4T {jetson.l4t}" if jetson.l4t else "",
         is_jetson=True,
         part=jetson.part,
-        max_mhz=jetson.gpu_max_mhz,
+        mode=jetson.mode,
     )

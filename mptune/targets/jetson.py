@@ -2,7 +2,8 @@
 
 Also whether it throttled while it was timed: nvidia-smi answers N/A there. Sources: Jetson Linux Developer Guide,
 "Platform Power and Performance" (``oc*_event_cnt`` of the driver ``soctherm_oc``: OC1 is under-voltage, OC2 average and
-OC3 instantaneous over-current); the Linux kernel's documentation of devfreq.
+OC3 instantaneous over-current); the Linux kernel's documentation of devfreq; NVIDIA's nvpmodel files, as copied in
+LineageOS/android_device_nvidia_concord (which files set a power mode, and the mask of TPCs that are off).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from mptune.json_form import JsonForm
@@ -57,6 +58,45 @@ class Clocks:
     """The highest that the power mode allows."""
 
 
+_TPC_MASKS = (
+    *("sys/devices/gpu.0/tpc_pg_mask", "sys/devices/platform/gpu.0/tpc_pg_mask"),
+    *("sys/devices/platform/17000000.gpu/tpc_pg_mask", "sys/devices/platform/bus@0/17000000.gpu/tpc_pg_mask"),
+)
+_MEMORY_CAPS = ("sys/kernel/nvpmodel_clk_cap/emc", "sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
+"""Of JetPack 6 and later, and of JetPack 5; 0 is no cap."""
+_INT_MAX, _NO_LIMIT_HZ = 2**31 - 1, 1e11
+_ORIN_TPCS, _SMS_PER_TPC = 8, 2
+
+
+@dataclass(frozen=True)
+class PowerMode(JsonForm):
+    """What a Jetson's power mode leaves of the GPU and the memory; None or empty where a value is unknown.
+
+    Attributes:
+        sm_count: multiprocessors that are on.
+        memory_mhz: cap of the memory's clock; None where there is none, too.
+    """
+
+    name: str = ""
+    sm_count: int | None = None
+    gpu_mhz: float | None = None
+    memory_mhz: float | None = None
+
+    def __str__(self) -> str:
+        facts = (
+            "" if self.sm_count is None else f"{self.sm_count} SMs",
+            "" if self.gpu_mhz is None else f"GPU up to {self.gpu_mhz:.0f} MHz",
+            "" if self.memory_mhz is None else f"memory up to {self.memory_mhz:.0f} MHz",
+        )
+        listed = ", ".join(fact for fact in facts if fact)
+        return f"{self.name or 'unnamed'}{f' ({listed})' if listed else ''}"
+
+    def differs(self, other: PowerMode) -> bool:
+        """Whether a value that both know is another."""
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return any(ours and theirs and ours != theirs for ours, theirs in pairs)
+
+
 @dataclass(frozen=True)
 class JetsonState(Clocks, JsonForm):
     """A Jetson at one moment; None or empty where a value is unknown.
@@ -66,6 +106,8 @@ class JetsonState(Clocks, JsonForm):
         memory_gb: what CPU and GPU share, less what the firmware keeps, GB (10^9 bytes).
         l4t: release of Jetson Linux, such as ``36.4.3``.
         jetpack: such as ``6.2``, or ``6`` where only the series is known.
+        sm_count: multiprocessors that the power mode leaves.
+        memory_max_mhz: the highest clock of the memory that it allows; None where it sets none, too.
     """
 
     model: str
@@ -75,6 +117,13 @@ class JetsonState(Clocks, JsonForm):
     jetpack: str = ""
     power_mode: str = ""
     memory_mhz: float | None = None
+    sm_count: int | None = None
+    memory_max_mhz: float | None = None
+
+    @property
+    def mode(self) -> PowerMode:
+        """The power mode and what it leaves."""
+        return PowerMode(self.power_mode, self.sm_count, self.gpu_max_mhz, self.memory_max_mhz)
 
     def facts(self) -> list[tuple[str, str]]:
         """The device as (name, value) lines; unknown values are left out."""
@@ -86,16 +135,18 @@ class JetsonState(Clocks, JsonForm):
             ("Jetson", f"{self.model}{f' ({self.part})' if self.part else ''}"),
             ("JetPack", f"{self.jetpack or '?'} (L4T {self.l4t})" if self.l4t else self.jetpack),
             ("power mode", self.power_mode),
+            ("SMs", "" if self.sm_count is None else str(self.sm_count)),
             ("GPU clock", clock),
             ("memory clock", "" if self.memory_mhz is None else f"{self.memory_mhz:.0f} MHz"),
+            ("memory cap", "" if self.memory_max_mhz is None else f"{self.memory_max_mhz:.0f} MHz"),
         ]
         return [(name, value) for name, value in lines if value]
 
 
 def read_jetson(root: Path = Path("/")) -> JetsonState | None:
     """Read the device's files; None where this is no Jetson."""
-    model = _model(root)
-    if not model:
+    model, mode = _model(root), read_power_mode(root)
+    if mode is None:
         return None
     total = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
     compatible = read_text(root / "proc/device-tree/compatible").split("\0")
@@ -108,10 +159,21 @@ def read_jetson(root: Path = Path("/")) -> JetsonState | None:
         memory_gb=round(int(total[1]) * 1024 / 1e9, 1) if total else None,
         l4t=l4t,
         jetpack=_jetpack(root, l4t),
-        power_mode=_power_mode(root),
+        power_mode=mode.name,
         memory_mhz=None if memory is None else memory / 1e6,
+        sm_count=mode.sm_count,
+        memory_max_mhz=mode.memory_mhz,
         **asdict(gpu_clocks(root)),
     )
+
+
+def read_power_mode(root: Path = Path("/")) -> PowerMode | None:
+    """The power mode and what it leaves; None where this is no Jetson."""
+    model = _model(root).lower()
+    if not model:
+        return None
+    sm_count = _sm_count(root) if "orin" in model else None
+    return PowerMode(_power_mode_name(root), sm_count, gpu_clocks(root).gpu_max_mhz, _memory_cap_mhz(root))
 
 
 def _model(root: Path) -> str:
@@ -143,7 +205,7 @@ def _jetpack(root: Path, l4t: str) -> str:
     return _JETPACK_MAJORS.get(l4t.partition(".")[0], "")
 
 
-def _power_mode(root: Path) -> str:
+def _power_mode_name(root: Path) -> str:
     """The name of the power mode, by the files of ``nvpmodel``."""
     modes = re.findall(
         r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", read_text(root / "etc/nvpmodel.conf"), re.MULTILINE
@@ -151,6 +213,21 @@ def _power_mode(root: Path) -> str:
     kept = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
     names = {int(number): name.removeprefix("MODE_") for number, name in modes}
     return names.get(int(kept[1]), "") if kept else ""
+
+
+def _sm_count(root: Path) -> int | None:
+    """By the mask of the TPCs that are off; bits of TPCs that a module lacks are set in all of its modes."""
+    masks = [mask for name in _TPC_MASKS if (mask := read_number(root / name)) is not None]
+    if not masks:
+        return None
+    on = ~int(max(masks)) & (1 << _ORIN_TPCS) - 1
+    return _SMS_PER_TPC * on.bit_count()
+
+
+def _memory_cap_mhz(root: Path) -> float | None:
+    """None where there is none: the file holds 0, or what nvpmodel writes for -1."""
+    hz = (read_number(root / name) or 0.0 for name in _MEMORY_CAPS)
+    return next((each / 1e6 for each in hz if 0 < each < _NO_LIMIT_HZ and each != _INT_MAX), None)
 
 
 def gpu_clocks(root: Path) -> Clocks:

@@ -11,7 +11,7 @@ from mptune.graph.grouping.op_kinds import RECURRENT
 from mptune.targets.costs import Shape
 from mptune.targets.jetson import JetsonState
 from mptune.targets.roofline import FUSED, roofline
-from mptune.targets.target import Target, can_be
+from mptune.targets.target import Target, can_be, in_power_mode
 
 TARGET_CODE = "target-not-here"
 
@@ -20,6 +20,8 @@ _RECURRENT_RATIOS = (3, 13)
 
 _TF32_COUNTS = 0.01
 """Share of all-FP32's latency that TF32 saves, below which nothing is said of it."""
+
+_LIMITS = {"{:.0f} SMs": "sm_count", "the GPU {:.0f} MHz": "gpu_mhz", "the memory {:.0f} MHz": "memory_mhz"}
 
 _CLOCK_TOLERANCE = 0.05
 """The steps of the clock are finer; profiles round it."""
@@ -72,19 +74,34 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
             f"this is {jetson.model}{part}{memory}, and the target is {target.title}: what was predicted holds for "
             "another module; give --target the profile of this one"
         )
-    highest, assumed = jetson.gpu_max_mhz, target.gpu_mhz
-    if highest is not None and assumed is not None and abs(highest / assumed - 1) > _CLOCK_TOLERANCE:
-        mode = f"power mode {jetson.power_mode}" if jetson.power_mode else "the power mode"
+    mode = jetson.mode
+    scaled = in_power_mode(target, mode)
+    limits = [
+        (words.format(getattr(scaled, figure)), words.format(getattr(target, figure)))
+        for words, figure in _LIMITS.items()
+        if abs((getattr(scaled, figure) or 1) / (getattr(target, figure) or 1) - 1) > _CLOCK_TOLERANCE
+    ]
+    if limits:
+        here, assumed = (", ".join(each) for each in zip(*limits, strict=True))
         warnings.append(
-            f"{mode} lets the GPU run at {highest:.0f} MHz, the profile {target.name} holds for {assumed:.0f} MHz: "
-            "set the mode that will be deployed (sudo nvpmodel -m ID), and go by what is measured in it"
+            f"power mode {mode.name or 'here'} leaves {here}, and the profile {target.name} holds for {assumed} "
+            f"({scaled.fp16_tflops:.1f} of {target.fp16_tflops:.1f} TFLOPS in FP16): set the mode that will be "
+            "deployed (sudo nvpmodel -m ID), and go by what is measured in it"
         )
+    highest = jetson.gpu_max_mhz
     if highest is not None and jetson.gpu_min_mhz is not None and jetson.gpu_min_mhz < highest:
         warnings.append(
             f"the GPU's clock floats between {jetson.gpu_min_mhz:.0f} and {highest:.0f} MHz: lock it for measuring "
             "(sudo jetson_clocks)"
         )
     return tuple(warnings)
+
+
+def other_mode(earlier: JetsonState | None, now: JetsonState | None, before: str, cure: str) -> tuple[str, ...]:
+    """The warning that measurements go on in another power mode than that of those ``before``."""
+    if earlier is None or now is None or not earlier.mode.differs(now.mode):
+        return ()
+    return (f"{before} in power mode {earlier.mode}, and this is {now.mode}: {cure}",)
 
 
 def _is_module(target: Target, jetson: JetsonState) -> bool:

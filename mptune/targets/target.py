@@ -16,7 +16,7 @@ from mptune import resources
 from mptune.errors import TargetError
 from mptune.graph.precision import Precision
 from mptune.targets.detect import Gpu, detect_gpus, parse_capability
-from mptune.targets.jetson import same_memory
+from mptune.targets.jetson import PowerMode, same_memory
 
 __all__ = ["FIGURES", "Gpu", "Target", "detect_gpus", "list_targets", "load_target", "match_target"]
 
@@ -31,12 +31,15 @@ FIGURES = (
     "fp32_tflops",
     "tf32_tflops",
     "bandwidth_gbps",
+    "memory_mhz",
     "memory_gb",
     "l2_mb",
     "launch_us",
     "power_modes",
 )
 """The fields of a profile that need a source."""
+
+_PEAKS = ("fp16_tflops", "bf16_tflops", "fp32_tflops", "tf32_tflops")
 
 _EXAMPLE = "start from one of the files in search_spaces/targets/"
 
@@ -65,6 +68,7 @@ class Target(pydantic.BaseModel):
         memory_gb: memory that engines can use, GB; None where it depends on the machine.
         sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
         gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
+        memory_mhz: clock of the memory that its bandwidth holds at; the same.
         bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0, by the support
             matrices of TensorRT and TensorRT-RTX).
         tf32_tflops: the same of TF32: what FP32 groups reach where TF32 is allowed; None as for BF16.
@@ -88,6 +92,7 @@ class Target(pydantic.BaseModel):
     compute_capability: Annotated[tuple[int, int], pydantic.BeforeValidator(_capability)] | None = None
     sm_count: Annotated[int, pydantic.Field(gt=0)] | None = None
     gpu_mhz: _Positive | None = None
+    memory_mhz: _Positive | None = None
     bf16_tflops: _Positive | None = None
     tf32_tflops: _Positive | None = None
     l2_mb: _Positive | None = None
@@ -202,9 +207,31 @@ def _named(target: Target, gpu: Gpu) -> int:
 def _clocked(target: Target, gpu: Gpu) -> tuple[float, float]:
     """Sort key: largest for the profile whose clock is nearest to the device's, then for the lower clock."""
     mhz = target.gpu_mhz or 0.0
-    if gpu.max_mhz is None or not mhz:
+    if gpu.mode.gpu_mhz is None or not mhz:
         return 0.0, -mhz
-    return -abs(math.log(gpu.max_mhz / mhz)), -mhz
+    return -abs(math.log(gpu.mode.gpu_mhz / mhz)), -mhz
+
+
+def in_power_mode(target: Target, mode: PowerMode) -> Target:
+    """A Jetson's profile with the figures that a power mode leaves: SMs, clock of the GPU, clock of the memory.
+
+    What is unknown of the mode changes nothing. A mode that leaves more SMs than a module has leaves all of them: fused
+    ones need not be in its mask.
+    """
+    sms = min(1.0, _ratio(mode.sm_count, target.sm_count))
+    scales = {name: sms * _ratio(mode.gpu_mhz, target.gpu_mhz) for name in _PEAKS if getattr(target, name)}
+    scales |= {"gpu_mhz": _ratio(mode.gpu_mhz, target.gpu_mhz), "sm_count": sms}
+    scales |= dict.fromkeys(("memory_mhz", "bandwidth_gbps"), _ratio(mode.memory_mhz, target.memory_mhz))
+    scales = {name: scale for name, scale in scales.items() if scale != 1.0}
+    figures = {name: getattr(target, name) * scale for name, scale in scales.items()}
+    if "sm_count" in figures:
+        figures["sm_count"] = round(figures["sm_count"])
+    scaled = {name: f"{target.sources.get(name, 'not stated')}; scaled to power mode {mode}" for name in figures}
+    return target.model_copy(update={**figures, "sources": {**target.sources, **scaled}})
+
+
+def _ratio(limit: float | None, figure: float | None) -> float:
+    return limit / figure if limit and figure else 1.0
 
 
 def can_be(target: Target, name: str, memory_gb: float | None) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
@@ -18,6 +19,7 @@ from mptune.finding import OutputColumns
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm, encode
 from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.jetson import PowerMode
 
 EVALUATION_FORMAT = 1
 
@@ -95,6 +97,7 @@ class Evaluation(JsonForm):
         confirmed: a device measured it by ``mptune confirm``.
         warnings: one line each, ending with what to do.
         memory: what the engine takes; None where it was evaluated before mptune kept that.
+        power_mode: of the Jetson that it was timed on, and what that mode left; None elsewhere.
     """
 
     plan: PrecisionPlan
@@ -117,6 +120,7 @@ class Evaluation(JsonForm):
     confirmed: bool = False
     warnings: tuple[str, ...] = ()
     memory: EngineMemory | None = None
+    power_mode: PowerMode | None = None
     ignored: tuple[str, ...] = ()
 
     @classmethod
@@ -147,6 +151,7 @@ class Evaluation(JsonForm):
             engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
             warnings=measurement.warnings,
             memory=measurement.memory,
+            power_mode=measurement.power_mode,
             ignored=ignored,
         )
 
@@ -172,6 +177,14 @@ class Evaluation(JsonForm):
             f" error {self.judged_error:.2g}{held_out} ({self.metric}),"
             f" {len(self.plan.fp16_groups)} FP16{others} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
         )
+
+    def engine_in(self, engines: Path) -> Path | None:
+        """The plan's engine, in the run's own folder only: the record may come from a stranger, and name any file."""
+        if self.engine_path is None:
+            return None
+        # By its name alone: the directory may have been moved, also from a machine with other separators.
+        engine = engines / PureWindowsPath(self.engine_path).name
+        return engine if engine.is_file() and not engine.is_symlink() else None
 
     @cached_property
     def counted(self) -> OutputError:
@@ -293,6 +306,24 @@ class Evaluation(JsonForm):
         }
         point: dict[str, Any] = encode(figures)
         return point
+
+
+@dataclass(frozen=True)
+class BuildersChoice:
+    """The baseline whose precisions TensorRT 10's builder chose: no plan, so that it is on no front.
+
+    Attributes:
+        evaluation: its figures, of a plan without groups; None where it failed.
+        failure: why, one line; empty where it was measured.
+    """
+
+    evaluation: Evaluation | None
+    failure: str = ""
+
+    def to_point(self) -> dict[str, Any]:
+        """Its figures in front.json, named as a POINT's."""
+        point = {} if self.evaluation is None else self.evaluation.to_point()
+        return {**{name: point.get(name) for name in ("latency", "error", "speedup")}, "failure": self.failure or None}
 
 
 def _ratio(baseline_ms: float, ms: float) -> float:

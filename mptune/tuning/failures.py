@@ -21,6 +21,8 @@ def describe(failure: Failure) -> str:
 _MACHINE_HINTS = {
     FailureKind.DISK_FULL: DISK_FULL_HINT,
     FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi)",
+    FailureKind.DRIVER: "update the NVIDIA driver (535 or later for CUDA 12, 580 for CUDA 13), or install the packages"
+    " for its CUDA: `mptune doctor` names them",
     FailureKind.WORKER: "run `mptune doctor`",
     FailureKind.OUT_OF_MEMORY: "see what else uses the memory of the host and of the device",
     FailureKind.TIMEOUT: "see what else uses the host and the device",

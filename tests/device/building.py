@@ -24,6 +24,9 @@ _RTX_CAPABILITIES = {(8, 7): "SM86", (8, 6): "SM86", (8, 9): "SM89", (9, 0): "SM
 """What TensorRT-RTX builds for in place of a GPU; for an Orin and an H200 the nearest."""
 
 BuilderFlag = enumeration("BuilderFlag", TF32=6)
+BuilderFlag10 = enumeration("BuilderFlag", FP16=0)
+"""Until 10 the builder could be allowed FP16; it has the other flags as well."""
+BuilderFlag10.TF32 = BuilderFlag.TF32
 MemoryPoolType = enumeration("MemoryPoolType", WORKSPACE=0)
 NetworkDefinitionCreationFlag = enumeration("NetworkDefinitionCreationFlag", _EXPLICIT_BATCH=0, STRONGLY_TYPED=1)
 NetworkDefinitionCreationFlag11 = enumeration("NetworkDefinitionCreationFlag", STRONGLY_TYPED=0)
@@ -174,6 +177,7 @@ class ITimingCache(Native):
 class IBuilderConfig(Native):
     profiling_verbosity: Any = ProfilingVerbosity._LAYER_NAMES_ONLY
     builder_optimization_level: int = 3
+    avg_timing_iterations: int = 1  # "the default number of averaging iterations is 1" (NvInfer.h)
     progress_monitor: Any = None
 
     def __init__(self, builder: Builder) -> None:
@@ -182,6 +186,9 @@ class IBuilderConfig(Native):
         self._workspace: int | None = None
         self._profile: IOptimizationProfile | None = None  # py::keep_alive<1, 2>
         self._timing_cache: ITimingCache | None = None  # py::keep_alive<1, 2>
+
+    def set_flag(self, flag: Any) -> None:
+        self._flags.add(flag)
 
     def clear_flag(self, flag: Any) -> None:
         self._flags.discard(flag)
@@ -236,7 +243,12 @@ class Builder(Native):
         return IOptimizationProfile(self)
 
     def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig) -> IHostMemory | None:
+        module = self._module
         inputs = [network._rtx.get_input(k) for k in range(network.num_inputs)]
+        is_typed = module._number >= (11,) or bool(network._flags & _STRONGLY_TYPED)
+        if is_typed and BuilderFlag10.FP16 in config._flags:  # "mutually exclusive with precision flags" (NvInfer.h)
+            self._log._say("ERROR", "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (FP16 was set)")
+            return None
         if config._profile is None and any(-1 in tuple(one.shape) or one.is_shape_tensor for one in inputs):
             self._log._say(
                 "ERROR",
@@ -248,7 +260,7 @@ class Builder(Native):
         if memory is None:
             return None
         self._skip_tactics(config)
-        module, profile, rtx = self._module, config._profile, network._rtx
+        profile, rtx = config._profile, network._rtx
         tensors = [Tensor(*_facts(rtx.get_input(k), is_input=True)) for k in range(rtx.num_inputs)]
         tensors += [Tensor(*_facts(rtx.get_output(k), is_input=False)) for k in range(rtx.num_outputs)]
         blueprint = Blueprint(
@@ -257,8 +269,9 @@ class Builder(Native):
             version=module.__version__,
             capability=module._capability,
             tf32=BuilderFlag.TF32 in config._flags,
-            is_typed=module._number >= (11,)
-            or bool(network._flags & 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)),
+            is_typed=is_typed,
+            is_half=BuilderFlag10.FP16 in config._flags,
+            averaged=config.avg_timing_iterations,
             is_detailed=config.profiling_verbosity == ProfilingVerbosity.DETAILED,
             shapes={} if profile is None else profile._shapes,
             values={} if profile is None else profile._values,

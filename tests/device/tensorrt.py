@@ -101,7 +101,7 @@ def make_module(version: str, cuda: FakeCuda, capability: tuple[int, int] = (8, 
         for name in names:
             setattr(module, name, getattr(source, name))
     if module._number < (11,):
-        module.ICudaEngine = _Engine10
+        module.ICudaEngine, module.BuilderFlag = _Engine10, building.BuilderFlag10
     else:
         module.NetworkDefinitionCreationFlag = building.NetworkDefinitionCreationFlag11
     if is_rtx:
@@ -109,8 +109,18 @@ def make_module(version: str, cuda: FakeCuda, capability: tuple[int, int] = (8, 
             setattr(module, name, getattr(rtx_runtime, name))
     module.Builder = type("Builder", (building.Builder,), {"_module": module})
     module.Runtime = type("Runtime", (_Runtime,), {"_module": module})
+    module.IPluginRegistry, module.get_plugin_registry = IPluginRegistry, lambda: IPluginRegistry()
     module.init_libnvinfer_plugins = _init_libnvinfer_plugins
     return module
+
+
+class IPluginRegistry(Native):
+    """TensorRT-RTX's, where plugins are registered."""
+
+    def load_library(self, plugin_path: str) -> Any:
+        import tensorrt_rtx
+
+        return tensorrt_rtx.get_plugin_registry().load_library(plugin_path)
 
 
 def _init_libnvinfer_plugins(logger: Any, namespace: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import mptune
+from mptune.cli import main
 from mptune.engines.tensorrt.library import is_installed
+from mptune.reporting.terminal.front import print_front
 from mptune.selftest.run import engines_here, run_selftest
 from mptune.settings import LatencySettings
 from mptune.targets.detect import detect_gpus
@@ -56,6 +60,7 @@ def test_a_search_measures_picks_and_deploys(here: Here, mlp_path: Path, mlp_dat
     assert front.fp32.latency.median_ms / front.fp16.latency.median_ms > 1.5
     assert front.fp32.error_value < 1e-6
     assert 1e-5 < front.fp16.error_value < 1e-2
+    assert_builders_choice(front, run)
     environment = json.loads((run / "run.json").read_text())["environment"]
     assert environment["versions"]["tensorrt"] == machine.tensorrt
     assert (environment["jetson"] is not None) is machine.is_jetson
@@ -66,7 +71,7 @@ def test_a_search_measures_picks_and_deploys(here: Here, mlp_path: Path, mlp_dat
     engine = Blueprint.from_bytes((chosen_dir / "model.engine").read_bytes())
     assert engine is not None
     assert (engine.version, engine.capability) == (machine.tensorrt, machine.capability)
-    assert (engine.tf32, engine.is_typed, engine.is_detailed) == (False, True, True)
+    assert (engine.tf32, engine.is_typed, engine.is_detailed, engine.averaged) == (False, True, True, 8)
     assert engine.shapes == {"x": ((1, 32), (1, 32), (1, 32))}
     feeds = dict(np.load(mlp_data))
     np.savez(chosen_dir / "in.npz", x=feeds["x"][:1])
@@ -75,6 +80,75 @@ def test_a_search_measures_picks_and_deploys(here: Here, mlp_path: Path, mlp_dat
     assert done.returncode == 0, done.stderr
     wanted = engine.program().run({"x": feeds["x"][:1]})["y"]
     np.testing.assert_allclose(np.load(chosen_dir / "out.npz")["y"], wanted, rtol=1e-5, atol=1e-6)
+
+
+def assert_builders_choice(front: Front, run: Path) -> None:
+    """TensorRT 10 was left to choose FP16 once: the same everywhere as all-FP16 here, and on no front; 11 cannot be."""
+    shown = json.loads((run / "front.json").read_text())["baseline"]["builders_choice"]
+    page = (run / "report.html").read_text()
+    if json.loads((run / "run.json").read_text())["environment"]["versions"]["tensorrt"].startswith("11"):
+        assert (front.builders_choice, shown) == (None, None)
+        assert "Builder's choice" not in page
+        return
+    assert front.builders_choice is not None
+    own, fp16 = front.builders_choice.evaluation, front.fp16
+    assert own is not None
+    assert fp16 is not None
+    assert own.latency.source == "measured"
+    assert own.latency.median_ms < 0.7 * front.fp32.latency.median_ms
+    assert 1e-5 < own.error_value < 1e-2
+    assert shown["speedup"] == own.speedup > 1.4
+    assert shown["error"]["value"] == own.error_value
+    assert shown["failure"] is None
+    assert own.plan.fingerprint not in {point.plan.fingerprint for point in front.points}
+    assert not list((run / "engines").glob("free*"))
+    assert "Builder's choice" in page
+    text = io.StringIO()
+    print_front(front, text)
+    assert "builder's choice: " in text.getvalue()
+
+
+def test_the_layers_of_the_chosen_plans_engine_are_shown(
+    here: Here, mlp_path: Path, mlp_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    front = search(mlp_path, mlp_data, run, budget=2)
+    half = front.fp16
+    assert half is not None
+    mptune.pick(run, plan=half.plan.fingerprint)
+    capsys.readouterr()
+    assert main(["report", str(run), "--layers", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["plan"] == half.plan.fingerprint
+    layers = {node: layer for layer in document["layers"] for node in layer["nodes"]}
+    assert {node.name for node in onnx.load(mlp_path).graph.node} <= layers.keys()
+    gemm = layers["block0/fc1/Gemm"]
+    assert (gemm["types"], gemm["ms"] > 0.0, bool(gemm["name"])) == (["fp16"], True, True)
+    assert main(["report", str(run), "--layers"]) == 0
+    shown = capsys.readouterr().out
+    (row,) = [line for line in shown.splitlines() if line.endswith("block0/fc1/Gemm")]
+    assert row.split()[0] == f"{gemm['ms']:.4f}"
+    assert row.split()[2] == "FP16"
+    for path in (run / "engines").glob("*.layers.json"):
+        path.unlink()
+    assert main(["report", str(run), "--layers"]) == 1
+    shown = capsys.readouterr().err
+    assert "its engine was not profiled\nhint: `mptune confirm RUN`" in shown
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [("jetson-orin-nano-8gb", "its latency is predicted"), ("cpu", "onnxruntime left no engine file")],
+)
+def test_where_no_layers_were_recorded_is_said_why(
+    target: str, why: str, mlp_path: Path, mlp_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search(mlp_path, mlp_data, tmp_path / "run", budget=1, target=target)
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run"), "--layers"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.endswith(f"no layers were recorded: {why}")
+    assert hint.startswith("hint: ")
 
 
 @pytest.mark.slow
@@ -91,6 +165,7 @@ def test_what_was_predicted_elsewhere_is_confirmed_there(
         confirmed = mptune.confirm(run)
         assert here.broken() == []
     assert confirmed.front.engine == "tensorrt"
+    assert_builders_choice(confirmed.front, confirmed.front.run_dir)
     assert {point.latency.source for point in confirmed.front.points} == {"measured"}
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mptune.engines.environment import (
     GpuState,
     describe_environment,
     foreign_gpu_processes,
+    installed_versions,
     parse_gpus,
     parse_processes,
     process_warnings,
@@ -128,3 +130,14 @@ def test_who_uses_a_gpu_that_is_not_visible_is_not_asked_for(
     monkeypatch.setattr("mptune.engines.environment.ask_nvidia_smi", lambda *query: seen.extend(query))
     assert foreign_gpu_processes() == ()
     assert [option for option in seen if option.startswith("--id")] == asked
+
+
+@pytest.mark.parametrize("variant", ["tensorrt", "tensorrt-cu12", "tensorrt-cu13"])
+def test_tensorrt_is_found_under_each_name_of_its_package(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package != variant:
+            raise metadata.PackageNotFoundError(package)
+        return "11.4.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert installed_versions() == {"tensorrt": "11.4.0"}

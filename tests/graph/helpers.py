@@ -43,9 +43,11 @@ def run(path: Path, feed: Mapping[str, np.ndarray], disabled: Sequence[str] = ()
     try:
         session = opened(disabled_optimizers=without)
     except Exception as error:
-        if "/LayerNormFusion/" not in str(error):
+        if "LayerNormFusion/" not in str(error):
             raise
-        session = opened(disabled_optimizers=[*without, "LayerNormFusionL1", "LayerNormFusionL2"])
+        session = opened(
+            disabled_optimizers=[*without, "LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion"]
+        )
     names = [o.name for o in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
 

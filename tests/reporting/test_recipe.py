@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,15 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mptune.data.archive import save_samples
 from mptune.engines.environment import Environment
 from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.chosen import write_chosen
-from mptune.reporting.recipe import BuildRecipe, engine_name
-from mptune.run_json import FixedSettings, ModelSection, RunFile, TargetSection
+from mptune.reporting.recipe import NO_TRTEXEC, TRTEXEC_OF_PACKAGE, BuildRecipe, engine_name
+from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection, TargetSection
 from mptune.settings import ShapeRange, TensorRtSettings
 from mptune.targets.jetson import JetsonState
+from tests.reporting import trtexec
 from tests.reporting.conftest import Bench, MakeFront
 
 
@@ -80,13 +85,13 @@ def test_the_measured_engine_is_not_overwritten(bench: Bench, tmp_path: Path, ar
 
 
 def test_shapes_are_those_of_the_search(bench: Bench, tmp_path: Path, arguments) -> None:
-    """What ``--shapes`` names is as given; the rest as the samples have it; names are quoted for trtexec and sh."""
+    """What ``--shapes`` names is as given; the rest as the samples have it; sh leaves the names as they are."""
     data = tmp_path / "data"
     for name, rows in (("search", (3, 1)), ("held_out", (7,))):
-        feeds = [{"x:0": np.zeros((n, 4), np.float32), "it's": np.zeros((n,), np.int64)} for n in rows]
+        feeds = [{"x:0 $HOME": np.zeros((n, 4), np.float32), "it's": np.zeros((n,), np.int64)} for n in rows]
         save_samples(data / f"{name}.npz", feeds)
     inputs = [
-        TensorInfo("x:0", "float", ("n", 4)),
+        TensorInfo("x:0 $HOME", "float", ("n", 4)),
         TensorInfo("fixed", "float", (1, 4)),
         TensorInfo("it's", "int64", (None,)),
         TensorInfo("gone", "float", ("m",)),
@@ -97,11 +102,106 @@ def test_shapes_are_those_of_the_search(bench: Bench, tmp_path: Path, arguments)
     script = tmp_path / "build.sh"
     script.write_text(recipe.script(bench.plan(1)))
     script.chmod(0o755)
-    trtexec = arguments(script)
-    assert "--minShapes='x:0':1x4,it's:1" in trtexec
-    assert "--optShapes='x:0':3x4,it's:2" in trtexec
-    assert "--maxShapes='x:0':7x4,it's:9" in trtexec
-    assert "'gone' are not known" in script.read_text()
+    declared = {"x:0 $HOME": (-1, 4), "fixed": (1, 4), "it's": (-1,), "gone": (-1,)}
+    assert trtexec.profile(arguments(script), declared) == {
+        "x:0 $HOME": ((1, 4), (3, 4), (7, 4)),
+        "it's": ((1,), (2,), (9,)),
+        "gone": ((1,), (1,), (1,)),
+    }
+    assert "Input 'gone' is not in the command" in script.read_text()
+
+
+def test_values_of_a_shape_tensor_are_the_observed_ones(bench: Bench, tmp_path: Path) -> None:
+    """trtexec reads them where it reads shapes, and takes 1 for all of them otherwise."""
+    for name, targets in (("search", ([8, 4], [2, 9])), ("held_out", ([3, -1],))):
+        feeds = [{"target": np.array(t, np.int64), "scale": np.array(t[0], np.int32)} for t in targets]
+        save_samples(tmp_path / f"{name}.npz", feeds)
+    inputs = [TensorInfo("target", "int64", (2,)), TensorInfo("scale", "int32", ())]
+    recipe = BuildRecipe.of(run_file(), tmp_path, inputs, ["target", "scale"])
+    declared, decide = {"target": (2,), "scale": ()}, ["target", "scale"]
+    read = trtexec.profile(recipe.options(bench.plan(1)), declared, decide)
+    assert read == {"target": ((2, -1), (8, 4), (8, 9)), "scale": ((2,), (8,), (8,))}
+    without = BuildRecipe.of(run_file(), tmp_path, inputs).options(bench.plan(1))
+    assert trtexec.profile(without, declared, decide)["target"] == ((1, 1),) * 3
+
+
+names = st.text("ab:,'*=x -é\n", min_size=1, max_size=6)
+
+
+PLAN = PrecisionPlan.uniform("", ["g001"], Precision.FP16)
+bounds = st.lists(st.integers(0, 9), min_size=3, max_size=3).map(sorted)
+
+
+@given(st.dictionaries(names, bounds, min_size=1, max_size=4))
+def test_every_name_is_passed_or_named(ranges: dict[str, list[int]]) -> None:
+    """Of any set of names, an engine is built for the right ranges, or the script says which input is left out."""
+    inputs = list(ranges)
+    shapes = tuple(ShapeRange(name, *((size, 4) for size in of_name)) for name, of_name in ranges.items())
+    recipe = BuildRecipe.of(run_file(shapes=shapes), Path("none"), [TensorInfo(n, "float", ("n", 4)) for n in inputs])
+    read = trtexec.profile(shlex.split(recipe.command(PLAN))[1:], dict.fromkeys(inputs, (-1, 4)))
+    for name, of_name in ranges.items():
+        if name not in recipe.unknown:
+            assert read[name] == tuple((size, 4) for size in of_name)
+    assert all("," in name or "'" in name for name in recipe.unknown)
+    assert len(recipe.warnings) == len(recipe.unknown)
+    assert all(line.startswith("#") for line in recipe.script(PLAN).splitlines()[: 3 + len(recipe.unknown)])
+
+
+def test_a_name_with_a_comma_is_passed_by_a_wildcard_where_that_is_one_input() -> None:
+    def passed(*inputs: str) -> BuildRecipe:
+        shapes = tuple(ShapeRange(name, (1,), (2,), (3,)) for name in inputs)
+        return BuildRecipe.of(run_file(shapes=shapes), Path("none"), [TensorInfo(n, "float", (None,)) for n in inputs])
+
+    assert set(passed("a,b,c", "d").ranges) == {"a*c", "d"}
+    assert passed("a,c", "abc").unknown == ("a,c",)
+    assert "cannot be passed a name with" in passed("a,c", "abc").warnings[0]
+
+
+def test_the_timing_cache_goes_along_as_a_copy(bench: Bench, make_front: MakeFront, run_dir: Path, arguments) -> None:
+    front, _ = make_front()
+    (run_dir / "engines").mkdir(exist_ok=True)
+    (run_dir / "engines" / "timing.cache").write_bytes(b"measured")
+    recipe = BuildRecipe.of(run_file(), run_dir / "data", [])
+    write_chosen(front, bench.evaluation(2, 1.2, 1e-3), bench.grouped, run_dir / "chosen", None, recipe=recipe)
+    given = trtexec.read_options(arguments(run_dir / "chosen" / "build.sh"))
+    assert given["--timingCacheFile"] == ["timing.cache"]
+    (run_dir / "chosen" / "timing.cache").write_bytes(b"trtexec adds to it")
+    assert (run_dir / "engines" / "timing.cache").read_bytes() == b"measured"
+    assert "timing.cache what TensorRT measured" in (run_dir / "chosen" / "README.txt").read_text()
+    assert "--timingCacheFile" not in str(BuildRecipe().options(bench.plan(1)))
+
+
+def test_where_trtexec_is_not_found_the_script_says_where_it_is(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "-a folder's"
+    folder.mkdir()
+    (folder / "build.sh").write_text(BuildRecipe().script(bench.plan(1)).replace(TRTEXEC_OF_PACKAGE, "/nowhere"))
+    command = ["/bin/sh", str(folder / "build.sh")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 127
+    assert done.stderr == f"{NO_TRTEXEC}\n"
+
+
+def test_readme_says_what_trtexec_of_tensorrt_10_needs(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:
+    front, _ = make_front()
+    write_chosen(front, bench.evaluation(2, 1.2, 1e-3), bench.grouped, run_dir / "chosen", None)
+    text = " ".join((run_dir / "chosen" / "README.txt").read_text().split())
+    line = text[text.index("sh build.sh --useCudaGraph") :].split(" (its")[0]
+    assert set(trtexec.read_options(line.split()[2:])) == {"--useCudaGraph", "--noDataTransfers", "--useSpinWait"}
+    assert "no build without --stronglyTyped" in text
+    assert NO_TRTEXEC in text
+
+
+def test_plugins_are_loaded_as_in_the_workers(bench: Bench, tmp_path: Path, arguments) -> None:
+    """All are opened, and those whose creators are asked for are named for that, too."""
+    itself, asked = str(tmp_path / "a b's.so"), str(tmp_path / "c.so")
+    Path(asked).write_bytes(b"\x7fELF\0setLoggerFinder\0getCreators\0")
+    file = run_file().model_copy(update={"search": SearchSection(plugins=(itself, asked))})
+    script = tmp_path / "build.sh"
+    script.write_text(BuildRecipe.of(file, tmp_path, []).script(bench.plan(1)))
+    script.chmod(0o755)
+    options = trtexec.read_options(arguments(script))
+    assert options["--staticPlugins"] == [itself, asked]
+    assert options["--dynamicPlugins"] == [asked]
 
 
 def test_the_search_s_limits_of_the_builder(bench: Bench) -> None:

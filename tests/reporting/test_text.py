@@ -127,6 +127,7 @@ def test_sources_cannot_be_mistaken(make_front: MakeFront, run_dir: Path) -> Non
     assert "measured on the outputs" in error_source(front)
     other = predicted(front)
     assert latency_source(other).startswith("PREDICTED for jetson-orin-nano-8gb")
+    assert "within a factor of 1.5" in latency_source(other)
     assert "emulated" in error_source(other)
     mixed = replace(front, fp16=replace(front.fp16, error_source="emulated"), points=front.points[1:])
     assert "as marked" in error_source(mixed)

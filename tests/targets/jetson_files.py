@@ -45,6 +45,8 @@ ORIN_NANO_SUPER = {
     "sys/class/devfreq/17000000.gpu/min_freq": "306000000\n",
     "sys/class/devfreq/17000000.gpu/max_freq": "1020000000\n",
     "sys/class/devfreq/15340000.vic/max_freq": "435200000\n",
+    "sys/devices/platform/gpu.0/tpc_pg_mask": "240\n",
+    "sys/kernel/nvpmodel_clk_cap/emc": "3199000000\n",
     "sys/kernel/debug/bpmp/debug/clk/emc/rate": "3199000000\n",
 }
 """An Orin Nano developer kit with JetPack 6.2 in its Super configuration."""
@@ -73,5 +75,7 @@ NANO = JetsonState(
     gpu_min_mhz=306.0,
     gpu_max_mhz=1020.0,
     memory_mhz=3199.0,
+    sm_count=8,
+    memory_max_mhz=3199.0,
 )
 """What ``ORIN_NANO_SUPER`` tells."""

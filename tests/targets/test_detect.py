@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
-from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
+from tests.targets.jetson_files import NANO, ORIN_NANO_SUPER, put_files
 
 H200 = "0, GPU-aaaa, NVIDIA H200, 9.0, 143771, 570.124.06"
 L4 = "1, GPU-bbbb, NVIDIA L4, 8.9, 23034, 570.124.06"
@@ -110,7 +110,7 @@ def test_a_jetson_is_known_by_its_device_tree(smi, tmp_path: Path) -> None:
     smi(prints("0, [N/A], Orin (nvgpu), [N/A], [N/A], 540.4.0"))
     put_files(tmp_path, ORIN_NANO_SUPER)
     name = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
-    gpu = Gpu(name, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005", max_mhz=1020.0)
+    gpu = Gpu(name, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005", mode=NANO.mode)
     assert detect_gpus(tmp_path) == (gpu,)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptune.targets.detect import Gpu, detect_gpus
-from mptune.targets.jetson import JetsonState, read_jetson
+from mptune.targets.jetson import JetsonState, PowerMode, read_jetson, read_power_mode
 from mptune.targets.target import list_targets, match_target
 from tests.targets.jetson_files import NANO, ORIN_NANO_SUPER, put_files
 
@@ -80,14 +80,15 @@ class TestMatch:
     @pytest.mark.parametrize("target", [t for t in list_targets() if t.kind == "jetson"], ids=lambda t: t.name)
     def test_every_module_is_known_by_its_number_and_clock(self, target) -> None:
         for part in target.part_numbers:
-            gpu = Gpu("NVIDIA Jetson on a board of ours", (8, 7), None, "", 0, True, part, target.gpu_mhz)
+            mode = PowerMode(gpu_mhz=target.gpu_mhz)
+            gpu = Gpu("NVIDIA Jetson on a board of ours", target.compute_capability, None, "", 0, True, part, mode)
             assert match_target(gpu) == target
 
     def test_super_by_the_clock_that_the_power_mode_allows(self, tmp_path: Path) -> None:
         (gpu,) = detect_gpus(put_files(tmp_path, ORIN_NANO_SUPER))
         assert match_target(gpu).name == "jetson-orin-nano-8gb-super"
-        assert match_target(replace(gpu, max_mhz=612.0)).name == "jetson-orin-nano-8gb"
-        assert match_target(replace(gpu, max_mhz=None)).name == "jetson-orin-nano-8gb", "promises least"
+        assert match_target(replace(gpu, mode=PowerMode(gpu_mhz=612.0))).name == "jetson-orin-nano-8gb"
+        assert match_target(replace(gpu, mode=PowerMode())).name == "jetson-orin-nano-8gb", "promises least"
 
     def test_by_name_and_memory_where_the_number_is_new(self, tmp_path: Path) -> None:
         compatible = "nvidia,p9999-0000\0nvidia,tegra234\0"
@@ -116,3 +117,43 @@ def test_in_a_container_the_device_tree_is_hidden(tmp_path: Path, name: str, tex
 
 def test_what_is_not_a_jetson_in_a_container(tmp_path: Path) -> None:
     assert read_jetson(put_files(tmp_path, {"tmp/nv_jetson_model": "Not a Jetson device\n"})) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "mask", "sms"),
+    [
+        ("NVIDIA Jetson Orin NX", "252\n", 4),
+        ("NVIDIA Jetson AGX Orin 32GB", "128\n", 14),
+        ("NVIDIA Jetson AGX Orin Developer Kit", "0\n", 16),
+        ("NVIDIA Jetson AGX Orin Developer Kit", "248\n", 6),
+        ("NVIDIA Jetson AGX Orin Developer Kit", None, None),
+        ("NVIDIA Jetson AGX Thor Developer Kit", "252\n", None),
+    ],
+)
+@pytest.mark.parametrize("place", ["gpu.0", "platform/gpu.0", "platform/17000000.gpu", "platform/bus@0/17000000.gpu"])
+def test_the_multiprocessors_that_a_mode_leaves(
+    model: str, mask: str | None, sms: int | None, place: str, tmp_path: Path
+) -> None:
+    """Masks by NVIDIA's nvpmodel files; Thor has other TPCs, so that its mask says nothing here."""
+    files = {"proc/device-tree/model": model, f"sys/devices/{place}/tpc_pg_mask": mask or ""}
+    mode = read_power_mode(put_files(tmp_path, {name: text for name, text in files.items() if text}))
+    assert mode == PowerMode("", sms)
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "mhz"),
+    [
+        ("nvpmodel_clk_cap/emc", "2133000000\n", 2133.0),
+        ("nvpmodel_emc_cap/emc_iso_cap", "2133000000\n", 2133.0),
+        ("nvpmodel_clk_cap/emc", "0\n", None),
+        ("nvpmodel_clk_cap/emc", "2147483647\n", None),
+        ("nvpmodel_clk_cap/emc", "9223372036854775807\n", None),
+    ],
+)
+def test_the_cap_of_the_memory(place: str, text: str, mhz: float | None, tmp_path: Path) -> None:
+    files = {"proc/device-tree/model": "NVIDIA Jetson Orin NX", f"sys/kernel/{place}": text}
+    assert read_power_mode(put_files(tmp_path, files)) == PowerMode("", None, None, mhz)
+
+
+def test_no_jetson_has_no_mode(tmp_path: Path) -> None:
+    assert read_power_mode(tmp_path) is None

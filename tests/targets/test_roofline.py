@@ -21,7 +21,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import Granularity
 from mptune.targets.costs import GroupCost
-from mptune.targets.roofline import FUSED, UNFUSED, Execution, cast_ms, kernel_ms, roofline
+from mptune.targets.roofline import FUSED, UNFUSED, Execution, cast_ms, fused, kernel_ms, roofline
 from mptune.targets.target import Target, list_targets, load_target
 from tests.graph import models
 from tests.graph.models import constant, node, value
@@ -86,15 +86,16 @@ def plan_of(grouped: GroupedModel, fp16) -> PrecisionPlan:
 class TestGroupTime:
     def test_computing_is_bound_by_the_peak_of_the_precision(self) -> None:
         cost = GroupCost(matrix_flops=8e9, vector_flops=0, fp32_bytes=4, fp16_bytes=2, matrix_elements=FULL, kernels=1)
-        launch = 2e-3
+        launch = 2e-3 * FUSED.launches
         assert kernel_ms(cost, DEVICE, Precision.FP32) == pytest.approx(8e9 / (10e9 * FUSED.fp32_matrix) + launch)
         assert kernel_ms(cost, DEVICE, Precision.FP16) == pytest.approx(8e9 / (100e9 * FUSED.fp16_matrix) + launch)
 
     def test_moving_is_bound_by_the_bandwidth(self) -> None:
         cost = GroupCost(0, 10, fp32_bytes=4e8, fp16_bytes=2e8, matrix_elements=0, kernels=1)
         ms = 4e8 / (100e6 * FUSED.bandwidth)
-        assert kernel_ms(cost, DEVICE, Precision.FP32) == pytest.approx(ms + 2e-3)
-        assert kernel_ms(cost, DEVICE, Precision.FP16) == pytest.approx(ms / 2 + 2e-3)
+        launch = 2e-3 * FUSED.launches
+        assert kernel_ms(cost, DEVICE, Precision.FP32) == pytest.approx(ms + launch)
+        assert kernel_ms(cost, DEVICE, Precision.FP16) == pytest.approx(ms / 2 + launch)
 
     def test_a_small_product_leaves_multiprocessors_idle(self) -> None:
         one = GroupCost(8e9, 0, 0, 0, matrix_elements=FUSED.tile_elements, kernels=0)
@@ -109,10 +110,19 @@ class TestGroupTime:
 
     def test_a_cast_reads_four_bytes_and_writes_two(self) -> None:
         moving = 6e6 / (100e6 * FUSED.bandwidth)
-        assert cast_ms(1_000_000, DEVICE) == pytest.approx(moving + FUSED.cast_launches * 2e-3)
+        assert cast_ms(1_000_000, DEVICE) == pytest.approx(moving + FUSED.cast_launches * 2e-3 * FUSED.launches)
 
 
 class TestExecution:
+    def test_a_network_takes_longer_than_its_large_kernels_by_one_factor(self) -> None:
+        kernels = [GroupCost(8e9, 0, 4, 2, FULL, 1), GroupCost(0, 10, 4e8, 2e8, 0, 1)]
+        for cost in kernels:
+            whole, half = (kernel_ms(cost, DEVICE, Precision.FP16, fused(share)) for share in (1.0, 0.5))
+            assert half == pytest.approx(2 * whole)
+        assert cast_ms(10**6, DEVICE, fused(0.5)) == pytest.approx(2 * cast_ms(10**6, DEVICE, fused(1.0)))
+        products = [kernel_ms(kernels[0], DEVICE, Precision.FP32, fused(share)) - 2e-3 / share for share in (1.0, 0.5)]
+        assert products[0] == pytest.approx(products[1])  # true FP32 is as fast as alone
+
     def test_partial_waves_take_their_share(self) -> None:
         tile, target = UNFUSED.tile_elements, DEVICE  # 10 multiprocessors
         shares = [UNFUSED.occupancy(elements, target) for elements in (0, 1, tile, 5 * tile, 10 * tile, 11 * tile)]
@@ -134,7 +144,8 @@ class TestExecution:
         same = replace(FUSED, is_fused=False)
         fused, unfused = (roofline(grouped, DEVICE, shapes, execution) for execution in (FUSED, same))
         assert unfused.base_ms > fused.base_ms
-        assert unfused.boundaries == fused.boundaries
+        places = [[replace(b, cost_ms=0.0) for b in terms.boundaries] for terms in (unfused, fused)]
+        assert places[0] == places[1]
 
     def test_against_latencies_measured_on_an_h200(self) -> None:
         """The smallest of the models that were measured, all of it launches; the others are in benchmarks/roofline."""
@@ -185,7 +196,7 @@ class TestGranularity:
         fine, coarse = ({b.tensor: b.cost_ms for b in roofline(g, DEVICE, {}).boundaries} for g in (op, fusion))
         unfused = {b.tensor: b.cost_ms for b in roofline(op, DEVICE, {}, replace(FUSED, is_fused=False)).boundaries}
         assert len(fine) > len(coarse)
-        assert fine == {tensor: ms if tensor in coarse else pytest.approx(2 * ms) for tensor, ms in unfused.items()}
+        assert fine == {t: coarse.get(t) or pytest.approx(2 * ms) for t, ms in unfused.items()}
 
 
 class TestTf32:
@@ -205,7 +216,8 @@ class TestTf32:
         gains = {group: (off.gains_ms[group], on.gains_ms[group]) for group in off.gains_ms}
         assert all(tf32 <= fp32 for fp32, tf32 in gains.values())
         products = [group.id for group in grouped.groups if group.kind == "matmul"]
-        ratio = (1 / 5.1 - 1 / 10.2) / (1 / 1.3 - 1 / 10.2)  # TFLOP/s of TF32, FP16 and FP32
+        fp32, tf32, fp16 = 1.3 * FUSED.fp32_matrix, 5.1 * FUSED.fp16_matrix, 10.2 * FUSED.fp16_matrix  # TFLOP/s
+        ratio = (1 / tf32 - 1 / fp16) / (1 / fp32 - 1 / fp16)
         assert gains[products[0]][1] / gains[products[0]][0] == pytest.approx(ratio, rel=0.05)
 
     @pytest.mark.parametrize("name", ["t4", "rtx-4090", "cpu"])
@@ -259,6 +271,17 @@ class TestLaw:
         assert found["r"].fp32_consumer
         assert not found["s"].fp32_consumer
         assert "w" not in found  # weights are converted, never cast
+
+    def test_a_cast_at_the_models_edge_costs_only_what_fp32_moves_more(self, grouped: GroupedModel) -> None:
+        shapes = {"x": (64, 64), **dict.fromkeys("hskron", (64, 64))}
+        fused, unfused = (
+            {b.tensor: b.cost_ms for b in roofline(grouped, DEVICE, shapes, execution).boundaries}
+            for execution in (FUSED, UNFUSED)
+        )
+        edge_ms, whole_ms = 64 * 64 * 2 / (100e6 * FUSED.bandwidth), cast_ms(64 * 64, DEVICE)
+        assert (fused["x"], fused["n"]) == pytest.approx((edge_ms, edge_ms))  # an input; an output that nobody reads
+        assert (fused["k"], fused["o"]) == pytest.approx((whole_ms, whole_ms))  # an output that is read; no input
+        assert {round(ms / cast_ms(64 * 64, DEVICE, UNFUSED), 9) for ms in unfused.values()} <= {1.0, 2.0}
 
     def test_a_tensor_with_many_readers_is_one_boundary(self, grouped: GroupedModel) -> None:
         found = [b for b in roofline(grouped, DEVICE, {}).boundaries if b.tensor == "h"]

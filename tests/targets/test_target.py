@@ -8,7 +8,8 @@ import pytest
 
 from mptune import resources
 from mptune.errors import TargetError
-from mptune.targets.target import FIGURES, Gpu, Target, list_targets, load_target, match_target
+from mptune.targets.jetson import PowerMode
+from mptune.targets.target import FIGURES, Gpu, Target, in_power_mode, list_targets, load_target, match_target
 
 MINE = """
 format = 1
@@ -57,8 +58,10 @@ class TestBundled:
             assert target.gpu_mhz is not None
             assert target.part_numbers
             clock_ghz = target.gpu_mhz / 1000
-            assert target.sources["fp16_tflops"].endswith(f" x {target.gpu_mhz:g} MHz")
-            assert target.fp16_tflops == pytest.approx(target.sm_count * 2048 * clock_ghz / 1000, rel=0.02)
+            assert target.memory_mhz is not None
+            assert target.sources["fp16_tflops"].endswith(f" {target.gpu_mhz:g} MHz")
+            per_sm = 2048 if target.compute_capability == (8, 7) else 8192
+            assert target.fp16_tflops == pytest.approx(target.sm_count * per_sm * clock_ghz / 1000, rel=0.02)
             assert target.fp32_tflops == pytest.approx(target.sm_count * 256 * clock_ghz / 1000, rel=0.05)
 
 
@@ -66,7 +69,7 @@ def test_the_profiles_that_are_promised() -> None:
     kinds = {t.name: t.kind for t in list_targets()}
     assert kinds["jetson-orin-nano-8gb"] == kinds["jetson-agx-orin-64gb"] == "jetson"
     assert kinds["h200"] == "gpu"
-    modules = {"agx-orin-64gb", "agx-orin-32gb", "agx-orin-industrial"}
+    modules = {"agx-orin-64gb", "agx-orin-32gb", "agx-orin-devkit-32gb", "agx-orin-industrial", "agx-thor"}
     modules |= {f"orin-{m}{s}" for m in ("nx-16gb", "nx-8gb", "nano-8gb", "nano-4gb") for s in ("", "-super")}
     assert {f"jetson-{m}" for m in modules} == {name for name, kind in kinds.items() if kind == "jetson"}
     assert {"t4", "a100-40gb", "l4", "rtx-4090", "rtx-4500-ada", "h100", "h200"} <= set(kinds)
@@ -117,7 +120,9 @@ class TestMatch:
             (Gpu("NVIDIA L4", (8, 9), 24.2, "570"), "l4"),
             (Gpu("NVIDIA GeForce RTX 4090", None, 25.8, "470"), "rtx-4090"),
             (Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 65.9, "L4T 36.4"), "jetson-agx-orin-64gb"),
-            (Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 32.1, "L4T 36.4"), "jetson-agx-orin-32gb"),
+            (Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 32.1, "L4T 36.4"), "jetson-agx-orin-devkit-32gb"),
+            (Gpu("NVIDIA Jetson AGX Orin", (8, 7), 32.1, "L4T 36.4"), "jetson-agx-orin-32gb"),
+            (Gpu("NVIDIA Jetson AGX Thor Developer Kit", (11, 0), 131.9, "L4T 38.2.1"), "jetson-agx-thor"),
             (Gpu("NVIDIA Jetson AGX Orin Industrial", (8, 7), 65.9, ""), "jetson-agx-orin-industrial"),
             (Gpu("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), 7.99, "L4T 36.4"), "jetson-orin-nano-8gb"),
             (Gpu("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), None, "L4T 36.4"), "jetson-orin-nano-4gb"),
@@ -165,3 +170,30 @@ class TestMatch:
 
     def test_nothing_but_a_name(self) -> None:
         assert match_target(Gpu("???", None, None, "")).name == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "sms", "tflops", "gbps"),
+    [  # NVIDIA's nvpmodel files, as in LineageOS/android_device_nvidia_concord
+        ("jetson-orin-nx-16gb", PowerMode("15W", 4, 612.0, None), 4, 5.0, 102.4),
+        ("jetson-orin-nx-16gb", PowerMode("10W", 4, 612.0, 2133.0), 4, 5.0, 68.3),
+        ("jetson-orin-nx-16gb", PowerMode("25W", 8, 408.0, None), 8, 6.7, 102.4),
+        ("jetson-agx-orin-64gb", PowerMode("30W", 8, 612.0, 3199.0), 8, 10.0, 204.8),
+        ("jetson-agx-orin-32gb", PowerMode("MAXN", 16, None, None), 14, 26.7, 204.8),
+        ("jetson-agx-orin-64gb", PowerMode(), 16, 42.6, 204.8),
+    ],
+)
+def test_a_profile_in_a_power_mode(name: str, mode: PowerMode, sms: int, tflops: float, gbps: float) -> None:
+    target = load_target(name)
+    got = in_power_mode(target, mode)
+    assert got.sm_count == sms
+    assert got.fp16_tflops == pytest.approx(tflops, rel=0.01)
+    assert got.fp32_tflops / target.fp32_tflops == pytest.approx(got.fp16_tflops / target.fp16_tflops)
+    assert got.bandwidth_gbps == pytest.approx(gbps, rel=0.01)
+    changed = {figure for figure in FIGURES if getattr(got, figure) != getattr(target, figure)}
+    assert changed == {f for f, source in got.sources.items() if source.endswith(f"scaled to power mode {mode}")}
+    assert (got.figures_sha256 == target.figures_sha256) == (not changed)
+
+
+def test_a_profile_of_a_device_without_power_modes_stays() -> None:
+    assert in_power_mode(load_target("h200"), PowerMode("15W", None, 612.0, 2133.0)) == load_target("h200")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,10 +12,18 @@ from typing import TYPE_CHECKING
 from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Built, Place
 from mptune.engines.base import Failure, MissingKernel, Profiling
 from mptune.engines.jobs.layer_times import LayerTime
+from mptune.engines.marks import Marks
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineProfileJob, LibraryJob, LibraryReport, TensorRtEngine
-from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed
+from mptune.engines.tensorrt.library import (
+    AHEAD_OF_TIME,
+    RTX_CAPABILITIES,
+    Kind,
+    has_weak_types,
+    install_line,
+    is_installed,
+)
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, named_operators, refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.worker.parent import run_once
@@ -26,7 +35,8 @@ from mptune.targets.memory import default_workspace_mb
 if TYPE_CHECKING:
     from mptune.targets.target import Gpu, Target
 
-_TIMING_CACHE = "timing.cache"
+TIMING_CACHE = "timing.cache"
+"""Of a run, in its folder of engines."""
 _RUNTIME_CACHE = "runtime.cache"
 _GRACE_S = 20.0
 """TensorRT is asked to stop at the deadline; the worker is killed this much later."""
@@ -48,14 +58,14 @@ class TensorRt:
         title = self.name if is_installed(self.name) else ""
         obstacle = why_not_on(self.name, gpu)
         if obstacle is not None:
-            refusal = f"{flag} cannot measure on {gpu.name}: {obstacle}", INSTALL[self.name]
+            refusal = f"{flag} cannot measure on {gpu.name}: {obstacle}", install_line(self.name, (gpu,))
             passed = f"{self.name} is passed over ({obstacle}): fix that, or give --engine onnxruntime"
             warning = passed if title and runs_on(self.name, gpu) else ""
             ahead = Availability() if place.is_named else self._ahead(place)
             return replace(ahead, title=title, obstacle=obstacle, refusal=refusal, warning=warning or ahead.warning)
-        complaint = None if place.model is None else why_not_parsed(self.name, place.model)
+        complaint = None if place.model is None else why_not_parsed(self.name, place.model, place.plugins)
         if complaint is None:
-            return Availability("measures", title, notes=_report(self.name).warnings)
+            return Availability("measures", title, loads_plugins=True, notes=_report(self.name).warnings)
         refusal = f"{flag} cannot be used: {complaint}", CURE
         return Availability("", title, complaint, refusal, f"{self.name} is passed over: {complaint}", True)
 
@@ -69,18 +79,18 @@ class TensorRt:
             return Availability()
         obstacle = _why_not_ahead(target)
         if obstacle is not None:
-            refusal = f"{flag} cannot build for {target.title}: {obstacle}", INSTALL[self.name]
+            refusal = f"{flag} cannot build for {target.title}: {obstacle}", install_line(self.name)
             return Availability(refusal=refusal)
-        complaint = None if place.model is None else why_not_parsed(self.name, place.model)
+        complaint = None if place.model is None else why_not_parsed(self.name, place.model, place.plugins)
         if complaint is None:
-            return Availability("builds", notes=_report(self.name).warnings)
+            return Availability("builds", loads_plugins=True, notes=_report(self.name).warnings)
         refusal = f"{flag} cannot build for {target.title}: {complaint}", CURE
         return Availability(refusal=refusal, warning=f"{self.name} is passed over: {complaint}; {CURE}")
 
     def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
         name, library = self.name, find_library(self.name)
         if isinstance(library, str):
-            return (BackendStatus(name, False, library, INSTALL[name]),)
+            return (BackendStatus(name, False, library, install_line(name, gpus)),)
         version = library.version + "".join(f" ({warning})" for warning in library.warnings)
         fitting = next((gpu for gpu in gpus if runs_on(name, gpu)), None)
         if fitting is not None and library.cuda_obstacle is None:
@@ -125,10 +135,10 @@ def _listed(capabilities: Iterable[tuple[int, int]]) -> str:
     return ", ".join(f"{major}.{minor}" for major, minor in capabilities)
 
 
-def why_not_parsed(kind: Kind, model: Model) -> str | None:
+def why_not_parsed(kind: Kind, model: Model, plugins: tuple[Path, ...] = ()) -> str | None:
     """Why TensorRT or TensorRT-RTX cannot parse a model with operators of other domains than ONNX's own; else None."""
     operators = foreign_operators(model)
-    complaint = run_once(ParseJob(kind, model.path), PROBE_TIMEOUT_S) if operators else None
+    complaint = run_once(ParseJob(kind, model.path, plugins), PROBE_TIMEOUT_S) if operators else None
     named = named_operators(operators)
     return None if complaint is None else f"its parser does not take this model with {named}: {complaint}"
 
@@ -159,7 +169,7 @@ class TensorRtBuilder:
     profiling: Profiling = "along"
 
     def __init__(self, kind: Kind, bench: Bench) -> None:
-        self._kind = kind
+        self.kind = kind
         self._bench = bench
         self._version = _report(kind).version
         self._workspace = bench.workload.workspace
@@ -168,14 +178,33 @@ class TensorRtBuilder:
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         """The file of a plan where there is one, else built."""
-        path = self._path(plan)
-        engine = self._engine(plan, path)
-        if path.exists():
-            return Built(engine, 0.0, is_kept=True)
-        space = self._workspace
-        model = self._bench.workload.rewriter.write(plan, space.scratch(f"build-{plan.fingerprint}"))
+        marked = Marks.load(self._workspace.engines_dir).of(plan)
+        return self.build_marked(plan, marked, self._path(plan, marked))
+
+    def build_marked(self, plan: PrecisionPlan, marked: Sequence[str], path: Path) -> Built | Failure:
+        """The engine of a plan with these values as further outputs: the file where it is there, else built."""
+        rewriter = self._bench.workload.rewriter
+        engine = self._engine(plan, path, frozenset(rewriter.computed_names(plan, marked).values()))
         # The all-FP32 plan is the baseline, which never uses TF32.
         options = replace(self._options, tf32=self._options.tf32 and bool(plan.reduced_groups))
+        return self._build(plan, engine, options, marked)
+
+    def build_freely(self) -> Built | Failure | None:
+        """See ``ChoosesPrecisions``; TF32 allowed, too, as by ``trtexec --fp16``."""
+        if not has_weak_types(self.kind, self._version):
+            return None
+        plan = self._bench.workload.grouped.uniform(Precision.FP32)
+        path = self._workspace.engines_dir / f"free.{self._version}.engine"
+        engine = replace(self._engine(plan, path, frozenset()), nodes={})
+        return self._build(plan, engine, replace(self._options, tf32=True, weak=True))
+
+    def _build(
+        self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions, marked: Sequence[str] = ()
+    ) -> Built | Failure:
+        space, path = self._workspace, engine.path
+        if path.exists():
+            return Built(engine, 0.0, is_kept=True)
+        model = self._bench.workload.rewriter.write(plan, space.scratch(f"build-{path.stem}"), marked=marked)
         try:
             job = BuildJob(
                 model=model,
@@ -193,7 +222,7 @@ class TensorRtBuilder:
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         """A faulty file is deleted, any other stays."""
         if faulty:
-            self._path(plan).unlink(missing_ok=True)
+            self._path(plan, Marks.load(self._workspace.engines_dir).of(plan)).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Engines stay."""
@@ -204,22 +233,25 @@ class TensorRtBuilder:
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
         """See ``NamesKernels``; by operator, as TensorRT's parser refuses them."""
-        return refused_in_bf16(self._bench.workload.model, self._kind) if precision is Precision.BF16 else ()
+        return refused_in_bf16(self._bench.workload.model, self.kind) if precision is Precision.BF16 else ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``NamesKernels``; what TensorRT fuses is known once it has built an engine, and differs by version."""
         return ()
 
-    def _path(self, plan: PrecisionPlan) -> Path:
-        return self._workspace.engines_dir / f"{plan.fingerprint}.{self._kind}-{self._version}.engine"
+    def _path(self, plan: PrecisionPlan, marked: Sequence[str]) -> Path:
+        marks = f"-{hashlib.sha256(repr(sorted(marked)).encode()).hexdigest()[:8]}" if marked else ""
+        return self._workspace.engines_dir / f"{plan.fingerprint}{marks}.{self.kind}-{self._version}.engine"
 
-    def _engine(self, plan: PrecisionPlan, path: Path) -> TensorRtEngine:
+    def _engine(self, plan: PrecisionPlan, path: Path, marked: frozenset[str]) -> TensorRtEngine:
         workload = self._bench.workload
         options = EngineOptions(
-            self._kind,
+            self.kind,
             self._bench.settings.latency,
-            runtime_cache=self._workspace.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
+            runtime_cache=self._workspace.engines_dir / _RUNTIME_CACHE if self.kind == "tensorrt-rtx" else None,
+            plugins=self._bench.settings.plugins,
             fp64_inputs=frozenset(info.name for info in workload.model.inputs if info.dtype == "double"),
+            marked=marked,
         )
         return TensorRtEngine(path, options, workload.rewriter.node_precisions(plan))
 
@@ -236,5 +268,6 @@ def _build_options(kind: Kind, bench: Bench) -> BuildOptions:
         capabilities=(capability,) if kind == "tensorrt-rtx" and capability is not None else (),
         shapes=settings.shapes,
         settings=replace(settings.tensorrt, workspace_mb=limit),
-        timing_cache=bench.workload.workspace.engines_dir / _TIMING_CACHE if settings.tensorrt.timing_cache else None,
+        plugins=settings.plugins,
+        timing_cache=bench.workload.workspace.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
     )

@@ -6,15 +6,18 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda.system import load_system_runtime
+from mptune.targets.detect import cuda_series, detect_gpus
 
-INSTALL = "pip install 'cuda-bindings<13'"
-"""Version 12 works with drivers of 525 and later, 13 only with 580 and later (CUDA's release notes, table 3)."""
+INSTALL = {12: "pip install 'cuda-bindings<13'", 13: "pip install cuda-bindings"}
+"""By the CUDA of the driver: version 12 works with drivers of 525 and later, 13 only with 580 and later (CUDA's release
+notes, table 3)."""
 _FIRST_MAJOR = 12
 """The oldest CUDA that cuda-python's packages of interest are built for: 12.6."""
 
@@ -23,7 +26,7 @@ _FIRST_MAJOR = 12
 _DEVICE_LOST = (
     *("cudaErrorNoDevice", "cudaErrorInvalidDevice", "cudaErrorDevicesUnavailable", "cudaErrorDeviceUninitialized"),
     *("cudaErrorECCUncorrectable", "cudaErrorNvlinkUncorrectable", "cudaErrorHardwareStackError"),
-    *("cudaErrorInsufficientDriver", "cudaErrorSystemNotReady", "cudaErrorSystemDriverMismatch"),
+    *("cudaErrorSystemNotReady", "cudaErrorSystemDriverMismatch"),
     *("cudaErrorCompatNotSupportedOnDevice", "cudaErrorInitializationError", "cudaErrorUnknown"),
 )
 _CRASHED = (
@@ -33,6 +36,7 @@ _CRASHED = (
 )
 KINDS: Mapping[str, FailureKind] = {
     "cudaErrorMemoryAllocation": FailureKind.OUT_OF_MEMORY,
+    "cudaErrorInsufficientDriver": FailureKind.DRIVER,
     **dict.fromkeys(_DEVICE_LOST, FailureKind.DEVICE_LOST),
     **dict.fromkeys(_CRASHED, FailureKind.CRASH),
 }
@@ -49,7 +53,7 @@ def runtime() -> Any:
     if system is not None:
         return system
     if bindings is None:
-        message = f"cuda-python is not usable ({error}); {INSTALL} installs it"
+        message = f"cuda-python is not usable ({error}); {install_line()} installs it"
         raise EngineError(FailureKind.UNSUPPORTED, message) from error
     return bindings
 
@@ -82,13 +86,32 @@ def unavailable_reason() -> str | None:
     return "no CUDA device is visible" + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})")
 
 
+def install_line() -> str:
+    """The command that installs cuda-python for the driver here."""
+    return INSTALL[cuda_series(detect_gpus())]
+
+
 def missing_package() -> str:
     """The command that makes CUDA usable here; empty where nothing that can be installed is missing."""
     module, _ = _bindings()
     if module is None:
-        return INSTALL
+        return install_line()
     driver, built_for = versions()
-    return INSTALL if built_for > driver >= 1000 * _FIRST_MAJOR else ""
+    return _older_bindings(driver) if built_for > driver >= 1000 * _FIRST_MAJOR else ""
+
+
+def _older_bindings(driver: int) -> str:
+    """How cuda-python gets as old as the driver, without taking from torch what that brought."""
+    command = f"pip install 'cuda-bindings<{driver // 1000 + 1}'"
+    try:
+        needed = any(name.startswith("cuda-bindings") for name in metadata.requires("torch") or ())
+    except metadata.PackageNotFoundError:
+        needed = False
+    return (
+        f"update the driver, or, in an environment without torch, which needs its version: {command}"
+        if needed
+        else command
+    )
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
@@ -125,9 +148,8 @@ def _insufficient(driver: int, built_for: int) -> str:
     words = (
         f"the driver supports CUDA {version_text(driver)}, and cuda-python is built for CUDA {version_text(built_for)}"
     )
-    major = driver // 1000
-    if major >= _FIRST_MAJOR:
-        return f"{words}: pip install 'cuda-bindings<{major + 1}'"
+    if driver // 1000 >= _FIRST_MAJOR:
+        return f"{words}: {_older_bindings(driver)}"
     return f"{words}: update the driver to one for CUDA {_FIRST_MAJOR} or later"
 
 
@@ -141,6 +163,15 @@ def versions() -> tuple[int, int]:
     cudart = runtime()
     driver = check(cudart.cudaDriverGetVersion(), "cudaDriverGetVersion")
     return int(driver), int(check(cudart.cudaRuntimeGetVersion(), "cudaRuntimeGetVersion"))
+
+
+def multiprocessors() -> int | None:
+    """Multiprocessors of the current device that are on, as CUDA reports them; None where it does not."""
+    try:
+        attribute = runtime().cudaDeviceAttr.cudaDevAttrMultiProcessorCount
+        return int(check(runtime().cudaDeviceGetAttribute(attribute, 0), "cudaDeviceGetAttribute"))
+    except EngineError:
+        return None
 
 
 def set_device(index: int) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 _FOLDERS = ("usr/local/cuda/lib64", "usr/local/cuda/targets/*/lib", "usr/lib/*-linux-gnu")
 
 _CALLS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+    "cudaDeviceGetAttribute": (c_int, (c_int, c_int)),
     "cudaDeviceSynchronize": (None, ()),
     "cudaDriverGetVersion": (c_int, ()),
     "cudaEventCreate": (c_void_p, ()),
@@ -77,6 +78,7 @@ class SystemRuntime:
     Each returns a tuple whose first item is the error, as cuda-python's do.
     """
 
+    cudaDeviceAttr = SimpleNamespace(cudaDevAttrMultiProcessorCount=16)
     cudaStreamNonBlocking = 1
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mptune.engines.base import Failure, Measurement
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
+from mptune.graph.plan import Precision
+from mptune.json_form import JsonForm
 
 PROFILED_RUNS = 20
 """Executions that a profile averages over, without the longest."""
@@ -16,13 +19,31 @@ UNTIMED_RUNS = 5
 
 
 @dataclass(frozen=True)
-class LayerTime:
+class LayerTime(JsonForm):
     """The time of one layer of an engine."""
 
     nodes: tuple[str, ...]
     """Names of the nodes of the typed model that the layer computes; empty where the engine added it (a reformat) and
     it belongs to no node that is known."""
     ms: float
+    """By the engine's own profiler, which has a cost: the sum over the layers is not the latency."""
+    name: str = ""
+    """In TensorRT's words."""
+    types: tuple[Precision, ...] = ()
+    """Floating types of what it writes; empty where the inspector gives none."""
+
+
+@dataclass(frozen=True)
+class EngineLayers(JsonForm):
+    """The layers of the engine of one plan, in the engine's order: a file beside the engine."""
+
+    plan: str
+    layers: tuple[LayerTime, ...]
+
+    @staticmethod
+    def path(engine: Path) -> Path:
+        """Where the layers of an engine are kept."""
+        return engine.with_suffix(".layers.json")
 
 
 def steady_mean(values: Sequence[float]) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mptune.data.rollout import outputs_of
 from mptune.engines.base import ComparesSessions, DescribesLayers, Engine, EngineSession, Measurement, Stage
+from mptune.engines.cuda import runtime as cuda
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity, output_error
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
@@ -19,7 +20,7 @@ from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import LatencySettings
 from mptune.targets.engine_memory import EngineMemory
-from mptune.targets.jetson import Throttling, read_throttling, throttling_warnings
+from mptune.targets.jetson import PowerMode, Throttling, read_power_mode, read_throttling, throttling_warnings
 
 STATE_AGE_S = 10.0
 """The state of the GPUs is read again once it is so old: nvidia-smi takes 77 ms on an H200, as long as a timing."""
@@ -121,6 +122,7 @@ class MeasureJob:
             build_s,
             warnings=tuple(dict.fromkeys(warnings)),
             memory=None if context_bytes is None else EngineMemory(None, context_bytes, None, "measured"),
+            power_mode=_power_mode() if self.on_gpu else None,
         )
         return MeasureResult(measurement, baseline_latency, repetitions, enough.error)
 
@@ -150,6 +152,12 @@ def _jetson_warnings(state: WorkerState, before: Throttling | None) -> tuple[str
         return ()
     first: Throttling = state.cached("first jetson state", "", lambda: now)
     return throttling_warnings(now, before, first)
+
+
+def _power_mode() -> PowerMode | None:
+    """The power mode of a Jetson, with the multiprocessors that CUDA reports where it does."""
+    mode = read_power_mode()
+    return None if mode is None else replace(mode, sm_count=cuda.multiprocessors() or mode.sm_count)
 
 
 @dataclass(frozen=True)

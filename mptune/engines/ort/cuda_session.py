@@ -58,7 +58,7 @@ class CudaSession(OrtSession):
         _preload_libraries()
         reason = cuda.unavailable_reason()
         if reason is not None and options.timing:
-            self._warn(f"latency is timed by the host's clock, not by CUDA events ({reason}): {cuda.INSTALL}")
+            self._warn(f"latency is timed by the host's clock, not by CUDA events ({reason}): {cuda.install_line()}")
         obstacle = graph_obstacle(model) if options.timing else None
         self._dynamic_outputs = obstacle is not None
         wanted = options.timing and options.latency.cuda_graph

@@ -53,10 +53,12 @@ _DISK_FULL = ("no space left on device", "disk quota exceeded")
 
 # The device is lost or refuses work: the machine's fault. CUDA numbers from driver_types.h.
 _DEVICE_LOST = re.compile(
-    r"cuda (?:failure|error) (?:3|35|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
-    r"|devices? unavailable|uncorrectable ecc|busy or unavailable|driver version is insufficient|fallen off the bus",
+    r"cuda (?:failure|error) (?:3|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
+    r"|devices? unavailable|uncorrectable ecc|busy or unavailable|fallen off the bus",
     re.IGNORECASE,
 )
+
+_OLD_DRIVER = re.compile(r"cuda (?:failure|error) 35\b|driver version is insufficient", re.IGNORECASE)
 
 # A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
 _CRASHED = re.compile(
@@ -83,6 +85,8 @@ def classify(text: str) -> FailureKind:
         return FailureKind.OUT_OF_MEMORY
     if any(words in lower for words in _DISK_FULL):
         return FailureKind.DISK_FULL
+    if _OLD_DRIVER.search(text):
+        return FailureKind.DRIVER
     if _DEVICE_LOST.search(text):
         return FailureKind.DEVICE_LOST
     if _CRASHED.search(text):
@@ -119,8 +123,8 @@ _OPTIMISED_WEIGHTS = "optimised.weights"
 _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
 _FP8_KERNEL = ("Failed to find kernel for QLinear", "Type 'tensor(float8")
 _SAME_NAMES = "two nodes with same node name"
-_NORM_FUSION = "/LayerNormFusion/"
-"""In the name of the node that a fusion makes."""
+_NORM_FUSION = "LayerNormFusion/"
+"""In the name of the node that a fusion makes: ``LayerNormFusion``, or ``SimplifiedLayerNormFusion`` (1.23 to 1.25)."""
 _NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2")
 _SIMPLIFIED_NORM_FUSION = "SimplifiedLayerNormFusion"
 _LOG_WARNING = 2
@@ -364,7 +368,7 @@ class OrtSession(ABC):
     def _without(self, message: str) -> tuple[list[str], str]:
         """The optimisers of ONNX Runtime that make a valid model fail to load, and the warning; none at another fault.
 
-        Seen with 1.31.1.
+        Seen with 1.31.1, where no other version is named.
         """
         if self._on_cpu and _QUANTISED_KERNEL in message:
             # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both.
@@ -381,7 +385,7 @@ class OrtSession(ABC):
             )
         if _NORM_FUSION in message:
             # From opset 17 on, a norm written out behind a Cast is fused with the Cast into one of two types.
-            return [*_NORM_FUSIONS], (
+            return [*_NORM_FUSIONS, _SIMPLIFIED_NORM_FUSION], (
                 "ONNX Runtime's LayerNormFusion joins a Cast and the norm behind it and fails: it is off, so that all"
                 " norms that are written out run node by node"
             )

@@ -124,6 +124,8 @@ class RuntimeCache:
 
 
 _MIB = 1 << 20
+AVERAGED_TIMINGS = 8
+"""Timings of a tactic that are averaged: trtexec's (``defaultAvgTiming``, sampleOptions.h); Python's default is 1."""
 _REPORT_EVERY_S = 0.25
 
 
@@ -138,6 +140,11 @@ class BuildOptions:
     shapes: tuple[ShapeRange, ...] = ()
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: Path | None = None
+    plugins: tuple[Path, ...] = ()
+    """Libraries with plugins of the user's."""
+    weak: bool = False
+    """The builder may choose FP16 for any layer, whatever the model says: TensorRT 10's networks without strong types,
+    flag ``FP16``. Such an engine is a baseline, never a plan's."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,7 @@ def build_engine(
     trt = library.trt
     log = open_log(trt)
     objects = BuildObjects() if objects is None else objects
-    builder, network, _ = parse_network(library, model, log, objects)
+    builder, network, _ = parse_network(library, model, log, objects, weak=options.weak)
     _check_inputs(network, samples)
     config = builder.create_builder_config()
     objects.append(config)
@@ -206,17 +213,19 @@ def build_engine(
 
 
 @collector_paused()
-def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
+def parse_network(
+    library: Library, model: Path, log: Any, objects: BuildObjects | None = None, *, weak: bool = False
+) -> tuple[Any, Any, Any]:
     """Parse a typed model as a strongly typed network: builder, network, and the parser, which holds its weights.
 
-    ``objects`` keeps what TensorRT made, also where this raises.
+    ``objects`` keeps what TensorRT made, also where this raises. ``weak`` leaves the types to the builder.
     """
     trt = library.trt
     objects = BuildObjects() if objects is None else objects
     builder = made(lambda: trt.Builder(log), log)
     objects += [log, builder]
     # TensorRT 11 has no other networks: it accepts the flag and ignores it.
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    network = builder.create_network(0 if weak else 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     objects += [network, parser]
     if not parser.parse_from_file(str(model)):
@@ -265,8 +274,11 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
     trt, settings = library.trt, options.settings
     if not options.tf32:
         config.clear_flag(trt.BuilderFlag.TF32)
+    if options.weak:
+        config.set_flag(trt.BuilderFlag.FP16)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # Otherwise the inspector gives no types.
     config.builder_optimization_level = settings.optimization_level
+    config.avg_timing_iterations = AVERAGED_TIMINGS
     if settings.workspace_mb is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mb * _MIB)
     if library.is_rtx and options.capabilities:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -21,11 +21,12 @@ from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTi
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob, Run
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, engine_faults
-from mptune.engines.tensorrt.library import Kind, load_library
+from mptune.engines.tensorrt.library import Kind, install_line, load_library, made, open_log
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.worker.child import WorkerState
 from mptune.files import whole_file
 from mptune.graph.plan import REDUCED, Precision
+from mptune.targets.detect import detect_gpus
 
 _TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")
 
@@ -51,6 +52,11 @@ class Layer:
 def read_layers(information: str) -> tuple[Layer, ...]:
     """The layers in the inspector's JSON; none where the engine was built without detailed verbosity."""
     return tuple(_layer(entry) for entry in _listed(information))
+
+
+def layers_of(layers: Sequence[Layer], nodes: Collection[str]) -> tuple[str, ...]:
+    """Names of the layers that compute any of these nodes."""
+    return tuple(dict.fromkeys(layer.name for layer in layers if any(node in nodes for node in layer.nodes)))
 
 
 def type_warnings(
@@ -158,7 +164,11 @@ class LibraryReport:
 
 @dataclass(frozen=True)
 class LibraryJob:
-    """Check that TensorRT or TensorRT-RTX loads and that its version is supported."""
+    """Check that TensorRT or TensorRT-RTX loads, that its version is supported, and that it makes a builder.
+
+    A builder of TensorRT needs a GPU, and fails where the driver is older than the library's CUDA; one of TensorRT-RTX
+    needs none.
+    """
 
     kind: Kind
 
@@ -166,6 +176,15 @@ class LibraryJob:
         library = load_library(self.kind)
         obstacle = cuda.unavailable_reason()
         install = "" if obstacle is None else cuda.missing_package()
+        if obstacle is None or library.is_rtx:
+            try:
+                log = open_log(library.trt)
+                made(lambda: library.trt.Builder(log), log)
+            except EngineError as error:
+                if library.is_rtx:
+                    raise
+                obstacle = f"it makes no builder: {error.message}"
+                install = install_line(self.kind, detect_gpus()) if error.kind is FailureKind.DRIVER else ""
         return LibraryReport(library.version, library.warnings, obstacle, install)
 
 
@@ -195,7 +214,7 @@ class BuildJob:
     def run(self, state: WorkerState) -> BuildResult:
         for slot in _OPEN_SESSIONS if self.alone else ():
             state.drop(slot)
-        library = load_library(self.options.kind)
+        library = load_library(self.options.kind, self.options.plugins)
         outlines = state.cached("outlines", self.samples, lambda: _outlines(self.samples))
         objects = state.transient(BuildObjects)  # Freed once the answer is sent.
         started = time.perf_counter()
@@ -276,14 +295,21 @@ class EngineProfileJob:
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
     """Combine the profiler's times with the inspector's layers."""
     nodes: dict[str, tuple[str, ...]] = {}
+    types: dict[str, frozenset[Precision]] = {}
     for layer in layers:
         nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
+        types[layer.name] = types.get(layer.name, frozenset()) | layer.outputs
     names = dict.fromkeys(name for execution in executions for name in execution)
     if not any(nodes.get(name) for name in names):
         reported = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
         raise EngineError(FailureKind.UNSUPPORTED, f"the profiler reports {reported}")
     return tuple(
-        LayerTime(nodes.get(name, ()), steady_mean([execution.get(name, 0.0) for execution in executions]))
+        LayerTime(
+            nodes.get(name, ()),
+            steady_mean([execution.get(name, 0.0) for execution in executions]),
+            name,
+            tuple(precision for precision in Precision if precision in types.get(name, ())),
+        )
         for name in names
     )
 
@@ -309,6 +335,18 @@ def profiler_class(trt: Any) -> Any:
                 times[layer_name] = times.get(layer_name, 0.0) + ms
 
     return Profiler
+
+
+@dataclass(frozen=True)
+class EngineLayersJob:
+    """Read what the inspector says of the layers of an engine file; types of dynamic layers are not known then."""
+
+    engine: Path
+    kind: Kind
+
+    def run(self, state: WorkerState) -> tuple[Layer, ...]:
+        session = state.transient(partial(TensorRtSession, self.engine, EngineOptions(self.kind)))
+        return read_layers(session.information())
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -11,12 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.cuda import runtime as cuda
 from mptune.engines.ort.session import classify as classify_cuda
+from mptune.targets.detect import Gpu, cuda_series
 
 _ALIGNMENT = 256
 """NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"."""
@@ -40,11 +45,25 @@ def copied_to_host(array: np.ndarray) -> np.ndarray:
 Kind = Literal["tensorrt", "tensorrt-rtx"]
 MODULES: Mapping[Kind, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-INSTALL: Mapping[Kind, str] = {
-    "tensorrt": "pip install tensorrt 'cuda-bindings<13'; on a Jetson JetPack brings it (sudo apt install"
-    " python3-libnvinfer, and a virtual environment with --system-site-packages)",
-    "tensorrt-rtx": "pip install tensorrt-rtx 'cuda-bindings<13'",
-}
+_ON_A_JETSON = (
+    "JetPack brings it: sudo apt install python3-libnvinfer, and a virtual environment with --system-site-packages"
+)
+
+
+def install_line(kind: Kind, gpus: Sequence[Gpu] = ()) -> str:
+    """How to install a library for the driver here; cuda-python that is installed already is left as it is.
+
+    ``pip install tensorrt`` brings CUDA 13, whatever the driver.
+    """
+    if kind == "tensorrt" and gpus and gpus[0].is_jetson:
+        return _ON_A_JETSON
+    series = cuda_series(gpus)
+    try:
+        metadata.version("cuda-bindings")
+    except metadata.PackageNotFoundError:
+        return f"pip install {kind}-cu{series}{cuda.INSTALL[series].removeprefix('pip install')}"
+    return f"pip install {kind}-cu{series}"
+
 
 AHEAD_OF_TIME: Mapping[tuple[int, int], str] = {
     (7, 5): "SM75",
@@ -90,8 +109,8 @@ def is_installed(kind: Kind) -> bool:
         return False
 
 
-def load_library(kind: Kind) -> Library:
-    """Import the module, check its version and register NVIDIA's plugins. Only in a worker: it loads native code.
+def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:
+    """Import the module, check its version, and load NVIDIA's plugins and the user's. In workers only: native code.
 
     Without its plugins TensorRT neither parses nor loads what they compute: RoiAlign, ScatterElements with a reduction
     (onnx-tensorrt's onnxOpImporters.cpp), EfficientNMS_TRT.
@@ -110,6 +129,8 @@ def load_library(kind: Kind) -> Library:
         warnings += (
             f"{kind} could not register its plugins: models with RoiAlign and the like fail; install it again",
         )
+    for path in plugins:
+        _load_plugin(trt, path)
     return Library(kind, trt, version, warnings)
 
 
@@ -139,6 +160,11 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
     if number[0] > _LAST_KNOWN_MAJOR:
         return (f"TensorRT {version} is newer than any that this mptune was written for: upgrade mptune",)
     return ()
+
+
+def has_weak_types(kind: Kind, version: str) -> bool:
+    """Whether the builder of a version can be left to choose precisions: 11 has strongly typed networks alone."""
+    return kind == "tensorrt" and version.startswith("10.")
 
 
 def open_log(trt: Any) -> Any:
@@ -178,6 +204,33 @@ def _register_plugins(trt: Any) -> bool:
     """Register NVIDIA's plugins, once per process and before the first builder or runtime (NvInferPlugin.h)."""
     with collector_paused():
         return bool(trt.init_libnvinfer_plugins(_log(trt), ""))
+
+
+@cache
+def _load_plugin(trt: Any, path: Path) -> None:
+    """Load a library of plugins, once per process; its creators register themselves, or are asked for."""
+    with collector_paused():
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            raise EngineError(FailureKind.UNSUPPORTED, f"the plugin {path} does not load: {error}") from error
+        if exports_creators(path):
+            registry = trt.get_plugin_registry()
+            registry.load_library(str(path))  # None where they have registered themselves
+
+
+def exports_creators(path: Path) -> bool:
+    """Whether ``IPluginRegistry.load_library`` (trtexec's --dynamicPlugins) can ask a library for its plugins.
+
+    Others register theirs when they are loaded (--staticPlugins). The names are those of NVIDIA/TensorRT,
+    plugin/vc/vfcCommon.h. False where the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    # An ELF file has the names of its symbols as texts.
+    return any(b"\0%b\0" % name in content for name in (b"getCreators", b"getPluginCreators"))
 
 
 @contextmanager
@@ -243,7 +296,8 @@ _UNSUPPORTED = re.compile(
 )
 
 # Logged where there is no device; it accompanies other errors when building ahead of time.
-_NO_DEVICE = re.compile(r"cudaError (?:35|100)\b|CUDA initialization failure")
+_OLD_DRIVER = re.compile(r"cudaError 35\b|CUDA initialization failure with error: 35\b")
+_NO_DEVICE = re.compile(r"cudaError 100\b|CUDA initialization failure")
 T = TypeVar("T")
 
 _BY_PRIORITY = (
@@ -255,6 +309,7 @@ _BY_PRIORITY = (
     FailureKind.DISK_FULL,
     FailureKind.INVALID_MODEL,
     FailureKind.ERROR,
+    FailureKind.DRIVER,
     FailureKind.DEVICE_LOST,
 )
 
@@ -352,6 +407,8 @@ def classify(text: str) -> FailureKind:
         return FailureKind.TIMEOUT
     if _NO_TACTIC.search(lower):
         return FailureKind.NO_TACTIC
+    if _OLD_DRIVER.search(text):
+        return FailureKind.DRIVER
     if _NO_DEVICE.search(text):
         return FailureKind.DEVICE_LOST
     if _UNSUPPORTED.search(lower):

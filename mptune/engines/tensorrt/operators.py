@@ -49,9 +49,10 @@ class ParseJob:
 
     kind: Kind
     model: Path
+    plugins: tuple[Path, ...] = ()
 
     def run(self, state: WorkerState) -> str | None:
-        library = load_library(self.kind)
+        library = load_library(self.kind, self.plugins)
         try:
             parse_network(library, self.model, open_log(library.trt))
         except EngineError as error:

@@ -81,8 +81,12 @@ class EngineOptions:
     latency: LatencySettings = field(default_factory=LatencySettings)
     runtime_cache: Path | None = None
     """File in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none."""
+    plugins: tuple[Path, ...] = ()
+    """Libraries with plugins of the user's."""
     fp64_inputs: frozenset[str] = frozenset()
     """Inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast."""
+    marked: frozenset[str] = frozenset()
+    """Outputs that only the engine has (``mptune.engines.marks``): ``run`` leaves them out."""
 
 
 @dataclass
@@ -124,7 +128,7 @@ class TensorRtSession:
         self._context: Any = None
         self._kernels: RuntimeCache | None = None
         self._kernels_are_kept = False
-        self.library: Library = load_library(options.kind)
+        self.library: Library = load_library(options.kind, options.plugins)
         self._log = open_log(self.library.trt)
         cuda.set_device(0)
         trt = self.library.trt
@@ -160,6 +164,8 @@ class TensorRtSession:
         self._keep_kernels()
         outputs = {}
         for name in self.tensor_names(self.library.trt.TensorIOMode.OUTPUT):
+            if name in self.options.marked:
+                continue
             if name in bound.allocators:
                 outputs[name] = bound.allocators[name].download(stream, self.tensor_type(name))
             else:

@@ -21,7 +21,7 @@ from mptune.errors import TargetError
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.detect import hidden_gpu
 from mptune.targets.jetson import same_memory
-from mptune.targets.target import Gpu, Target, check_precisions, detect_gpus, load_target, match_target
+from mptune.targets.target import Gpu, Target, check_precisions, detect_gpus, in_power_mode, load_target, match_target
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile whose latency is predicted where there is no GPU and no target is named."""
@@ -106,9 +106,17 @@ def open_toolchain(
     check_precisions(target, workload.precisions)
     gpus = () if target.kind == "cpu" else detect_gpus()
     gpu = next((gpu for gpu in gpus if is_here(target, gpu)), None)
+    if gpu is not None:
+        target = in_power_mode(target, gpu.mode)
     provider: Provider = "cuda" if gpus and probe("cuda") is None else "cpu"
-    place = Place(target, gpu, workload.model, is_named=choice != "auto")
+    place = Place(target, gpu, workload.model, is_named=choice != "auto", plugins=settings.plugins)
     backend, answer, warnings = _choose(choice, place)
+    if settings.plugins and not answer.loads_plugins:
+        served = "its latency is predicted" if backend is None else f"{backend.name} serves it here"
+        raise TargetError(
+            f"--plugin is for engines of TensorRT, and none are built for {target.title}: {served}",
+            "leave --plugin out, and give it to `mptune confirm` on a device with TensorRT",
+        )
     if answer.ability == "measures" and backend is not None:
         if gpu is not None and gpu.index != 0:
             raise TargetError(

@@ -37,11 +37,13 @@ class FailureKind(str, Enum):
     """TensorRT supports the operators, but finds no kernel for a layer in the types asked for."""
     DISK_FULL = "disk full"
     DEVICE_LOST = "device lost"
+    DRIVER = "driver too old"
+    """CUDA error 35: the driver is older than the CUDA of a library, or there is none."""
     WORKER = "worker did not start"
     ERROR = "error"
 
 
-_MACHINE_FAULTS = frozenset({FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.WORKER})
+_MACHINE_FAULTS = frozenset({FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.DRIVER, FailureKind.WORKER})
 _INCONCLUSIVE = frozenset({FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY})
 
 

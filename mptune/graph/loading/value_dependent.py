@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mptune.graph.loading.inference import INLINE_LIMIT
 from mptune.graph.loading.model import Model, Node, once, output_types
-from mptune.graph.loading.tensors import all_graphs, subgraphs, type_of
+from mptune.graph.loading.tensors import all_graphs, fixed_shape, subgraphs, type_of
 
 REASON = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
 
@@ -78,6 +78,18 @@ def shape_arithmetic(model: Model) -> frozenset[int]:
     candidates = (index for index in as_shape if index not in as_data or index in from_shapes)
     # Shape and Size read values of any type, and compute integers.
     return frozenset(i for i in candidates if not (model.nodes[i].is_standard and model.nodes[i].op_type in SHAPE_OF))
+
+
+def shape_inputs(model: Model) -> tuple[str, ...]:
+    """The integer inputs of a fixed shape and rank 0 or 1 whose values decide a shape: TensorRT's shape tensors."""
+    computing = shape_arithmetic(model)
+    return tuple(
+        info.name
+        for info in model.inputs
+        if info.dtype.startswith(_INTEGERS)
+        and len(fixed_shape(info.shape) or (0, 0)) <= 1
+        and any(_uses(model.nodes[k], info.name, k in computing, False)[0] for k in model.consumers.get(info.name, ()))
+    )
 
 
 def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]:

@@ -27,7 +27,8 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
         print_text(console, Text.assemble(heading, finding.text))
         if finding.cure:
             print_text(console, finding.cure, indent=2)
-    console.print()
+    if comparison.findings:
+        console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("output", overflow="fold")
     for title in figures_of(comparison).values():

@@ -16,6 +16,7 @@ from mptune.reporting.breaks import Break, breaks_in_fp16, heading
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
     KEPT_BECAUSE,
+    builders_choice_line,
     cut_front,
     describe_engine,
     error_source,
@@ -221,7 +222,12 @@ def print_front(
 
 
 def print_end(console: Console, front: Front, warned: Collection[str]) -> None:
-    """Print the choice, the files, and what a person must know: new warnings, and limits that are not met."""
+    """Print the choice, the files, and what a person must know: new warnings, and limits that are not met.
+
+    The baseline that TensorRT's builder chose comes first.
+    """
+    if line := builders_choice_line(front):
+        print_text(console, f"builder's choice: {line}", "dim")
     print_facts(console, [("chosen", _chosen(front)), *neighbour_lines(front)])
     _print_kept(console, front)
     other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"

@@ -31,6 +31,7 @@ _FIGURES = (
     ("fp32_tflops", "FP32, no TF32", "TFLOP/s"),
     ("tf32_tflops", "TF32, dense", "TFLOP/s"),
     ("bandwidth_gbps", "bandwidth", "GB/s"),
+    ("memory_mhz", "memory clock", "MHz"),
     ("memory_gb", "memory", "GB"),
     ("l2_mb", "L2 cache", "MB"),
     ("launch_us", "kernel launch", "us"),

@@ -29,11 +29,11 @@ from mptune.engines.toolchains.choose import (
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
-from mptune.identity import identity_of
+from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
 from mptune.settings import SearchSettings
-from mptune.targets.mismatch import TARGET_CODE
+from mptune.targets.mismatch import TARGET_CODE, other_mode
 from mptune.targets.target import Target, detect_gpus, load_target
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
@@ -46,6 +46,7 @@ from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.seals import NEEDED, present_names, refuse_damaged
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import SearchSpace, Seed
+from mptune.tuning.steps.free_engine import measure_builders_choice
 from mptune.tuning.steps.kernels import KERNELS_JSON
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import describe_device
@@ -147,30 +148,36 @@ class ConfirmRun(MeasuringRun):
             made, asked = recorded.choice, file.choice
             is_picked = made.search_limits is not None  # else it follows that of the search
             self._asked = made.asked_again(asked) if is_picked else asked.model_copy(update={"replaced": made.chosen})
-            self.file = recorded
+            warnings = (*recorded.warnings, *_goes_on(recorded.environment, environment))
+            self.file = recorded.model_copy(update={"warnings": tuple(dict.fromkeys(warnings))})
         about_data = (finding.message for finding in self.file.findings if not finding.is_about_model)
         self._warn(*self.file.warnings, *about_data)
         self.directory.save(self.file)
 
     def _fresh_file(self, section: TargetSection, environment: Environment) -> RunFile:
-        search, place = self._search, {"target": section.name, "engine": self._settings.engine}
+        search, plugins = self._search, self._settings.plugins
+        place = {"target": section.name, "engine": self._settings.engine, "plugins_sha256": plugins_sha256(plugins)}
+        named = {"metric": self._settings.metric, "plugins": tuple(map(str, plugins))}
         return RunFile(
             model=search.model,
             fixed_settings=search.fixed_settings.model_copy(update=place),
-            search=search.search.model_copy(update={"metric": self._settings.metric}),
+            search=search.search.model_copy(update=named),
             study=STUDY,
             data=search.data,
             target=section,
             environment=environment,
             nodes_apart=search.nodes_apart,
             choice=search.choice.again().model_copy(update={"search_limits": None, "replaced": None}),
-            warnings=(*self._about_search(section), *environment.warnings),
+            warnings=(*self._about_search(section, environment), *environment.warnings),
             findings=tuple(finding for finding in search.findings if finding.code != TARGET_CODE),
             confirms=HOME,
         )
 
-    def _about_search(self, section: TargetSection) -> Iterator[str]:
-        searched = self._search.target
+    def _about_search(self, section: TargetSection, environment: Environment) -> Iterator[str]:
+        searched, before = self._search.target, self._search.environment
+        if searched is not None and searched.latency_source == "measured" and before is not None:
+            cure = "what it chose holds for its own mode: set that one (sudo nvpmodel -m ID), or search in this one"
+            yield from other_mode(before.jetson, environment.jetson, "the search measured", cure)
         if searched is not None and searched.latency_source == "predicted" and searched.name != section.name:
             yield (
                 f"the search predicted {searched.name}, and this is {section.name}: its ranking was made for another "
@@ -210,6 +217,8 @@ class ConfirmRun(MeasuringRun):
             if left:
                 Tuner(record, space, toolchain, settings, self._listener, limits=limits).run()
                 self._check_begun(limits)
+            if limits.reached() is None:
+                measure_builders_choice(record, toolchain, settings, self._listener)
             failed: set[str] = set()
             for number in range(rounds):
                 wanted = (p for p in self._sound() if p.plan.fingerprint not in failed)
@@ -226,6 +235,12 @@ class ConfirmRun(MeasuringRun):
         """What is worth measuring again, the baseline first and the rest by its latency."""
         sound = [e for e in self.record.evaluations() if e.is_finite]
         return sorted(sound, key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms))
+
+
+def _goes_on(before: Environment | None, now: Environment) -> tuple[str, ...]:
+    """The warning where a confirmation goes on in another power mode, whose name is the same or unknown."""
+    cure = "latencies of both cannot be compared: set the mode that it began in (sudo nvpmodel -m ID)"
+    return () if before is None else other_mode(before.jetson, now.jetson, "this confirmation began", cure)
 
 
 def read_searched(

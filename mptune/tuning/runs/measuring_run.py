@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mptune.engines.base import Toolchain
 from mptune.engines.environment import Environment
+from mptune.engines.marks import Marks
 from mptune.engines.toolchains.choose import TargetChoice
 from mptune.engines.workload import Workload
 from mptune.errors import EndedEarlyError, RunError
@@ -24,6 +26,7 @@ from mptune.tuning.fronts.stopped import with_suspects
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps.baseline import ENGINE_CODE, check_baseline
+from mptune.tuning.steps.fusion import FUSION_CODE
 from mptune.tuning.steps.limits import Limits
 
 OpenToolchain = Callable[[Workload, SearchSettings], Toolchain]
@@ -67,7 +70,7 @@ class MeasuringRun:
 
     def _target_section(self, toolchain: Toolchain, named: str) -> TargetSection:
         """What the figures are taken on; ``named`` where the caller brought a toolchain and no profile was read."""
-        profile = None if toolchain.latency_source == "measured" else self._target
+        profile = None if toolchain.latency_source == "measured" else getattr(toolchain, "target", self._target)
         return TargetSection(
             name=named if self._target is None else self._target.name,
             engine=toolchain.name,
@@ -99,8 +102,9 @@ class MeasuringRun:
         if baseline is None:
             return
         differing = check_baseline(baseline.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
-        others = (finding for finding in self.file.findings if finding.code != ENGINE_CODE)
-        self._save(findings=with_suspects((*others, *differing)))
+        others = (finding for finding in self.file.findings if finding.code not in (ENGINE_CODE, FUSION_CODE))
+        fusions = (replace(f, origin=origin) for f in Marks.load(self.directory.engines).findings)
+        self._save(findings=with_suspects((*others, *differing, *fusions)))
 
     def _check_begun(self, limits: Limits) -> None:
         """Whether there is anything to make a front of."""

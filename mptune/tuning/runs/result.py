@@ -18,6 +18,7 @@ from mptune.findings.engine import NOTHING
 from mptune.run_json import FixedSettings, RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings, Tolerance
+from mptune.targets.roofline import EXPECTED_FACTOR
 from mptune.targets.unsearched import OUT_OF_REACH
 from mptune.tuning.evaluation import (
     ORIGIN_FP16,
@@ -49,6 +50,7 @@ from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage import same_storage, storage_url
 from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
+from mptune.tuning.steps.free_engine import read_builders_choice
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
 
@@ -146,6 +148,7 @@ def build_front(
         metric=record.metric,
         fp32=fp32,
         fp16=plans.fp16,
+        builders_choice=read_builders_choice(record, fp32),
         points=points,
         chosen=chosen,
         choice=choice,
@@ -244,10 +247,20 @@ def _warnings(
         *drift_warning(record),
         *(() if chosen is None else chosen.timing_warnings),
         *unconfirmed_warnings(plans.unconfirmed),
+        *_limit_on_predictions(plans.fp32, choice),
         *advice(outcome),
         *_unconfirmed(plans.points, chosen, plans.unconfirmed),
     )
     return tuple(dict.fromkeys(warnings))
+
+
+def _limit_on_predictions(fp32: Evaluation, choice: Choice) -> tuple[str, ...]:
+    if choice.max_latency_ms is None or fp32.latency.source != "predicted":
+        return ()
+    return (
+        f"the limit of {choice.max_latency_ms:g} ms is held against predictions; 87 % of published latencies "
+        f"lie within a factor of {EXPECTED_FACTOR:g} of such: run `mptune confirm RUN` on the device",
+    )
 
 
 def _options_that_free(settings: FixedSettings) -> str:

@@ -27,7 +27,7 @@ from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import has_shared_units
-from mptune.identity import check_data, check_same, check_target, identity_of, refuse_other_runs
+from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_other_runs
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
@@ -58,6 +58,7 @@ from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors
 from mptune.tuning.steps.emulated import PlanEmulator
+from mptune.tuning.steps.free_engine import measure_builders_choice
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, keep_kernels
 from mptune.tuning.steps.limits import Limits
@@ -206,6 +207,7 @@ class SearchRun(MeasuringRun):
             granularity=self._granularity,
             groups_sha256=groups_sha256(self.grouped.groups),
             labels_sha256=labels_sha256(settings.labels),
+            plugins_sha256=plugins_sha256(settings.plugins),
             shared_units=has_shared_units(model),
         )
         recorded = earlier = self.directory.load()
@@ -339,6 +341,8 @@ class SearchRun(MeasuringRun):
             return
         rounds = rounds_needed(settings, baseline.latency.source)
         if to_measure(record, settings, rounds):
+            if self._limits.reached() is None:
+                measure_builders_choice(record, self._open_toolchain(), settings, self._listener)
             confirm(record, self._open_toolchain(), settings, self._listener, rounds, self._limits)
 
     def _tune(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
@@ -60,6 +61,7 @@ class WorkerRun(SearchRun):
         listener: Listener,
         opener: OpenToolchain | None = None,
         metric: tuple[str, TaskMetric | None] | None = None,
+        plugins: tuple[Path, ...] = (),
         wait_s: float = 0.0,
         may_differ: bool = False,
     ) -> None:
@@ -73,6 +75,7 @@ class WorkerRun(SearchRun):
             engine=file.fixed_settings.engine,
             metric=name,
             metric_function=function,
+            plugins=plugins,
             storage=storage,
         )
         self.file = file

@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from ctypes import CFUNCTYPE, c_int
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,7 +161,7 @@ def test_an_engine_runs_on_the_systems_library(tmp_path: Path, monkeypatch: pyte
     found = SystemRuntime(CLibrary(device))
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: found)
     trt = make_module("10.16.2", device)
-    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, trt, "10.16"))
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind, plugins: Library(kind, trt, "10.16"))
     (tmp_path / "e").write_bytes(double().to_bytes())
     session = TensorRtSession(tmp_path / "e", EngineOptions("tensorrt"))
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -219,3 +220,24 @@ def test_a_real_library_has_every_symbol() -> None:
         assert code == 0 or code.name.startswith("cudaError")
         return
     pytest.skip("no libcudart here")
+
+
+@pytest.mark.parametrize(
+    ("requires", "begins"), [(["cuda-bindings==13.0.3"], "update the driver, or, in"), ([], "pip ")]
+)
+def test_what_torch_brought_is_not_made_older(
+    requires: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda name: requires)
+    bindings(monkeypatch, count=(35, 0), versions=(12060, 13000))
+    assert cuda.missing_package().startswith(begins)
+    assert cuda.missing_package().endswith("pip install 'cuda-bindings<13'")
+
+
+@pytest.mark.parametrize(("code", "sms"), [(0, 4), (35, None)])
+def test_the_multiprocessors_that_cuda_reports(code: int, sms: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = bindings(monkeypatch, count=(0, 1), versions=(12060, 12060))
+    module.cudaDeviceAttr = SimpleNamespace(cudaDevAttrMultiProcessorCount=16)
+    module.cudaDeviceGetAttribute = lambda attribute, device: (code, {16: 4}[attribute])  # driver_types.h
+    module.cudaGetErrorString = lambda code: (0, b"words")
+    assert cuda.multiprocessors() == sms

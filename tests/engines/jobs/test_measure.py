@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +12,16 @@ from onnx import helper
 from mptune.data.archive import save_outputs
 from mptune.data.forms.samples import CalibrationSet
 from mptune.engines.base import EngineError, EngineSession
+from mptune.engines.jobs import measure
 from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.worker.child import WorkerState
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
+from mptune.targets.jetson import PowerMode
+from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation
 from tests.engines.engine_support import save_graph
 
 QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10)
@@ -126,3 +131,22 @@ esac
     assert "fell from 1900 to 900 MHz" in warning
     assert watch.warnings() == (warning,), "also for the plans that are timed until the next reading"
     assert len(asked.read_text().split()) == 2
+
+
+@pytest.mark.parametrize(("by_cuda", "sms"), [(4, 4), (None, 8)])
+def test_a_measurement_and_its_evaluation_keep_the_power_mode(
+    by_cuda: int | None, sms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CUDA reports counts; the mask of the TPCs stands in for it."""
+    mode = PowerMode("15W", 8, 612.0, 2133.0)
+    monkeypatch.setattr(measure, "read_power_mode", lambda: mode)
+    monkeypatch.setattr(measure.cuda, "multiprocessors", lambda: by_cuda)
+    measurement = replace(job_of(tmp_path), on_gpu=True).run(WorkerState()).measurement
+    assert measurement.power_mode == replace(mode, sm_count=sms)
+    plan = PrecisionPlan("0" * 64, {"g000": Precision.FP16})
+    told = Evaluation.from_measurement(
+        plan, measurement, number=0, origin=ORIGIN_FP16, metric="relative_l2", baseline_ms=None
+    )
+    kept = json.loads(json.dumps(told.to_json()))
+    assert kept["power_mode"] == {"name": "15W", "sm_count": sms, "gpu_mhz": 612.0, "memory_mhz": 2133.0}
+    assert job_of(tmp_path).run(WorkerState()).measurement.power_mode is None

@@ -16,14 +16,23 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, FailureKind, Progress
-from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, _fill_profile, build_engine, engine_faults
+from mptune.engines.tensorrt.builder import (
+    BuildObjects,
+    BuildOptions,
+    _configure,
+    _fill_profile,
+    build_engine,
+    engine_faults,
+    parse_network,
+)
 from mptune.engines.tensorrt.jobs import BuildJob
-from mptune.engines.tensorrt.library import Library, load_library
+from mptune.engines.tensorrt.library import Library, load_library, open_log
 from mptune.engines.worker.child import WorkerState
 from mptune.errors import SettingsError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -322,3 +331,52 @@ def test_what_a_build_made_is_freed_once_the_answer_is_sent(
     assert len(freed) == 1
     state.end_job()
     assert "Builder" in freed[1]
+
+
+@pytest.mark.parametrize(
+    ("op", "values"),
+    [
+        ("Expand", {"target": [2]}),
+        ("Reshape", {"target": [2]}),
+        ("Tile", {"repeats": [2]}),
+        ("Slice", {"starts": [2], "ends": [2]}),
+        ("TopK", {"k": [1]}),
+        ("Pad", {"pads": [4]}),
+        ("Gather", {"rows": [3]}),
+        ("GatherElements", {"at": [4, 4]}),
+    ],
+)
+@pytest.mark.parametrize("through", ["", "Cast", "Mul"])
+def test_which_inputs_are_shapes_is_known_without_tensorrt(
+    library: Library, tmp_path: Path, op: str, values: dict[str, list[int]], through: str
+) -> None:
+    """What ``build.sh`` writes values of is what TensorRT's parser calls a shape tensor."""
+    nodes = [helper.make_node("Relu", ["x"], ["r"])]
+    names = list(values)
+    if through:
+        extra = [] if through == "Cast" else ["one"]
+        to = {"to": INT64} if through == "Cast" else {}
+        nodes += [helper.make_node(through, [name, *extra], [f"{name}64"], **to) for name in names]
+        names = [f"{name}64" for name in names]
+    outputs = ["y", "indices"] if op == "TopK" else ["y"]
+    nodes.append(helper.make_node(op, ["r", *names], outputs))
+    kind = TensorProto.INT32 if through == "Cast" else INT64
+    inputs = [info("x", FLOAT, [4, 4]), *(info(name, kind, shape) for name, shape in values.items())]
+    one = [numpy_helper.from_array(np.array(1, np.int64), "one")] if through == "Mul" else []
+    graph = helper.make_graph(nodes, "g", inputs, [info("y", FLOAT, None)], one)
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    log, objects = open_log(library.trt), BuildObjects()
+    _, network, _ = parse_network(library, path, log, objects)
+    tensors = [network.get_input(k) for k in range(network.num_inputs)]
+    shapes = {tensor.name for tensor in tensors if tensor.is_shape_tensor}
+    objects.close()
+    assert set(shape_inputs(load_model(path))) == shapes
+
+
+def test_tactics_are_timed_as_trtexec_times_them(library: Library) -> None:
+    """Else the engine of build.sh is not built with the settings of the search."""
+    builder = library.trt.Builder(open_log(library.trt))
+    config = builder.create_builder_config()
+    _configure(library, config, BuildOptions("tensorrt-rtx"))
+    assert config.avg_timing_iterations == 8

@@ -75,7 +75,7 @@ BUILDS = [
     (
         "Error reading CUDA GPU properties: In getCurrentCC at /_src/runtime/dispatch/planHeaders.cpp:130 (cudaError"
         " 35: CUDA driver version is insufficient for CUDA runtime version) Ensure that the GPU driver is installed.",
-        FailureKind.DEVICE_LOST,
+        FailureKind.DRIVER,
         "Error reading CUDA GPU properties: (cudaError 35: CUDA driver version is insufficient",
     ),
 ]
@@ -97,7 +97,8 @@ def test_the_telling_error_is_taken_whatever_stands_around_it() -> None:
     )
     usage = "IBuilder::x: Error Code 4: API Usage Error (Network has no outputs In validate at /_src/network.cpp:3)"
     assert build_failure([no_device, usage, no_device]).message == "Network has no outputs"
-    assert build_failure([no_device]).kind is FailureKind.DEVICE_LOST
+    assert build_failure([no_device]).kind is FailureKind.DRIVER
+    assert build_failure([no_device.replace("35", "100")]).kind is FailureKind.DEVICE_LOST
     out_of_memory = "[x.cpp::y::1] Error Code 2: OutOfMemory (Requested size was 8 bytes.)"
     no_tactic = "10: Could not find any implementation for node a."
     assert build_failure([no_tactic, out_of_memory]).kind is FailureKind.OUT_OF_MEMORY
@@ -122,7 +123,7 @@ def test_a_constructor_that_gives_nothing() -> None:
 
     with pytest.raises(EngineError, match="CUDA initialization failure") as caught:
         made(refuse, log)
-    assert caught.value.kind is FailureKind.DEVICE_LOST
+    assert caught.value.kind is FailureKind.DRIVER
     log.errors.clear()
     with pytest.raises(EngineError, match="returned nullptr"):
         made(refuse, log)

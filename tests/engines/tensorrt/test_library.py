@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.tensorrt import jobs
 from mptune.engines.tensorrt import library as tensorrt
+from mptune.engines.tensorrt.jobs import LibraryJob
 from mptune.engines.tensorrt.library import check_version, is_installed, load_library, open_log
+from mptune.engines.worker.child import WorkerState
+from mptune.targets.detect import Gpu
 
 PACKAGE = """
 __version__ = '10.3.0'
@@ -136,3 +140,45 @@ def test_the_log_keeps_problems_and_prints_what_a_person_may_need(capsys: pytest
     assert len(printed) == 4
     assert open_log(library.trt) is log  # TensorRT would ignore another one.
     assert log.errors == log.warnings == []
+
+
+WITH_BUILDER = (
+    PACKAGE
+    + """
+class Severity(int):
+    name = 'ERROR'
+ILogger.ERROR, ILogger.WARNING, ILogger.INFO = map(Severity, (1, 2, 3))
+class Builder:
+    def __init__(self, logger):
+        for words in {errors}:
+            logger.log(ILogger.ERROR, words)
+            raise TypeError('pybind11::init(): factory function returned nullptr')
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("errors", "words", "command"),
+    [
+        ([], None, ""),
+        (["CUDA initialization failure with error: 35"], "CUDA initialization failure", "pip install tensorrt-cu12"),
+        (["Error Code 6: API Usage Error (no)"], "it makes no builder: no", ""),
+    ],
+)
+def test_a_library_is_ready_only_if_it_makes_a_builder(
+    errors: list[str], words: str | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of the constructor and its argument are in the recorded APIs (``test_api.py``)."""
+    install(tmp_path, monkeypatch, WITH_BUILDER.replace("{errors}", repr(errors)))
+    monkeypatch.setattr(jobs.cuda, "unavailable_reason", lambda: None)
+    monkeypatch.setattr(jobs, "detect_gpus", lambda: [Gpu("NVIDIA H200", (9, 0), 150.8, "570.86")])
+    report = LibraryJob("tensorrt").run(WorkerState())
+    assert (words is None) == (report.cuda_obstacle is None)
+    assert words is None or words in str(report.cuda_obstacle)
+    assert report.cuda_install.startswith(command)
+    assert bool(report.cuda_install) == bool(command)
+
+
+@pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
+def test_tensorrt_rtx_makes_a_builder_without_a_gpu() -> None:
+    assert LibraryJob("tensorrt-rtx").run(WorkerState()).version

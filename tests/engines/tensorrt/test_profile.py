@@ -58,7 +58,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     device = FakeCuda()
     monkeypatch.setattr(cuda, "runtime", lambda: device)
     modules = {kind: make_module("10.16.2", device, is_rtx=kind != "tensorrt") for kind in MODULES}
-    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, modules[kind], "10.16"))
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind, plugins: Library(kind, modules[kind], "10.16"))
     yield device
     assert device.leaks == []
     assert device.rules.forbidden == []
@@ -77,9 +77,9 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
 def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, device: FakeCuda, tmp_path: Path) -> None:
     found = run_here(job(tmp_path, "fused", kind))
     assert found == (
-        LayerTime(("/a/MatMul", "/a/Relu"), 0.5),
-        LayerTime((), 0.25),
-        LayerTime(("/b/Conv",), 2.0),
+        LayerTime(("/a/MatMul", "/a/Relu"), 0.5, "/a/MatMul_myl0_0"),
+        LayerTime((), 0.25, "Reformatting CopyNode for Input Tensor 0 to /b/Conv"),
+        LayerTime(("/b/Conv",), 2.0, "/b/Conv_myl0_1"),
     )
     assert (device.captures, device.launches) == (0, 0)
     assert (tmp_path / "runtime.cache").exists() == (kind == "tensorrt-rtx")
@@ -99,7 +99,7 @@ def test_layers_that_lead_nowhere_are_an_error() -> None:
 def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() -> None:
     executions = [{"a": 1.0, "b": 4.0}, {"a": 90.0}, {"a": 2.0}]
     layers = [Layer("a", ("m",), NONE, NONE), Layer("a", ("n",), NONE, NONE)]
-    assert layer_times(executions, layers) == (LayerTime(("m", "n"), 1.5), LayerTime((), 0.0))
+    assert layer_times(executions, layers) == (LayerTime(("m", "n"), 1.5, "a"), LayerTime((), 0.0, "b"))
 
 
 def test_the_profiler_is_one_of_the_installed_modules() -> None:

@@ -37,7 +37,9 @@ class Device:
         self.sessions: list[TensorRtSession] = []
         modules = {kind: make_module("10.16.2", self.cuda, is_rtx=kind != "tensorrt") for kind in MODULES}
         monkeypatch.setattr(cuda, "runtime", lambda: self.cuda)
-        monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, modules[kind], "10.16"))
+        monkeypatch.setattr(
+            tensorrt_session, "load_library", lambda kind, plugins: Library(kind, modules[kind], "10.16")
+        )
 
     def open(self, program: str, kind: Kind = "tensorrt", latency: LatencySettings = QUICK) -> TensorRtSession:
         path = self.folder / f"{program}.engine"

@@ -14,7 +14,7 @@ from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet
 from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import BaselineError, RunError
 from mptune.graph.plan import PrecisionPlan
-from mptune.tuning.failures import did_not_run
+from mptune.tuning.failures import did_not_run, machine_error
 from mptune.tuning.front import pareto
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes
@@ -225,3 +225,11 @@ def test_device_losses_count_as_faults_of_the_machine(open_record: OpenRecord, s
     make_tuner(record, space, make_toolchain(space, faults=2), Diary(), budget=6).run()
     assert record.trials.has_faults()
     assert open_record().trials.has_faults(), "the next session sees it"
+
+
+def test_a_driver_that_is_too_old_has_a_hint_of_its_own() -> None:
+    failure = Failure(Stage.BUILD, FailureKind.DRIVER, "CUDA initialization failure with error: 35")
+    assert failure.is_machine_fault, "no plan is to blame"
+    error = machine_error(failure, 2)
+    assert "driver too old" in error.message
+    assert "update the NVIDIA driver" in str(error.hint)

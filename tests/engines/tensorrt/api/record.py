@@ -1,6 +1,6 @@
 """Writes the lists of names beside this file: what TensorRT's Python module holds, version by version.
 
-python -m tests.engines.tensorrt.api.record --clone PATH 8.5.3=8.5.txt v10.3.0=10.3.txt v10.16=10.16.txt
+python -m tests.engines.tensorrt.api.record --clone PATH 8.5.3=8.5.txt v10.0.1=10.0.txt v10.3.0=10.3.txt
 python -m tests.engines.tensorrt.api.record --module tensorrt_bindings 11.4.txt
 
 The first form reads the bindings' sources (pybind11) in a clone of github.com/NVIDIA/TensorRT at a tag. The second asks
