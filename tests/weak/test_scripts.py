@@ -30,7 +30,6 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.weak import write_weak_folder
-from mptune.settings import ShapeRange
 from mptune.tuning.front import Front
 from tests.device.cuda import FakeCuda
 from tests.engines.tensorrt.test_api import names_in, recorded
@@ -77,7 +76,7 @@ def write(searched: Front, place: Path) -> Write:
         model.sha256, {g.id: Precision.FP16 if half & {*g.nodes} else Precision.FP32 for g in grouped.groups}
     )
     evaluation = replace(searched.fp32, plan=plan)
-    recipe = BuildRecipe(shapes=(ShapeRange("x", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)),))
+    recipe = BuildRecipe(ranges={"x": ((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))})
 
     def write(target: str) -> Path:
         folder = place / "weak"
