@@ -15,6 +15,7 @@ import time
 import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class FakeCuda:
     cudaMemcpyKind = cudaMemcpyKind
     cudaStreamCaptureMode = cudaStreamCaptureMode
     cudaStreamNonBlocking = 1
+    cudaDeviceAttr = SimpleNamespace(cudaDevAttrMultiProcessorCount=16)  # driver_types.h
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class FakeCuda:
         *,
         is_unified: bool = False,
         most_wait_ms: float = 0.0,
+        sm_count: int = 16,
     ) -> None:
         """Nothing is allocated.
 
@@ -65,8 +68,9 @@ class FakeCuda:
             rules: takes what is forbidden.
             is_unified: CPU and GPU share the memory.
             most_wait_ms: the host waits as long as the device works, and at most so long in one call.
+            sm_count: multiprocessors that are on.
         """
-        self.rules = rules or Rules()
+        self.rules, self.sm_count = rules or Rules(), sm_count
         self.is_unified, self.most_wait_ms = is_unified, most_wait_ms
         self.memory_bytes = memory_bytes
         self.version = version
@@ -192,6 +196,11 @@ class FakeCuda:
     def cudaGetLastError(self) -> tuple[cudaError_t]:
         error, self._last_error = self._last_error, cudaError_t.cudaSuccess
         return (error,)
+
+    def cudaDeviceGetAttribute(self, attribute: int, device: int) -> tuple[cudaError_t, int]:
+        if (attribute, device) != (self.cudaDeviceAttr.cudaDevAttrMultiProcessorCount, 0):
+            return cudaError_t.cudaErrorInvalidValue, 0
+        return cudaError_t.cudaSuccess, self.sm_count
 
     def cudaDeviceSynchronize(self) -> tuple[cudaError_t]:
         if self._is_capturing("cudaDeviceSynchronize"):
