@@ -64,8 +64,8 @@ def headline(models: Mapping[str, Row]) -> str:
 
 
 def published(models: Mapping[str, Row]) -> str:
-    """The part of ``benchmarks/README.md``: the verdict, and where mptune loses."""
-    parts = [_summary(models), _VERDICT + verdict(models)] if _with(models, MPTUNE) else []
+    """The part of ``benchmarks/README.md``: a summary, the verdict's table, and where mptune loses."""
+    parts = [_summary(models), _VERDICT + verdict(models).partition("\n\n")[0]] if _with(models, MPTUNE) else []
     return "\n\n".join([*parts, *_missing(models), _lost(models)])
 
 
