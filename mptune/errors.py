@@ -44,6 +44,7 @@ ARGUMENTS = {
     "limit": "limits",
     "plugin": "plugins",
     "wait": "wait_s",
+    "for": "for_",
     **{
         name: name.replace("-", "_")
         for name in (

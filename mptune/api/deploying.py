@@ -1,4 +1,4 @@
-"""From a search to a device: ``confirm`` measures a run's front there, ``export`` packs the run for the way."""
+"""From a search to a device: ``confirm`` measures a run's front there, ``export`` packs it or writes it as files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from pathlib import Path
 
 from mptune.api.arguments import listening, recorded_metric, recorded_plugins
 from mptune.api.reading import with_demands
+from mptune.choice import Choice
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.errors import RunError
+from mptune.errors import RunError, SettingsError
 from mptune.files import full_disk_as_error, refuse
-from mptune.reporting.run_files import write_run_files
-from mptune.rundir import joined_run, read_search
+from mptune.graph.grouping.apart import set_apart
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.writing.weak import WEAK_BRANCHES
+from mptune.reporting.recipe import BuildRecipe
+from mptune.reporting.run_files import check_set_of, write_run_files
+from mptune.reporting.weak import write_weak_folder
+from mptune.rundir import joined_run, read_run, read_search
 from mptune.settings import EngineChoice, SearchSettings, Tolerances
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.confirm_run import ConfirmRun
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.model_copy import metric_warning, pack
+from mptune.tuning.runs.model_copy import load_either, metric_warning, pack
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -97,25 +104,39 @@ def export(
     run: str | Path,
     out: str | Path | None = None,
     *,
+    for_: str | None = None,
+    plan: str | None = None,
     force: bool = False,
     storage: str | None = None,
     warn: Callable[[str], object] | None = None,
 ) -> Path:
     """Pack what ``confirm`` and ``worker`` need of a run into one file; a search may be writing it meanwhile.
 
+    With ``for_`` it writes a folder instead: one plan, for a TensorRT that has no strong typing.
+
     Args:
         run: the run directory of a search.
-        out: a .tar.gz to write; None means the run's name + ``.tar.gz`` in the working directory.
+        out: a .tar.gz to write; None means the run's name + ``.tar.gz`` in the working directory. With ``for_`` a
+            folder; None means ``RUN/weak``.
+        for_: ``tensorrt-8`` (8.5 and 8.6), ``tensorrt-8.6``, ``tensorrt-8.4`` or ``tensorrt-10-weak``.
+        plan: the plan to write, by its fingerprint or the beginning of it; None takes the chosen one.
         force: overwrite ``out``.
         storage: as in ``report``.
-        warn: receives what the file cannot hold, one line each.
+        warn: receives what cannot be written, one line each.
 
     Returns:
         The path written.
 
     Raises:
+        SettingsError: no such ``for_``, or a plan without one.
         RunError: it is no run directory, or not whole, or ``out`` exists already or cannot be written.
+        PlanError: no such plan, or one in a precision that this TensorRT lacks.
+        ModelError: the model has an operator or a type that this TensorRT lacks.
     """
+    if for_ is not None:
+        return _export_weak(run, out, for_, plan, force, storage, warn)
+    if plan is not None:
+        raise SettingsError("--plan goes with --for", "a packed run holds all plans")
     directory, file = read_search(run)
     target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):
@@ -131,3 +152,34 @@ def export(
     if warn is not None and (text := metric_warning(file.search.metric)):
         warn(text)
     return target
+
+
+def _export_weak(
+    run: str | Path,
+    out: str | Path | None,
+    target: str,
+    plan: str | None,
+    force: bool,
+    storage: str | None,
+    warn: Callable[[str], object] | None,
+) -> Path:
+    if target not in WEAK_BRANCHES:
+        raise SettingsError(f"--for {target} is unknown", f"it is one of: {', '.join(WEAK_BRANCHES)}")
+    directory, file = read_run(run)
+    with contextlib.closing(read_record(directory, file, storage)) as record:
+        asked = None if plan is None else Choice(plan=plan, ignore=file.choice.ignore)
+        front = front_of(directory, file, record, asked=asked)
+    if front.chosen is None:
+        raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
+    model = load_either(directory, file)
+    groups = find_groups(model, file.fixed_settings.granularity)
+    grouped = GroupedModel(model, set_apart(model, groups, file.nodes_apart))
+    recipe = BuildRecipe.of(file, directory.data, model.inputs)
+    check = check_set_of(directory, file, front, front.chosen, grouped)
+    folder = directory.path / "weak" if out is None else Path(out)
+    with full_disk_as_error(folder):
+        warnings = write_weak_folder(front, front.chosen, grouped, folder, target, recipe, check, force=force)
+    if warn is not None:
+        for text in warnings:
+            warn(text)
+    return folder

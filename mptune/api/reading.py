@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mptune.engines.jobs.layer_times import EngineLayers
 from mptune.errors import RunError
@@ -15,6 +15,9 @@ from mptune.run_json import RunFile
 from mptune.rundir import read_run
 from mptune.settings import Tolerance, Tolerances
 from mptune.tuning.front import Front
+
+if TYPE_CHECKING:
+    from mptune.tuning.runs.devices import DeviceFigures
 
 
 def report(
@@ -51,6 +54,28 @@ def report(
     if wanted.chosen == front.choice.chosen:
         return front
     return replace(front, hint=f"; `mptune pick` with the same options would choose {wanted.chosen}, {wanted.reason}")
+
+
+def report_devices(
+    run: str | Path, files: Sequence[str | Path], *, storage: str | None = None
+) -> tuple[DeviceFigures, ...]:
+    """The figures that ``time.py`` of an exported folder wrote, beside the plan's in the search and on other devices.
+
+    Args:
+        run: the run directory.
+        files: ``time.json`` of each device.
+        storage: as in ``report``.
+
+    Raises:
+        RunError: it is no run directory, or a file is none of ``time.py``, or of another run.
+    """
+    directory, file = read_run(run)
+    from mptune.tuning.runs.devices import device_figures
+    from mptune.tuning.runs.result import front_of, read_record
+
+    with contextlib.closing(read_record(directory, file, storage)) as record:
+        front = front_of(directory, file, record)
+        return device_figures(directory, front, record.evaluations(), [Path(path) for path in files])
 
 
 def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:

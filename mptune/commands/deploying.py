@@ -86,22 +86,39 @@ def export(
             "--out",
             "-o",
             metavar="RUN.tar.gz",
-            help="File to write. Default: the run's name + .tar.gz, in the working directory.",
+            help="File to write, or folder with --for. Default: the run's name + .tar.gz here; with --for RUN/weak.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="TENSORRT",
+            help="Write one plan for a TensorRT without strong typing: tensorrt-8 (8.5 and 8.6), tensorrt-8.6, "
+            "tensorrt-8.4 or tensorrt-10-weak.",
+        ),
+    ] = None,
+    plan: Annotated[
+        str | None, typer.Option(metavar="ID", help="With --for: the plan with this id. Default: the chosen one.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
     storage: StorageOption = None,
 ) -> None:
     """Pack a run into one file to take to a device.
 
     Contains what `mptune confirm` needs: the record, the samples with their references, the model and its weights. No
-    engines, no logs.
+    engines, no logs. With --for it writes a folder with one plan instead, to build on JetPack 5 and 6.0 with layer
+    precisions: model, scripts and README.txt, which need nothing but TensorRT and NumPy.
 
     \b
     Example:
       mptune export model.mptune -o run.tar.gz
+      mptune export model.mptune --for tensorrt-8 --out weak
       scp run.tar.gz device: && ssh device "tar xzf run.tar.gz && mptune confirm model.mptune"
     """
     from mptune.api import deploying
 
-    say(deploying.export(run, out, force=force, storage=storage, warn=lambda text: complain(f"warning: {text}")))
+    def warn(text: str) -> None:
+        complain(f"warning: {text}")
+
+    say(deploying.export(run, out, for_=for_, plan=plan, force=force, storage=storage, warn=warn))

@@ -84,14 +84,14 @@ def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
         "plan": _line(plan.fingerprint),
         "origin": _line(origin_name(evaluation)),
         "reason": _line(front.chosen_reason),
-        "counts": _counts(plan),
+        "counts": plan_counts(plan),
         "reduced": reduced_names([plan]),
         "neighbours": _block(f"{role:<16} {text}" for role, text in neighbour_lines(front)) or "none",
         "kept": _kept(front, evaluation),
     }
 
 
-def _counts(plan: PrecisionPlan) -> str:
+def plan_counts(plan: PrecisionPlan) -> str:
     """How many groups have each reduced precision."""
     (first, count), *others = plan.reduced_counts.items() or [(Precision.FP16, 0)]
     text = f"{count} of {len(plan.precision)} layer groups in {first.name}"

@@ -63,7 +63,7 @@ def write_run_files(
         if file is not None:
             recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, shape_inputs(grouped.model))
         recipe = replace(recipe, marked=Marks.load(run.engines).of(front.chosen.plan))
-        check = None if file is None else _check_set(run, file, front, front.chosen, grouped)
+        check = None if file is None else check_set_of(run, file, front, front.chosen, grouped)
         opset = None if file is None else file.fixed_settings.opset
         write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)
     _record_choice(run, file, front)
@@ -86,7 +86,7 @@ def _record_choice(run: RunDirectory, file: RunFile | None, front: Front) -> Non
         run.save(file.model_copy(update={"choice": front.choice}))
 
 
-def _check_set(
+def check_set_of(
     run: RunDirectory, file: RunFile, front: Front, chosen: Evaluation, grouped: GroupedModel
 ) -> CheckSet | None:
     """The first held-out samples, with the error of the chosen plan; search samples where it has no held-out error."""

@@ -149,7 +149,8 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
         raise EngineError(
             FailureKind.UNSUPPORTED,
             f"TensorRT {version} has no strongly typed networks, mptune needs 10.0 or later (JetPack 5.1 brings 8.5,"
-            " JetPack 6.0 brings 8.6): on a Jetson update to JetPack 6.1 (TensorRT 10.3) or later",
+            " JetPack 6.0 brings 8.6): on a Jetson update to JetPack 6.1 (TensorRT 10.3) or later, or build"
+            " with layer precisions: `mptune export RUN --for tensorrt-8`",
         )
     if number < _FULLY_TYPED:
         return (

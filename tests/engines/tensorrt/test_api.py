@@ -63,13 +63,18 @@ TENSORRT_10_ONLY = {"BuilderFlag.FP16"}
 RECORDED = ("10.0", "10.3", "10.16", "11.4")
 
 
-@cache
 def named() -> frozenset[str]:
     """``Class.member`` of every attribute that the code takes from TensorRT's module or from one of its objects."""
+    return names_in(tuple(SOURCES))
+
+
+@cache
+def names_in(sources: tuple[Path, ...], classes: tuple[tuple[str, str], ...] = ()) -> frozenset[str]:
+    """The same of some files, which may have more variables of certain classes."""
     found = set()
-    for path in SOURCES:
+    for path in sources:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        aliases = dict(CLASSES)
+        aliases = CLASSES | dict(classes)
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 name = _name(node.value, aliases)
