@@ -358,7 +358,7 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> str:
-    """The tables of benchmarks/README.md, as Markdown: each search, and what its seconds beside the work were for.
+    """Tables as Markdown: each search, and what its seconds beside the work were for.
 
     A row may name the ``commit`` that was timed, where a file holds several.
     """

@@ -103,7 +103,7 @@ def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
     for path in {options.svg, published and published.with_suffix(".svg")} - {None} if runs else ():
         write_text(path, draw(runs, columns=3))
     if options.publish:
-        pages.insert(Path("benchmarks/README.md"), text)
+        pages.insert(Path("benchmarks/README.md"), pages.published(found))
         pages.insert(Path("README.md"), pages.headline(found))
 
 

@@ -63,6 +63,12 @@ def headline(models: Mapping[str, Row]) -> str:
     return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
 
 
+def published(models: Mapping[str, Row]) -> str:
+    """The part of ``benchmarks/README.md``: a summary, the verdict's table, and where mptune loses."""
+    parts = [_summary(models), _VERDICT + verdict(models).partition("\n\n")[0]] if _with(models, MPTUNE) else []
+    return "\n\n".join([*parts, *_missing(models), _lost(models)])
+
+
 def tables(models: Mapping[str, Row], agreed: Mapping[str, Row] | None = None) -> str:
     """All tables.
 
@@ -83,11 +89,15 @@ def tables(models: Mapping[str, Row], agreed: Mapping[str, Row] | None = None) -
         named = {name: (name.removesuffix(CONFIRMED), CONFIRMED if CONFIRMED in name else "") for name in agreed}
         rows = {models[m]["what"] + end: agreed[name] for name, (m, end) in named.items() if m in models}
         parts.append(_agreement_table(rows))
+    return "\n\n".join([*parts, *_missing(models), _lost(models)])
+
+
+def _missing(models: Mapping[str, Row]) -> Iterable[str]:
+    """The networks that a step was not run for."""
     for what, missing in (("replayed", "replayed"), ("built and timed in turn", "measured")):
         names = [entry["what"] for entry in models.values() if missing not in entry]
         if names:
-            parts.append(f"Not {what} yet: {'; '.join(names)}.")
-    return "\n\n".join([*parts, _lost(models)])
+            yield f"Not {what} yet: {'; '.join(names)}."
 
 
 def _summary(models: Mapping[str, Row]) -> str:
