@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mptune.engines.jobs.layer_times import EngineLayers
 from mptune.errors import RunError
 from mptune.files import parse_json
 from mptune.run_json import RunFile
@@ -17,6 +16,7 @@ from mptune.settings import Tolerance, Tolerances
 from mptune.tuning.front import Front
 
 if TYPE_CHECKING:
+    from mptune.engines.jobs.layer_times import EngineLayers
     from mptune.tuning.runs.devices import DeviceFigures
 
 
@@ -88,6 +88,8 @@ def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:
     Raises:
         RunError: there is no front, no plan is chosen, or the layers of its engine were not recorded.
     """
+    from mptune.engines.jobs.layer_times import EngineLayers
+
     front = report(run, storage=storage)
     chosen = front.chosen
     if chosen is None:

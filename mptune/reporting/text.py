@@ -9,7 +9,7 @@ from pathlib import Path
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
 from mptune.graph.plan import REDUCED, PrecisionPlan
-from mptune.targets.roofline import EXPECTED_FACTOR
+from mptune.targets.target import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front

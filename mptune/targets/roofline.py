@@ -39,10 +39,6 @@ VECTOR_EFFICIENCY = 0.5
 """Share of the FP32 peak that element-wise arithmetic reaches: the peak counts fused multiply-adds, which are 2 FLOPs
 in one instruction, and most element-wise operations are none. FP16 counts the same: runtimes compute it in FP32."""
 
-EXPECTED_FACTOR = 1.5
-"""Of published latencies of whole networks 87 % lie within this factor of ``FUSED``'s predictions, each
-family of networks left out of the fit (``benchmarks/published``)."""
-
 _CAST_BYTES = 4 + 2
 """A Cast reads each element in one type and writes it in the other."""
 

@@ -18,8 +18,8 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
-from mptune.targets.roofline import EXPECTED_FACTOR, FUSED, NETWORK_SHARE, roofline
-from mptune.targets.target import load_target
+from mptune.targets.roofline import FUSED, NETWORK_SHARE, roofline
+from mptune.targets.target import EXPECTED_FACTOR, load_target
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DIGITS = BENCHMARKS / "models/digits_vit.onnx"
