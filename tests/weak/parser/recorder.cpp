@@ -69,6 +69,7 @@ struct Base : StoredLayer
     std::vector<ITensor*> inputs;
     std::vector<std::unique_ptr<Tensor>> outputs;
     std::map<int, DataType> types;
+    std::function<Ints(int)> values;  // of what it makes, at a depth of the recursion
     LayerType getType() const noexcept override { return type; }
     int32_t getNbInputs() const noexcept override { return int(inputs.size()); }
     int32_t getNbOutputs() const noexcept override { return int(outputs.size()); }
@@ -116,8 +117,13 @@ static Ints values_of(ITensor* tensor, int depth = 0)
             for (int value : values_of(each, depth + 1))
                 values.push_back(value);
     }
-    if (layer->type == LayerType::kIDENTITY || (layer->type == LayerType::kSHUFFLE && !layer->has(1)))
-        return values_of(layer->inputs[0], depth + 1);
+    if (layer->type == LayerType::kIDENTITY || layer->type == LayerType::kSHUFFLE || int(layer->type) == 47)  // kCAST of 8.6
+    {
+        Ints const same = values_of(layer->inputs[0], depth + 1);
+        return same.size() == values.size() ? same : values;
+    }
+    if (layer->values)
+        return layer->values(depth + 1);
     if (layer->type == LayerType::kGATHER)
     {
         Ints const data = values_of(layer->inputs[0], depth + 1), at = values_of(layer->inputs[1], depth + 1);
@@ -137,6 +143,21 @@ static Ints broadcast(Ints a, Ints b)
         if (a[more + k] == 1 || (a[more + k] < 0 && b[k] > 1))
             a[more + k] = b[k];
     return a;
+}
+
+static int combined(ElementWiseOperation operation, long a, long b)
+{
+    switch (operation)
+    {
+    case ElementWiseOperation::kSUM: return int(a + b);
+    case ElementWiseOperation::kSUB: return int(a - b);
+    case ElementWiseOperation::kPROD: return int(a * b);
+    case ElementWiseOperation::kMAX: return int(std::max(a, b));
+    case ElementWiseOperation::kMIN: return int(std::min(a, b));
+    case ElementWiseOperation::kDIV:
+    case ElementWiseOperation::kFLOOR_DIV: return b ? int(a / b) : -1;
+    default: return -1;
+    }
 }
 
 template <class I>
@@ -482,6 +503,14 @@ struct Network : INetworkDefinition, StoredNetworkDefinition
     {
         auto* layer = RECORDED(ElementWise, kELEMENTWISE, &x, &y);
         bool const is_test = operation >= ElementWiseOperation::kAND;
+        layer->base.values = [layer, operation](int depth) {
+            Ints a = values_of(layer->base.inputs[0], depth), b = values_of(layer->base.inputs[1], depth);
+            a.resize(std::max(a.size(), b.size()), a.empty() ? -1 : a[0]);
+            b.resize(a.size(), b.empty() ? -1 : b[0]);
+            for (size_t k = 0; k < a.size(); ++k)
+                a[k] = a[k] < 0 || b[k] < 0 ? -1 : combined(operation, a[k], b[k]);
+            return a;
+        };
         return output(layer, [layer] { return broadcast(layer->base.in(0), layer->base.in(1)); },
             is_test ? always(DataType::kBOOL) : of_input(layer->base, 0));
     }
@@ -575,6 +604,19 @@ struct Network : INetworkDefinition, StoredNetworkDefinition
     {
         auto* layer = RECORDED(Slice, kSLICE, &x);
         layer->stored.Start_ = start, layer->stored.Size_ = size, layer->stored.Stride_ = stride;
+        layer->base.values = [layer](int depth) {
+            auto const given = [layer, depth](int k, Dims const& dims) { return layer->base.has(k) ? values_of(layer->base.inputs[k], depth) : ints(dims); };
+            auto const& s = layer->stored;
+            Ints const data = values_of(layer->base.inputs[0], depth), from = given(1, s.Start_), count = given(2, s.Size_), step = given(3, s.Stride_);
+            Ints values(count.empty() ? 0 : std::max(count[0], 0), -1);
+            for (size_t k = 0; k < values.size(); ++k)
+            {
+                long const place = from[0] + long(k) * step[0];
+                if (from[0] >= 0 && place >= 0 && place < long(data.size()))
+                    values[k] = data[place];
+            }
+            return values;
+        };
         return output(layer, [layer] { return layer->base.has(2) ? values_of(layer->base.inputs[2]) : ints(layer->stored.Size_); });
     }
     IShapeLayer* addShape(ITensor& x) noexcept override
@@ -717,8 +759,7 @@ int main(int, char** arguments)
     Log log;
     Network network;
     auto* parser = nvonnxparser::createParser(network, log);
-    if (!parser->parseFromFile(arguments[1], int(ILogger::Severity::kERROR)))
-        return 1;
+    bool const is_parsed = parser->parseFromFile(arguments[1], int(ILogger::Severity::kERROR));
     for (ILayer* layer : layers)
     {
 #if NV_TENSORRT_MINOR >= 6
@@ -734,4 +775,5 @@ int main(int, char** arguments)
             line += (k ? ", " : "") + described(layer->getOutput(k));
         std::cout << line << "]}\n";
     }
+    return is_parsed ? 0 : 1;
 }

@@ -43,7 +43,11 @@ def stored(name: str, body: str) -> str:
 def main() -> None:
     path = Path(sys.argv[1])
     text = re.sub(r"//[^\n]*", "", path.read_text())
-    classes = re.findall(r"class V(\w*(?:Layer|Tensor|Loop|IfConditional|NetworkDefinition|Builder)) : public VRoot\s*\{(.*?)\n\}", text, re.S)
+    classes = re.findall(
+        r"class V(\w*(?:Layer|Tensor|Loop|IfConditional|NetworkDefinition|Builder)) : public VRoot\s*\{(.*?)\n\}",
+        text,
+        re.S,
+    )
     print("#pragma once\n#include <NvInfer.h>\n#include <string>\nusing namespace nvinfer1;\nvoid changed();")
     for name, body in classes:
         print(stored(name, body))

@@ -22,15 +22,24 @@ from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.writing.weak import WEAK_BRANCHES, write_weak
+from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel, write_weak
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.text import read_template
 from mptune.reporting.weak import plan_document
 from tests.graph import helpers
+from tests.networks.networks import FILES, filled
 from tests.weak import surface
-from tests.weak.test_ownership import SMALL, hold
+from tests.weak.test_ownership import NO_MODEL, SMALL, hold
 
-SHAPES = {"SHUFFLE": (1,), "SLICE": (1, 2, 3), "RESIZE": (1,), "FILL": (0,), "TOPK": (1,), "LOOP_OUTPUT": (1,), "ONE_HOT": (2,)}
+SHAPES = {
+    "SHUFFLE": (1,),
+    "SLICE": (1, 2, 3),
+    "RESIZE": (1,),
+    "FILL": (0,),
+    "TOPK": (1,),
+    "LOOP_OUTPUT": (1,),
+    "ONE_HOT": (2,),
+}
 """Type of a layer -> those of its inputs that are shapes."""
 
 
@@ -78,9 +87,7 @@ def recorded(program: Path, path: Path) -> SimpleNamespace:
 def mark_shapes(layers: list[SimpleNamespace]) -> None:
     """A shape tensor is what a layer reads as a shape, and what that is computed from."""
     producers = {tensor.name: layer for layer in layers for tensor in layer.outputs}
-    waiting = [
-        layer.inputs[k] for layer in layers for k in SHAPES.get(layer.type.name, ()) if k < layer.num_inputs
-    ]
+    waiting = [layer.inputs[k] for layer in layers for k in SHAPES.get(layer.type.name, ()) if k < layer.num_inputs]
     while waiting:
         tensor = waiting.pop()
         if tensor is None or tensor.is_shape_tensor:
@@ -89,3 +96,66 @@ def mark_shapes(layers: list[SimpleNamespace]) -> None:
         producer = producers.get(tensor.name)
         if producer is not None and producer.type.name != "SHAPE":
             waiting += producer.inputs
+
+
+PROGRAMS = os.environ.get("MPTUNE_PARSER_RECORDERS", "")
+INSTANCE_NORM, SHAPE_15 = "InstanceNormalization plugin was not found", "rank|number of spatial dimensions"
+NOT_PARSED = {
+    "cnn_dynamo_18": INSTANCE_NORM,
+    "cnn_torchscript_13": INSTANCE_NORM,
+    "cnn_torchscript_17": INSTANCE_NORM,
+    "cnn_torchscript_20": INSTANCE_NORM,
+    "diffusion_unet_torchscript_15": INSTANCE_NORM,
+    "llama_dynamo_20": SHAPE_15,
+    "qdq": "input tensor shape misaligns with the input kernel shape",
+    "retinanet_dynamo_20": SHAPE_15,
+    "two_stage_torchscript_16": "ROIAlign plugin was not found",
+}
+"""Model -> what the parser says of it. The recorder has no plugins; Conv with a computed kernel needs an attribute
+``kernel_shape``, and ``start`` and ``end`` of Shape (opset 15) are ignored, so that a shape comes out too long."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not PROGRAMS, reason="MPTUNE_PARSER_RECORDERS names no folder of compiled parsers (build.sh)")
+@pytest.mark.parametrize(
+    ("version", "branch"), [("8.5.3", "tensorrt-8"), ("8.6.1", "tensorrt-8"), ("8.6.1", "tensorrt-8.6")]
+)
+def test_names_and_owners(version: str, branch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Path(PROGRAMS) / f"recorder-{version[:3]}"
+    if not program.exists():
+        pytest.skip(f"MPTUNE_PARSER_RECORDERS holds no {program.name} (build.sh)")
+    script = tmp_path / "constraints.py"
+    script.write_text(read_template("weak/constraints.py.in"))
+    constraints = surface.load_script(script, surface.make_module(version), monkeypatch)
+    checked = 0
+    for name in (name for name in (*SMALL, *FILES) if name not in NO_MODEL):
+        path = SMALL.get(name) or filled(name, tmp_path)
+        model = load_typed_model(path)
+        grouped = GroupedModel(model, find_groups(model))
+        (plan,) = helpers.plans(model, grouped.groups, 1)[2:]
+        try:
+            weak = write_weak(grouped, plan, WEAK_BRANCHES[branch], tmp_path / "weak.onnx")
+        except ModelError:
+            continue
+        try:
+            network = recorded(program, tmp_path / "weak.onnx")
+        except ValueError as error:
+            assert re.search(NOT_PARSED[name], str(error)), (name, str(error))
+            continue
+        hold_names(constraints, weak, network, plan_document(plan, grouped, weak, BuildRecipe()))
+        checked += 1
+    assert checked >= 20
+
+
+def hold_names(constraints: Any, weak: WeakModel, network: Any, document: dict[str, Any]) -> None:
+    """What holds with any parser, and that the names which it registered say the same."""
+    wrapped = constraints.trt._Network(network, constraints.trt)
+    hold(constraints, weak, wrapped, document)
+    assert {node.name for node in weak.nodes if node.is_named} <= set(wrapped._told)
+    owners = constraints.constrain(constraints.trt._Network(network, constraints.trt), document).owners
+    registered = {
+        layer.name: match[1] for layer in network.layers if (match := re.fullmatch(r"(n\d{4,})(_\d+)?", layer.name))
+    }
+    assert registered.keys() & owners.keys()
+    assert [(name, owners[name]) for name in registered if owners.get(name, registered[name]) != registered[name]] == []
