@@ -48,13 +48,15 @@ def main() -> None:
         text,
         re.S,
     )
-    print("#pragma once\n#include <NvInfer.h>\n#include <string>\nusing namespace nvinfer1;\nvoid changed();")
-    for name, body in classes:
-        print(stored(name, body))
+    output = ["#pragma once\n#include <NvInfer.h>\n#include <string>\nusing namespace nvinfer1;\nvoid changed();"]
+    output += [stored(name, body) for name, body in classes]
     enum = re.search(r"enum class LayerType : int32_t\s*\{(.*?)\};", path.with_name("NvInfer.h").read_text(), re.S)
     names = re.findall(r"^\s*k(\w+)\s*=\s*(\d+)", enum[1], re.M) if enum else []
     cases = " ".join(f'case {number}: return "{name}";' for name, number in names)
-    print(f'inline char const* name_of(LayerType type) {{ switch (int(type)) {{ {cases} }} return "UNKNOWN"; }}')
+    output.append(
+        f'inline char const* name_of(LayerType type) {{ switch (int(type)) {{ {cases} }} return "UNKNOWN"; }}'
+    )
+    sys.stdout.write("\n".join([*output, ""]))
 
 
 if __name__ == "__main__":
