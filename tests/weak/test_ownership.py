@@ -54,9 +54,8 @@ def told(network: Any) -> dict[str, str]:
     return {name: "fp16" if value == rtx.float16 else "fp32" for name, value in network._told.items()}
 
 
-def hold(constraints: Any, weak: WeakModel, path: Path, document: dict[str, Any]) -> None:
+def hold(constraints: Any, weak: WeakModel, network: Any, document: dict[str, Any]) -> None:
     """What the issue asks of one network under one plan."""
-    network, _kept = surface.parse(constraints.trt, path)
     outcome = constraints.constrain(network, document)
     assert outcome.unowned == []
     assert outcome.refused == []
@@ -100,7 +99,8 @@ def check(constraints: Any, path: Path, folder: Path, count: int) -> None:
     for plan in helpers.plans(model, grouped.groups, count)[2:]:
         weak = write_weak(grouped, plan, WEAK_BRANCHES["tensorrt-10-weak"], folder / "weak.onnx")
         document = plan_document(plan, grouped, weak, BuildRecipe())
-        hold(constraints, weak, folder / "weak.onnx", document)
+        network, _kept = surface.parse(constraints.trt, folder / "weak.onnx")
+        hold(constraints, weak, network, document)
         through_trtexec(weak, trtexec_script(plan, weak, BuildRecipe()))
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import numpy_helper
 
 from mptune.engines.loading import load_typed_model
-from mptune.errors import PlanError
+from mptune.errors import ModelError, PlanError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.plan import Precision
@@ -60,3 +61,24 @@ def test_more_layers_than_fit_one_argument(target: str, tmp_path: Path) -> None:
     else:
         with pytest.raises(PlanError, match=r"12000 layers are 1440.. bytes of one argument"):
             trtexec_script(plan, weak, BuildRecipe())
+
+
+@pytest.mark.parametrize(("attributes", "is_refused"), [("<start = 1>", True), ("<end = -1>", True), ("", False)])
+def test_a_part_of_a_shape_is_refused_for_tensorrt_8(attributes: str, is_refused: bool, tmp_path: Path) -> None:
+    """``DEFINE_BUILTIN_OP_IMPORTER(Shape)`` of onnx-tensorrt 8.5-GA and 8.6-GA reads neither attribute."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4] x) => (float[m] y) {{
+        s = Shape{attributes}(x)
+        k = Cast<to = 1>(s)
+        t = ReduceSum<keepdims = 0>(x)
+        y = Mul(k, t)
+    }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "shape.onnx")
+    model = load_typed_model(tmp_path / "shape.onnx")
+    grouped = GroupedModel(model, find_groups(model))
+    for branch in ("tensorrt-8", "tensorrt-8.6", "tensorrt-10-weak"):
+        plan = grouped.uniform(Precision.FP32)
+        if is_refused and branch != "tensorrt-10-weak":
+            with pytest.raises(ModelError, match="start or end, which the parser of TensorRT 8"):
+                write_weak(grouped, plan, WEAK_BRANCHES[branch], tmp_path / "weak.onnx")
+        else:
+            write_weak(grouped, plan, WEAK_BRANCHES[branch], tmp_path / "weak.onnx")

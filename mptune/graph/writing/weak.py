@@ -345,6 +345,9 @@ def _lower(proto: onnx.NodeProto, model: Model, branch: WeakBranch, name: str) -
     onnx's converter (1.23.2) has no way down for Split, Gelu and GroupNormalization, and leaves attributes behind.
     """
     limit, op = branch.opset, proto.op_type
+    if op == "Shape" and branch.below < (10, 0) and any(a.name == "end" or a.i for a in proto.attribute):
+        message = f"node {name!r} is a Shape with start or end, which the parser of {branch.label} ignores"
+        raise ModelError(message, "export the model at opset 14 or below")
     new = onnx.defs.get_schema(op, model.opset, "")
     if new.since_version <= limit:
         return
