@@ -5,7 +5,7 @@ computes with ONNX Runtime in the types that its layers were told. Faults of rea
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -157,6 +157,11 @@ class Builder(Native):
 
 
 class Engine(tensorrt._Engine10):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        nodes = [node for node, *_ in self._program.layers]
+        self._layers = tuple(replace(layer, name=n.name) for layer, n in zip(self._layers, nodes, strict=True))
+
     def _describe(self, is_known: bool) -> dict[str, Any]:
         """The inspector's JSON, with the names of tensors; metadata of layers from 8.6 on."""
         has_metadata = tuple(map(int, self._blueprint.version.split(".")[:2])) >= (8, 6)
