@@ -1,4 +1,4 @@
-"""The TOML files that come with mptune: target profiles and search spaces, in the source tree or installed."""
+"""The files that come with mptune: target profiles and search spaces, in the source tree or installed; templates."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def _folder(kind: Kind) -> Path:
     inside = package / "search_spaces"
     root = inside if inside.is_dir() else package.parent / "search_spaces"
     return root / "targets" if kind == "targets" else root
+
+
+def read_template(name: str) -> str:
+    """The text of a file under ``mptune/reporting/templates``."""
+    return (Path(__file__).resolve().parent / "reporting" / "templates" / name).read_text(encoding="utf-8")
 
 
 def names(kind: Kind) -> tuple[str, ...]:

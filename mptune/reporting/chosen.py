@@ -24,7 +24,7 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import ENGINE_FILE, MARKED_FILE, BuildRecipe, is_on_cpu, timing_cache_of
-from mptune.reporting.text import read_template
+from mptune.resources import read_template
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front

@@ -17,11 +17,11 @@ from mptune.reporting.text import (
     kept_lines,
     neighbour_lines,
     origin_name,
-    read_template,
     reduced_names,
     speedup_text,
     unique,
 )
+from mptune.resources import read_template
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import error_text, format_error, format_value, is_larger_in_search, metric_values

@@ -13,7 +13,7 @@ import numpy as np
 
 from mptune.data.archive import read_sample_shapes, read_samples
 from mptune.engines.backends.tensorrt import TIMING_CACHE
-from mptune.engines.tensorrt.library import exports_creators
+from mptune.engines.tensorrt.library import exports_creators, is_weak
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import PrecisionPlan
@@ -60,6 +60,7 @@ class BuildRecipe:
         timing_cache: the run has one, and a copy lies beside ``build.sh``.
         plugins: paths of libraries with plugins of the user's.
         marked: values that the engine has as further outputs (``mptune.engines.marks``).
+        weak: the version of TensorRT that the run measured with, where it takes no typed model.
     """
 
     tf32: bool = False
@@ -69,6 +70,7 @@ class BuildRecipe:
     timing_cache: bool = False
     plugins: tuple[str, ...] = ()
     marked: tuple[str, ...] = ()
+    weak: str = ""
 
     @classmethod
     def of(
@@ -84,6 +86,7 @@ class BuildRecipe:
         given |= _observed(data_dir, [name for name in dynamic if name not in given], list(deciding))
         wanted = [name for name in every if name in {*dynamic, *deciding}]
         passed = {name: _name(name, every) for name in wanted if name in given}
+        version = "" if file.environment is None else file.environment.versions.get("tensorrt", "")
         return cls(
             tf32=fixed.tf32,
             ranges={as_passed: given[name] for name, as_passed in passed.items() if as_passed},
@@ -91,6 +94,7 @@ class BuildRecipe:
             settings=_built_with(file),
             timing_cache=timing_cache_of(data_dir.parent).is_file(),
             plugins=file.search.plugins,
+            weak=version if is_weak("tensorrt", version) else "",
         )
 
     def uses_tf32(self, plan: PrecisionPlan) -> bool:
@@ -145,7 +149,8 @@ class BuildRecipe:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the command does not hold, one line each."""
-        return tuple(
+        weak = f"TensorRT {self.weak} does not take this command: `mptune export RUN --for tensorrt-8.6` writes one."
+        return (weak,) * bool(self.weak) + tuple(
             f"Input {printable(name)!r} is not in the command, and trtexec takes 1 for all its sizes or values: "
             + (
                 "trtexec cannot be passed a name with ' or , so rename it in the model."

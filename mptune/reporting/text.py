@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from importlib import resources
 from pathlib import Path
 
 from mptune.engines.environment import Environment, GpuState
@@ -23,11 +22,6 @@ KEPT_BECAUSE = "kept in FP32 because"
 
 _MOST_OF_A_CODE = 3
 """So many findings of one code are shown one by one among the warnings; the others are counted."""
-
-
-def read_template(name: str) -> str:
-    """The text of a file under ``mptune/reporting/templates``."""
-    return (resources.files("mptune.reporting") / "templates" / name).read_text(encoding="utf-8")
 
 
 def format_interval(evaluation: Evaluation) -> str:

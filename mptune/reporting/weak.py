@@ -16,13 +16,13 @@ from mptune.engines.loading import check_written
 from mptune.errors import PlanError, RunError
 from mptune.files import write_text, writing
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel, write_weak
 from mptune.printable import printable
 from mptune.reporting.chosen import infer_script
 from mptune.reporting.readme import plan_counts
 from mptune.reporting.recipe import TRTEXEC_OF_PACKAGE, BuildRecipe
-from mptune.reporting.text import read_template
+from mptune.resources import read_template
 from mptune.settings import TensorRtSettings
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
@@ -64,7 +64,7 @@ def write_weak_folder(
         PlanError: the plan has a precision that it lacks.
     """
     branch, plan = WEAK_BRANCHES[target], evaluation.plan
-    recipe, plugins = replace(recipe, timing_cache=False, plugins=(), marked=()), recipe.plugins
+    recipe, plugins = replace(recipe, timing_cache=False, plugins=(), marked=(), weak=""), recipe.plugins
     there = [name for name in _OWN_FILES if (directory / name).exists()]
     if directory.exists() and (not directory.is_dir() or (there and not force)):
         what = f"holds {there[0]}" if there else "is a file"
@@ -102,24 +102,11 @@ def plan_document(plan: PrecisionPlan, grouped: GroupedModel, weak: WeakModel, r
         "versions": {"least": branch.least, "below": branch.below},
         "model_sha256": grouped.model.sha256,
         "plan": plan.fingerprint,
-        "fp16": any(node.precision is Precision.FP16 for node in weak.nodes),
         "tf32": recipe.uses_tf32(plan),
         "workspace_mib": settings.workspace_mb,
         "optimization_level": None if level == TensorRtSettings().optimization_level else level,
         "shapes": {name: list(sizes) for name, sizes in recipe.ranges.items()},
-        "inputs": [info.name for info in grouped.model.inputs],
-        "prefix": weak.prefix,
-        "nodes": [
-            {
-                "name": node.name,
-                "original": node.original,
-                "static": node.is_static,
-                "precision": str(node.precision),
-                "inputs": node.inputs,
-                "outputs": node.outputs,
-            }
-            for node in weak.nodes
-        ],
+        **weak.document(),
     }
 
 

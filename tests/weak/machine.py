@@ -5,7 +5,7 @@ computes with ONNX Runtime in the types that its layers were told. Faults of rea
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from tests.device import tensorrt
 from tests.device.blueprint import Blueprint
-from tests.device.building import IHostMemory, ILogger
+from tests.device.building import IBuilderConfig, IHostMemory, ILogger
 from tests.device.cuda import FakeCuda
 from tests.device.engine import _TYPE_NAMES
 from tests.device.native import Native, enumeration
@@ -46,27 +46,16 @@ BuilderFlag = enumeration("BuilderFlag", FP16=0, TF32=7, OBEY_PRECISION_CONSTRAI
 NetworkDefinitionCreationFlag = enumeration("NetworkDefinitionCreationFlag", EXPLICIT_BATCH=0)
 
 
-class Config(Native):
-    profiling_verbosity: Any = None
-    avg_timing_iterations: int = 1
-    builder_optimization_level: int = 3
+class Config(surface.Recorded, IBuilderConfig):
+    _class = "IBuilderConfig"
 
-    def __init__(self) -> None:
+    def __init__(self, builder: Any) -> None:
+        super().__init__(builder)
         self._flags = {BuilderFlag.TF32}
-        self._shapes: dict[str, Any] = {}
 
-    def set_flag(self, flag: Any) -> None:
-        self._flags.add(flag)
-
-    def clear_flag(self, flag: Any) -> None:
-        self._flags.discard(flag)
-
-    def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
-        self._workspace = pool_size
-
-    def add_optimization_profile(self, profile: Profile) -> int:
-        self._shapes = profile._shapes
-        return 0
+    @property
+    def _shapes(self) -> Any:
+        return {} if self._profile is None else self._profile._shapes
 
 
 class Profile(Native):
@@ -144,7 +133,7 @@ class Builder(Native):
         return network
 
     def create_builder_config(self) -> Config:
-        return Config()
+        return type("IBuilderConfig", (Config,), {"_names": self._module._names})(self)
 
     def create_optimization_profile(self) -> Profile:
         return Profile()
@@ -168,6 +157,11 @@ class Builder(Native):
 
 
 class Engine(tensorrt._Engine10):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        nodes = [node for node, *_ in self._program.layers]
+        self._layers = tuple(replace(layer, name=n.name) for layer, n in zip(self._layers, nodes, strict=True))
+
     def _describe(self, is_known: bool) -> dict[str, Any]:
         """The inspector's JSON, with the names of tensors; metadata of layers from 8.6 on."""
         has_metadata = tuple(map(int, self._blueprint.version.split(".")[:2])) >= (8, 6)
@@ -192,9 +186,11 @@ class Engine(tensorrt._Engine10):
         return {"Layers": layers}
 
 
-def make_module(version: str, cuda: FakeCuda, faults: Faults | None = None) -> Any:
+def make_module(
+    version: str, cuda: FakeCuda, faults: Faults | None = None, capability: tuple[int, int] = (8, 7)
+) -> Any:
     """The module; ``_networks`` and ``_configs`` keep what was built."""
-    module = tensorrt.make_module(version, cuda, (8, 7))
+    module = tensorrt.make_module(version, cuda, capability)
     wrapped = surface.make_module(version)
     for name in ("DataType", "_Layer", "_Tensor", "_Network"):
         setattr(module, name, getattr(wrapped, name))
@@ -202,8 +198,11 @@ def make_module(version: str, cuda: FakeCuda, faults: Faults | None = None) -> A
     module.BuilderFlag, module.OnnxParser, module.ILogger = BuilderFlag, Parser, ILogger
     module.Builder = type("Builder", (Builder,), {"_module": module})
     module.ICudaEngine = type("ICudaEngine", (Engine,), {"_is_blind": module._faults.is_blind})
+    module._names = surface.names_of(".".join(map(str, module._number)))
     if module._number < (10,):
         module.NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
+        for name in [name for name in vars(module) if not name.startswith("_") and name not in module._names]:
+            delattr(module, name)
     return module
 
 

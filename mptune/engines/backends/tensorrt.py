@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Built, Place
-from mptune.engines.base import Failure, MissingKernel, Profiling
+from mptune.engines.base import Failure, FailureKind, MissingKernel, Profiling, Stage
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.marks import Marks
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
@@ -23,13 +23,16 @@ from mptune.engines.tensorrt.library import (
     has_weak_types,
     install_line,
     is_installed,
+    is_weak,
 )
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, named_operators, refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.worker.parent import run_once
+from mptune.errors import ModelError, PlanError
 from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel
 from mptune.targets.memory import default_workspace_mb
 
 if TYPE_CHECKING:
@@ -202,10 +205,25 @@ class TensorRtBuilder:
         self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions, marked: Sequence[str] = ()
     ) -> Built | Failure:
         space, path = self._workspace, engine.path
+        weak = None
+        if is_weak(self.kind, self._version):
+            try:
+                weak = WeakModel(self._bench.workload.grouped, plan, WEAK_BRANCHES["tensorrt-8.6"])
+            except (ModelError, PlanError) as error:
+                return Failure(Stage.BUILD, FailureKind.UNSUPPORTED, error.message)
+            if marked:
+                return Failure(Stage.BUILD, FailureKind.UNSUPPORTED, "layer precisions take no further outputs")
+            names = {node.name: node.original for node in weak.nodes}
+            engine = replace(engine, options=replace(engine.options, names=names))
+            options = options if options.weak else replace(options, told=weak.document())
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
-        model = self._bench.workload.rewriter.write(plan, space.scratch(f"build-{path.stem}"), marked=marked)
+        model = space.scratch(f"build-{path.stem}")
         try:
+            if weak is None:
+                self._bench.workload.rewriter.write(plan, model, marked=marked)
+            else:
+                weak.write(model)
             job = BuildJob(
                 model=model,
                 engine_path=path,
@@ -216,7 +234,8 @@ class TensorRtBuilder:
             )
             built = self._bench.worker.call(job, self._timeout_s + _GRACE_S)
         finally:
-            model.unlink(missing_ok=True)
+            for written in (model, model.with_name(f"{model.name}.data")):
+                written.unlink(missing_ok=True)
         return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -134,23 +135,8 @@ def write_weak(grouped: GroupedModel, plan: PrecisionPlan, branch: WeakBranch, p
         ModelError: an operator or a type that the branch does not have.
         PlanError: the plan has another precision than FP16 and FP32.
     """
-    others = [p for p in plan.stored.reduced_counts if p is not Precision.FP16]
-    if others:
-        hint = "take a plan in FP16 and FP32: `mptune report` lists the plans, --plan ID names one"
-        raise PlanError(f"plan {plan.fingerprint} has groups in {others[0].name}, which {branch.label} lacks", hint)
     weak = WeakModel(grouped, plan, branch)
-    proto, constants = weak.proto, dict(weak.constants())
-    large = _add_constants(proto.graph, constants, inline)
-    if serialized_size(proto, large) <= SELF_CONTAINED_LIMIT:
-        write_bytes(path, serialized(proto, large))
-        return weak
-    del proto.graph.initializer[:]
-    data_path = path.with_name(path.name + ".data")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), whole_file(data_path) as part, part.open("wb") as data:
-        large = _add_constants(proto.graph, constants, in_file(data, data_path.name))
-        write_bytes(path, serialized(proto, large))
+    weak.write(path)
     return weak
 
 
@@ -164,9 +150,13 @@ def _add_constants(
 
 
 class WeakModel:
-    """One model under one plan: ``proto``, and ``nodes``, whose names begin with ``prefix``."""
+    """One model under one plan: ``proto``, and ``nodes``, whose names begin with ``prefix``; see ``write_weak``."""
 
     def __init__(self, grouped: GroupedModel, plan: PrecisionPlan, branch: WeakBranch) -> None:
+        others = [p for p in plan.stored.reduced_counts if p is not Precision.FP16]
+        if others:
+            hint = "take a plan in FP16 and FP32: `mptune report` lists the plans, --plan ID names one"
+            raise PlanError(f"plan {plan.fingerprint} has groups in {others[0].name}, which {branch.label} lacks", hint)
         self._model = model = grouped.model
         self.branch = branch
         _refuse_types(model, branch)
@@ -190,6 +180,40 @@ class WeakModel:
         for node, precision in zip(model.nodes, resolution.node_precisions, strict=True):
             if node.op_type != "Constant" or node.outputs[0] not in model.initializers:
                 self._add(node, self._precision(node, precision))
+
+    def document(self) -> dict[str, Any]:
+        """What a builder needs of the plan: constraints.py gives it to the layers, build.py holds the engine to it."""
+        return {
+            "fp16": any(node.precision is Precision.FP16 for node in self.nodes),
+            "inputs": [info.name for info in self._model.inputs],
+            "prefix": self.prefix,
+            "nodes": [
+                {
+                    "name": node.name,
+                    "original": node.original,
+                    "static": node.is_static,
+                    "precision": str(node.precision),
+                    "inputs": node.inputs,
+                    "outputs": node.outputs,
+                }
+                for node in self.nodes
+            ],
+        }
+
+    def write(self, path: Path) -> None:
+        """See ``write_weak``."""
+        proto, constants = self.proto, dict(self.constants())
+        large = _add_constants(proto.graph, constants, inline)
+        if serialized_size(proto, large) <= SELF_CONTAINED_LIMIT:
+            write_bytes(path, serialized(proto, large))
+            return
+        del proto.graph.initializer[:]
+        data_path = path.with_name(path.name + ".data")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path), whole_file(data_path) as part, part.open("wb") as data:
+            large = _add_constants(proto.graph, constants, in_file(data, data_path.name))
+            write_bytes(path, serialized(proto, large))
 
     def constants(self) -> Iterator[tuple[str, Initializer]]:
         """Name in the written model -> constant, with its values and its shape there."""

@@ -13,7 +13,7 @@ from mptune.files import write_text, writing
 from mptune.finding import Finding, OutputColumns
 from mptune.printable import printable_html as escape
 from mptune.reporting.page.html import allowed
-from mptune.reporting.text import read_template
+from mptune.resources import read_template
 
 JSON_NAME, PAGE_NAME = "comparison.json", "comparison.html"
 

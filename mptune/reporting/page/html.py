@@ -12,7 +12,7 @@ from typing import Any
 from mptune.files import write_text
 from mptune.printable import printable_html as escape
 from mptune.reporting.page.document import PageContent, page_document
-from mptune.reporting.text import read_template
+from mptune.resources import read_template
 
 SCRIPTS = (
     "dom", "format", "state", "findings", "decide", "axes", "chart", "selection", "strip", "points", "outputs",
