@@ -84,7 +84,7 @@ def test_a_search_measures_picks_and_deploys(here: Here, mlp_path: Path, mlp_dat
 
 def assert_builders_choice(front: Front, run: Path) -> None:
     """TensorRT 10 was left to choose FP16 once: the same everywhere as all-FP16 here, and on no front; 11 cannot be."""
-    shown = json.loads((run / "front.json").read_text())["baseline"]["builders_choice"]
+    shown = json.loads((run / "front.json").read_text())["builders_choice"]
     page = (run / "report.html").read_text()
     if json.loads((run / "run.json").read_text())["environment"]["versions"]["tensorrt"].startswith("11"):
         assert (front.builders_choice, shown) == (None, None)

@@ -23,6 +23,9 @@ def print_devices(rows: Sequence[DeviceFigures], stream: TextIO | None = None) -
         for row in (row for row in rows if row.plan == plan):
             figures = (f"{row.latency_ms:.4g}", row.latency_source, format_error(row.error), row.error_source)
             table.add_row(*map(Text, (row.origin, *figures, f"{row.device}, {row.engine}")))
+        for column in table.columns[:-1]:  # The device gives way on a narrow terminal.
+            column.min_width = max(len(str(cell)) for cell in column.cells)
+        table.columns[-1].overflow = "fold"
         console.print(table)
     for row in rows:
         if row.samples is not None:

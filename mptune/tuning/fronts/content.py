@@ -65,11 +65,8 @@ class FrontContent:
                 "model": {"path": self.model_path, "sha256": self.model_sha256},
                 "target": {"name": self.target, "engine": self.engine, "device": self.device},
                 "metric": self.metric,
-                "baseline": {
-                    "fp32": self._point(self.fp32),
-                    "fp16": self.fp16 and self._point(self.fp16),
-                    "builders_choice": self.builders_choice and self.builders_choice.to_point(),
-                },
+                "baseline": {"fp32": self._point(self.fp32), "fp16": self.fp16 and self._point(self.fp16)},
+                "builders_choice": self.builders_choice and self.builders_choice.to_point(),
                 "points": [self._point(point) for point in self.points],
                 "chosen": self.chosen and self.chosen.plan.fingerprint,
                 "choice": {

@@ -92,7 +92,7 @@ def test_every_view_has_it_and_no_choice_takes_it(
     answers: tuple[Failure, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = search(Choosing(make_toolchain().law, answers=list(answers)))
-    point = json.loads(Path("model.mptune/front.json").read_text())["baseline"]["builders_choice"]
+    point = json.loads(Path("model.mptune/front.json").read_text())["builders_choice"]
     text = " ".join(front_text(front, monkeypatch).split())
     page = Path("model.mptune/report.html").read_text()
     if answers:

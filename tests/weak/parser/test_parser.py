@@ -24,8 +24,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel, write_weak
 from mptune.reporting.recipe import BuildRecipe
-from mptune.reporting.text import read_template
 from mptune.reporting.weak import plan_document
+from mptune.resources import read_template
 from tests.graph import helpers
 from tests.networks.networks import FILES, filled
 from tests.weak import surface
