@@ -50,6 +50,7 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
         },
         "metric": file.search.metric,
         "baseline": {"fp32": None, "fp16": None},
+        "builders_choice": None,
         "points": [],
         "chosen": None,
         "choice": None,
