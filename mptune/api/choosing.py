@@ -10,15 +10,12 @@ from mptune.api.reading import one_or_several
 from mptune.choice import Choice
 from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
-from mptune.graph.grouping.apart import set_apart
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run, read_run
 from mptune.settings import Tolerance, Tolerances, check_limits
 from mptune.tuning.front import Front
 from mptune.tuning.runs.confirm_run import known_confirmation
-from mptune.tuning.runs.model_copy import load_either
+from mptune.tuning.runs.model_copy import group_as_searched, load_either
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -79,8 +76,6 @@ def pick(
         front = front_of(directory, file, record, asked=choice.model_copy(update=kept))
         file = file.model_copy(update={"choice": front.choice})
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
-        loaded = load_either(directory, file)
-        groups = find_groups(loaded, file.fixed_settings.granularity)
-        grouped = GroupedModel(loaded, set_apart(loaded, groups, file.nodes_apart))
+        grouped = group_as_searched(load_either(directory, file), file)
         write_run_files(directory, front, record, grouped, file.environment, confirmation)
         return front

@@ -13,9 +13,6 @@ from mptune.choice import Choice
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.errors import RunError, SettingsError
 from mptune.files import full_disk_as_error, refuse
-from mptune.graph.grouping.apart import set_apart
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
 from mptune.graph.writing.weak import WEAK_BRANCHES
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.run_files import check_set_of, write_run_files
@@ -26,7 +23,7 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.runs.confirm_run import ConfirmRun
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.model_copy import load_either, metric_warning, pack
+from mptune.tuning.runs.model_copy import group_as_searched, load_either, metric_warning, pack
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -171,10 +168,8 @@ def _export_weak(
         front = front_of(directory, file, record, asked=asked)
     if front.chosen is None:
         raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
-    model = load_either(directory, file)
-    groups = find_groups(model, file.fixed_settings.granularity)
-    grouped = GroupedModel(model, set_apart(model, groups, file.nodes_apart))
-    recipe = BuildRecipe.of(file, directory.data, model.inputs)
+    grouped = group_as_searched(load_either(directory, file), file)
+    recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
     check = check_set_of(directory, file, front, front.chosen, grouped)
     folder = directory.path / "weak" if out is None else Path(out)
     with full_disk_as_error(folder):

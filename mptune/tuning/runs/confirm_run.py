@@ -41,7 +41,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, compare_metric, open_study
 from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plans
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
-from mptune.tuning.runs.model_copy import load_copy
+from mptune.tuning.runs.model_copy import group_as_searched, load_copy
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.seals import NEEDED, present_names, refuse_damaged
 from mptune.tuning.sample_sets import recorded_rollout
@@ -80,7 +80,7 @@ class ConfirmRun(MeasuringRun):
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
         searched = read_searched(self._run, self._search, self._settings.storage, self._metric)
-        self._group(load_copy(self._run, self._search), self._search)
+        self.grouped = group_as_searched(load_copy(self._run, self._search), self._search)
         if self._opener is None:
             self._settle(self._choice())
         section, environment = self._identify()

@@ -12,12 +12,9 @@ from mptune.engines.environment import Environment
 from mptune.engines.marks import Marks
 from mptune.engines.toolchains.choose import TargetChoice
 from mptune.engines.workload import Workload
-from mptune.errors import EndedEarlyError, RunError
+from mptune.errors import EndedEarlyError
 from mptune.finding import FindingOrigin
-from mptune.graph.grouping.apart import set_apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups, groups_sha256
-from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
@@ -79,16 +76,6 @@ class MeasuringRun:
             error_source=toolchain.error_source,
             profile_sha256=None if profile is None else profile.figures_sha256,
         )
-
-    def _group(self, model: Model, search: RunFile) -> None:
-        """Group a model as its search did."""
-        groups = find_groups(model, search.fixed_settings.granularity)
-        if groups_sha256(groups) != search.fixed_settings.groups_sha256:
-            raise RunError(
-                f"this mptune finds other layer groups in the model than mptune {search.mptune}, which searched",
-                "use the same version of mptune on all machines",
-            )
-        self.grouped = GroupedModel(model, set_apart(model, groups, search.nodes_apart))
 
     def _hold(self, opened: tuple[StudyRecord, tuple[str, ...]]) -> tuple[str, ...]:
         """Take a study that was opened, to be closed at the end; what had to be repaired in it."""

@@ -15,7 +15,9 @@ from mptune.data.metrics.tasks import CALLABLE, undirected
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError
 from mptune.files import parse_json, whole_file, write_json, writing
+from mptune.graph.grouping.apart import set_apart
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
@@ -121,6 +123,21 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
                 with path.open("rb") as content:  # It may be replaced: what is open stays what it is.
                     status = os.fstat(content.fileno())
                     _add(archive, f"{name}/{place}", content, status.st_size, status.st_mtime)
+
+
+def group_as_searched(model: Model, file: RunFile) -> GroupedModel:
+    """The layer groups of a run.
+
+    Raises:
+        RunError: this mptune groups the model otherwise.
+    """
+    groups = find_groups(model, file.fixed_settings.granularity)
+    if groups_sha256(groups) != file.fixed_settings.groups_sha256:
+        raise RunError(
+            f"this mptune finds other layer groups in the model than mptune {file.mptune}, which searched",
+            "use the same version of mptune on all machines",
+        )
+    return GroupedModel(model, set_apart(model, groups, file.nodes_apart))
 
 
 def metric_warning(metric: str) -> str:

@@ -33,7 +33,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE, read_study
 from mptune.tuning.runs.confirm_run import directory_name
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
-from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE, load_either
+from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE, group_as_searched, load_either
 from mptune.tuning.runs.result import front_of
 from mptune.tuning.runs.seals import damaged, is_sealed, present_names, refuse_damaged, seal, unseal
 from mptune.tuning.runs.search_run import SPACE_FILE, SearchRun
@@ -94,7 +94,7 @@ class WorkerRun(SearchRun):
         if recorded.target is None or not self._is_prepared():
             raise RunError(f"{path} is not prepared for workers yet", _PREPARE)
         refuse_damaged(self.directory.data)
-        self._group(self._model, recorded)
+        self.grouped = group_as_searched(self._model, recorded)
         self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
         self._workload = self._make_workload()
         self._open_toolchain()
