@@ -14,9 +14,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from mptune.errors import RunError
+from mptune.json_form import JsonForm
+
+Form = TypeVar("Form", bound=JsonForm)
 
 RESUME_HINT = "the same command resumes the search: nothing that was evaluated is lost"
 
@@ -144,6 +147,20 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_form(form: type[Form], path: Path, hint: str) -> Form | None:
+    """Read a dataclass from the file of its JSON form; None where there is no file.
+
+    Raises:
+        RunError: the file cannot be read, with ``hint``.
+    """
+    try:
+        return form.from_json(parse_json(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}", hint) from None
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptune.errors import RunError
-from mptune.files import parse_json
+from mptune.files import read_form
 from mptune.run_json import RunFile
 from mptune.rundir import read_run
 from mptune.settings import Tolerance, Tolerances
@@ -96,15 +96,9 @@ def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:
         raise RunError("no plan is chosen, so there is no engine to describe", "`mptune pick` chooses one")
     engine = chosen.engine_in(front.run_dir / "engines")
     if engine is not None:
-        try:
-            return EngineLayers.from_json(parse_json(EngineLayers.path(engine).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(
-                f"{EngineLayers.path(engine)} cannot be read: {type(error).__name__}: {error}",
-                "delete it, and measure the plan again: `mptune confirm RUN`",
-            ) from None
+        hint = "delete it, and measure the plan again: `mptune confirm RUN`"
+        if recorded := read_form(EngineLayers, EngineLayers.path(engine), hint):
+            return recorded
     there = "then `mptune report RUN/confirmed/DEVICE --layers`"
     plan = f"of plan {chosen.plan.fingerprint} no layers were recorded"
     if chosen.latency.source == "predicted":

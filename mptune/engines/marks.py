@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptune.errors import RunError
-from mptune.files import parse_json, write_json
+from mptune.files import read_form, write_json
 from mptune.finding import Finding
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
@@ -40,16 +39,8 @@ class Marks(JsonForm):
     @classmethod
     def load(cls, engines: Path) -> Marks:
         """Read what ``save`` wrote for a folder of engines; no marks where there is no file."""
-        path = engines / MARKS_JSON
-        try:
-            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(
-                f"{path} cannot be read: {type(error).__name__}: {error}",
-                "delete it: the search looks for the wrong fusion again",
-            ) from None
+        hint = "delete it: the search looks for the wrong fusion again"
+        return read_form(cls, engines / MARKS_JSON, hint) or cls()
 
     def save(self, engines: Path) -> None:
         """Write the file that ``load`` reads."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel, NamesKernels, Toolchain
-from mptune.errors import RunError
-from mptune.files import parse_json, write_json
+from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
@@ -53,15 +52,8 @@ class MissingKernels(JsonForm):
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
         """Read what ``save`` wrote; nothing where there is no file. Whether it holds something else, its hash says."""
-        try:
-            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(
-                f"{path} cannot be read: {type(error).__name__}: {error}",
-                "copy the run directory again; where the search ran, the same `mptune search` asks the engine again",
-            ) from None
+        hint = "copy the run directory again; where the search ran, the same `mptune search` asks the engine again"
+        return read_form(cls, path, hint) or cls()
 
     def pins(self, grouped: GroupedModel, precision: Precision = Precision.FP16) -> dict[str, str]:
         """Group id -> why it cannot have a reduced precision, of the groups that hold such a node."""
