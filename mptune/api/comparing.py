@@ -79,7 +79,7 @@ def compare(
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
         out: Folder for ``comparison.json`` and the page ``comparison.html``; it is made where it is not there.
-        listener: Is told the stages of the work.
+        listener: Receives the stages of the work.
 
     Returns:
         Verdict, findings and statistics.
@@ -136,7 +136,7 @@ def check(
         max_error: Largest error of every output, as in ``compare``.
         batch: Rows per sample where the batch is dynamic.
         explain: Where an output is beyond its limit, name what makes the difference, as ``compare`` does.
-        listener: Is told the stages of the work.
+        listener: Receives the stages of the work.
 
     Raises:
         SettingsError: An argument is out of range.

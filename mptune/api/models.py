@@ -34,7 +34,7 @@ def inspect(
         space: name or path of the search space whose granularity and pins count.
         batch: rows per sample where the batch is dynamic.
         budget: evaluations of the search to come, where the space's granularity is ``auto``.
-        stage: is told what is done, one line each, while a large model is run on the data.
+        stage: receives what is done, one line each, while a large model is run on the data.
 
     Raises:
         ModelError: the model cannot be read, typed or tuned.

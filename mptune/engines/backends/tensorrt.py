@@ -215,7 +215,6 @@ class TensorRtBuilder:
                 return Failure(Stage.BUILD, FailureKind.UNSUPPORTED, "layer precisions take no further outputs")
             names = {node.name: node.original for node in weak.nodes}
             engine = replace(engine, options=replace(engine.options, names=names))
-            options = options if options.weak else replace(options, told=weak.document())
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
         model = space.scratch(f"build-{path.stem}")
@@ -224,6 +223,7 @@ class TensorRtBuilder:
                 self._bench.workload.rewriter.write(plan, model, marked=marked)
             else:
                 weak.write(model)
+                options = options if options.weak else replace(options, told=weak.document())
             job = BuildJob(
                 model=model,
                 engine_path=path,

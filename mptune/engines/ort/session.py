@@ -154,7 +154,7 @@ class SessionOptions:
     node_by_node: bool = False
     """No optimisation and no arena: each node is computed as it stands, and memory is given back."""
     arena: bool = True
-    """Keep memory of a CPU run for the next; without, a run takes a fifth less memory and a fifth more time."""
+    """Keep memory of a CPU run for the next; without, a run takes less memory and more time."""
     in_file_order: bool = False
     """Run each node as early as the file's order allows: a value is freed once what reads it there has run."""
     fuses_norms: bool = True

@@ -147,7 +147,7 @@ class BuildOptions:
     """The builder may choose FP16 for any layer, whatever the model says: networks without strong types, flag ``FP16``.
     Such an engine is a baseline, never a plan's."""
     told: Told | None = None
-    """What each layer is told where TensorRT has no strong types."""
+    """The precision of each layer, where TensorRT has no strong types."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def build_engine(
     clock: Callable[[], float] = time.monotonic,
     objects: BuildObjects | None = None,
 ) -> BuiltEngine:
-    """Parse a typed model as a strongly typed network and build it; or by ``options.told``, and check what comes out.
+    """Parse a typed model as a strongly typed network and build it; with ``options.told`` by layers, then check it.
 
     The engine takes the shapes of all samples and is tuned for those of the first. After ``timeout_s`` TensorRT is
     asked to stop; it checks between steps only, and 8.6 never, so that the caller needs a deadline of its own.
