@@ -343,7 +343,7 @@ def _is_kept(name: str) -> bool:
 
 def _workers_of(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
-        return [child for child in psutil.Process(pid).children() if "mptune.engines.worker" in child.cmdline()]
+        return [child for child in psutil.Process(pid).children() if "mptune.processes" in child.cmdline()]
     return []
 
 

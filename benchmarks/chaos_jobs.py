@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mptune.engines.base import EngineError, FailureKind, Stage
-from mptune.engines.worker.child import Job, WorkerState
+from mptune.processes.child import Job, WorkerState
 
 FAULTS = {
     "crash": 4,

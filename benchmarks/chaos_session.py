@@ -26,11 +26,11 @@ from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet
 from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.worker.child import Job
-from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import MptuneError
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.child import Job
+from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import load_target
 from mptune.tuning.listener import Silent

@@ -32,13 +32,13 @@ from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
+from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import Target, load_target
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels

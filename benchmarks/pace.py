@@ -64,10 +64,10 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("tuning/steps/sensitivity", "sampler: prior"),
     ("tuning/steps/emulated", "sampler: prior"),
     ("tuning/runs/search_run:_guide", "sampler: prior"),
-    ("engines/worker/process:close", "processes: end"),
-    ("engines/worker/process:kill", "processes: end"),
-    ("engines/worker/parent:_start", "processes: wait for start"),
-    ("engines/worker/once", "GPU: wait for the probe"),
+    ("processes/process:close", "processes: end"),
+    ("processes/process:kill", "processes: end"),
+    ("processes/parent:_start", "processes: wait for start"),
+    ("processes/once", "GPU: wait for the probe"),
     ("engines/toolchains/probing", "GPU: wait for the probe"),
     ("engines/toolchains/choose", "GPU: detect, choose the target"),
     ("targets/detect", "GPU: detect, choose the target"),
@@ -215,7 +215,7 @@ class Clock:
         """Times a search of whichever checkout is imported, on ONNX Runtime, or on another toolchain of a class."""
         from mptune.engines.toolchains.reference import ReferenceModel
         from mptune.engines.toolchains.toolchain import MeasuredToolchain, TargetPredictor
-        from mptune.engines.worker import parent
+        from mptune.processes import parent
         from mptune.tuning.sampler.precision import PrecisionSampler
 
         parts: tuple[tuple[str, type, str], ...] = (

@@ -22,7 +22,7 @@ from mptune.engines.jobs.samples import Outputs
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
-from mptune.engines.worker.child import WorkerState
+from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
 
 FIRST_WARMUP_MS, WARMUP_MS = 1500.0, 15.0

@@ -185,7 +185,7 @@ def opened_here() -> Iterator[None]:
     """What a search or a pick writes is opened in this process: one of its own takes a third to half of a search."""
     from mptune.engines import loading
     from mptune.engines.base import EngineError, Failure, Stage
-    from mptune.engines.worker.child import WorkerState
+    from mptune.processes.child import WorkerState
 
     def open_here(job: loading.OpenJob) -> Failure | None:
         try:

@@ -22,6 +22,7 @@ LAYERS = {
     "mptune.files": 0,
     "mptune.printable": 0,
     "mptune.json_form": 0,
+    "mptune.processes": 0,
     "mptune.graph": 1,
     "mptune.data": 1,
     "mptune.targets": 1,

@@ -12,7 +12,6 @@ import pytest
 from mptune.engines.jobs.placement import OperatorTypesJob
 from mptune.engines.loading import load_typed_model
 from mptune.engines.ort.session import CpuSession, SessionOptions
-from mptune.engines.worker.parent import Worker
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.inference import RuntimeTypes
@@ -24,6 +23,7 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.graph.writing.widened import write_widened
+from mptune.processes.parent import Worker
 from mptune.targets.costs import ShapeTable, group_costs, node_flops
 from tests.contrib_models import (
     BATCH,

@@ -15,7 +15,7 @@ from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import SessionOptions
-from mptune.engines.worker.child import WorkerState
+from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
 from mptune.tuning.steps.baseline import check_reference
 

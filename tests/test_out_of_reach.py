@@ -143,7 +143,7 @@ def test_the_parser_takes_what_is_listed_and_nothing_else() -> None:
 @RTX
 def test_a_norm_below_its_operator_set_is_parsed_by_tensorrt_rtx(tmp_path: Path) -> None:
     from mptune.engines.tensorrt.operators import ParseJob
-    from mptune.engines.worker.parent import run_once
+    from mptune.processes.parent import run_once
 
     path = tmp_path / "model.onnx"
     onnx.save(BUILDERS["LayerNormalization of opset 14"](), path)

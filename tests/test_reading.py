@@ -20,5 +20,5 @@ def test_what_runs_no_model_is_without_what_does(modules: str) -> None:
     assert "mptune.tuning.evaluation" in names
     heavy = {"onnx", "onnxruntime", "scipy", "scipy.special", "PIL", "mptune.engines.toolchains.choose"}
     assert not heavy & names
-    running = {name for name in names if name.startswith(("mptune.graph.writing.", "mptune.engines.worker."))}
-    assert running <= {"mptune.engines.worker.failure"}, "how a plan failed stands in the record"
+    running = {name for name in names if name.startswith(("mptune.graph.writing.", "mptune.processes."))}
+    assert running <= {"mptune.processes.failure"}, "how a plan failed stands in the record"

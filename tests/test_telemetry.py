@@ -67,7 +67,7 @@ def test_workers_collect_nothing_where_the_program_does(tmp_path: Path) -> None:
     text = """
 from pathlib import Path
 from mptune.engines.ort.cuda_session import ProbeJob
-from mptune.engines.worker.parent import Worker
+from mptune.processes.parent import Worker
 with Worker(Path("logs")) as worker:
     assert worker.call(ProbeJob("cpu"), 120.0) is None
 """

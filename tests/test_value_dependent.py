@@ -15,7 +15,6 @@ from mptune.engines.base import EngineError
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import output_error
-from mptune.engines.worker.child import WorkerState
 from mptune.errors import BaselineError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -25,6 +24,7 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.inspection.model import inspect_model
+from mptune.processes.child import WorkerState
 from mptune.tuning.runs.result import Front
 from mptune.tuning.space import load_space
 from mptune.tuning.steps.baseline import check_reference

@@ -26,10 +26,10 @@ from mptune.engines.tensorrt.jobs import (
 )
 from mptune.engines.tensorrt.library import Kind, install_line, is_installed
 from mptune.engines.toolchains.marking import judged_outputs
-from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.finding import Finding
 from mptune.graph.writing.observe import write_with_outputs
+from mptune.processes.parent import Worker
 from mptune.settings import TensorRtSettings
 from mptune.targets.memory import default_workspace_mb
 from mptune.targets.target import detect_gpus

@@ -19,8 +19,6 @@ from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
-from mptune.engines.worker.child import Job
-from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import BaselineError
 from mptune.graph.casting.value_types import ValueTypes, unsupported
@@ -31,6 +29,8 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.widened import Rounding, uses_products, write_changed, write_tf32, write_widened
+from mptune.processes.child import Job
+from mptune.processes.parent import Worker
 from mptune.settings import DataSettings, SearchSettings, WorkerSettings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener, Silent

@@ -18,14 +18,14 @@ from mptune.engines.environment import Environment
 from mptune.engines.jobs.reference_report import ReferenceReport as ReferenceReport
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.engines.timing.spread import SessionTiming
-from mptune.engines.worker.failure import EngineError as EngineError
-from mptune.engines.worker.failure import Failure as Failure
-from mptune.engines.worker.failure import FailureKind as FailureKind
-from mptune.engines.worker.failure import Progress as Progress
-from mptune.engines.worker.failure import Stage as Stage
 from mptune.files import scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
+from mptune.processes.failure import EngineError as EngineError
+from mptune.processes.failure import Failure as Failure
+from mptune.processes.failure import FailureKind as FailureKind
+from mptune.processes.failure import Progress as Progress
+from mptune.processes.failure import Stage as Stage
 from mptune.targets.engine_memory import EngineMemory
 from mptune.targets.jetson import PowerMode
 

@@ -17,7 +17,7 @@ from mptune.graph.loading.model import Model, load_model
 if TYPE_CHECKING:
     import onnx
 
-    from mptune.engines.worker.child import WorkerState
+    from mptune.processes.child import WorkerState
 
 _TIMEOUT_S = 300.0
 _OF_THE_MODEL = frozenset({FailureKind.INVALID_MODEL, FailureKind.ERROR, FailureKind.CRASH})
@@ -35,7 +35,7 @@ def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: in
 
 def _ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
     from mptune.engines.jobs.placement import OperatorTypesJob
-    from mptune.engines.worker.parent import run_once
+    from mptune.processes.parent import run_once
 
     answer = run_once(OperatorTypesJob(slim.SerializeToString(), tuple(values), "cpu"), _TIMEOUT_S)
     return RuntimeTypes(failure=answer) if isinstance(answer, str) else answer
@@ -124,7 +124,7 @@ def check_written(path: Path, name: str, source: Path) -> tuple[str, ...]:
 
 
 def _in_own_worker(job: OpenJob) -> Failure | None:
-    from mptune.engines.worker.parent import Worker
+    from mptune.processes.parent import Worker
 
     with tempfile.TemporaryDirectory(prefix="mptune-open-") as folder, Worker(Path(folder)) as worker:
         return worker.call(job, _TIMEOUT_S)

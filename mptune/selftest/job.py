@@ -16,7 +16,7 @@ from mptune.data.archive import save_outputs
 from mptune.engines.base import Engine, EngineSession, Stage
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.timing.latency import Stopwatch
-from mptune.engines.worker.child import WorkerState
+from mptune.processes.child import WorkerState
 
 SPAN_S = 0.06
 """How long the executions are together that both clocks time: long beside what a call costs."""

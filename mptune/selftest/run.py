@@ -15,10 +15,10 @@ from mptune.engines.backends.backend import Availability, Backend, Bench, Builde
 from mptune.engines.backends.registry import find_backends
 from mptune.engines.base import Engine, Failure
 from mptune.engines.ort.session import Provider
-from mptune.engines.worker.parent import Worker
 from mptune.graph.folded import FoldedValues
 from mptune.graph.loading.shapes import static_shapes
 from mptune.json_form import JsonForm
+from mptune.processes.parent import Worker
 from mptune.selftest.cases import FP16, FP32, Case, make_cases
 from mptune.selftest.checks import Check, Seen, judge, relative, unchecked
 from mptune.selftest.job import EngineRun, RunEngineJob

@@ -27,8 +27,8 @@ from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.cuda import runtime
 from mptune.engines.ort import cuda_session
 from mptune.engines.toolchains import toolchain
-from mptune.engines.worker import child, parent
-from mptune.engines.worker.child import WorkerState
+from mptune.processes import child, parent
+from mptune.processes.child import WorkerState
 from mptune.selftest import run as selftest
 from mptune.targets import detect, jetson
 from tests.device.cuda import FakeCuda

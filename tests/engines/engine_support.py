@@ -15,7 +15,7 @@ from mptune.engines.backends import onnxruntime, tensorrt
 from mptune.engines.base import Workspace
 from mptune.engines.tensorrt.jobs import LibraryReport
 from mptune.engines.toolchains import choose
-from mptune.engines.worker.child import Job, WorkerState
+from mptune.processes.child import Job, WorkerState
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress, Stage
-from mptune.engines.worker.child import WorkerState
 from mptune.errors import ModelError
+from mptune.processes.child import WorkerState
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.jobs import measure
-from mptune.engines.worker.child import WorkerState
+from mptune.processes.child import WorkerState
 from mptune.targets.jetson import Clocks, Throttling, read_throttling, throttling_warnings
 from tests.targets.jetson_files import put_files
 

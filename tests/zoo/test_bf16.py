@@ -12,7 +12,6 @@ import pytest
 from mptune.data.forms.samples import CalibrationSet
 from mptune.engines.jobs.reference import ObserveJob
 from mptune.engines.jobs.reference_report import seen_of
-from mptune.engines.worker.child import WorkerState
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -21,6 +20,7 @@ from mptune.graph.hazards.hazard import Hazard, hazard_findings, spacing
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.observe import write_observing_model
+from mptune.processes.child import WorkerState
 from tests.zoo.numbers import SHOWN, Show, _argmax, _cancellation, _spacing, _tracker
 from tests.zoo.numbers.further import _added, _compared, _flow, _running
 

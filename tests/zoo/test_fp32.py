@@ -13,13 +13,13 @@ from mptune.cli import main
 from mptune.data.calibration import load_calibration
 from mptune.engines.base import Workspace
 from mptune.engines.toolchains.reference import ReferenceModel
-from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.errors import BaselineError
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.steps.baseline import check_reference

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 from mptune.engines.base import Engine, Failure, TimesLayers
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.ort.session import Provider
-from mptune.engines.worker.child import Call
-from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import PrecisionPlan
+from mptune.processes.child import Call
+from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
 

@@ -27,12 +27,12 @@ from mptune.engines.tensorrt.library import (
 )
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, named_operators, refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions
-from mptune.engines.worker.parent import run_once
 from mptune.errors import ModelError, PlanError
 from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel
+from mptune.processes.parent import run_once
 from mptune.targets.memory import default_workspace_mb
 
 if TYPE_CHECKING:

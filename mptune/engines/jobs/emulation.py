@@ -24,8 +24,8 @@ from mptune.engines.jobs.samples import (
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
-from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.processes.child import WorkerState
 
 _ON, _OFF = np.array(True), np.array(False)
 """Values of a switch; always the same arrays, so that a switch that stays as it was is not sent to the device again."""

@@ -17,7 +17,7 @@ from mptune.engines.base import Stage
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, SessionOptions
-from mptune.engines.worker.child import WorkerState
+from mptune.processes.child import WorkerState
 
 Run = Callable[[Feed], Outputs]
 """Computes all outputs of one sample."""

@@ -12,10 +12,10 @@ import onnx
 from mptune.engines.base import EngineError, MissingKernel
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Placed, Provider, SessionOptions
-from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.inference import RuntimeTypes, element_type
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.schemas import OperatorSchema
+from mptune.processes.child import WorkerState
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
-from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.probes import Probe
 from mptune.graph.hazards.seen import MaskedRows, ProbeRecord
 from mptune.graph.loading.shapes import Units
 from mptune.graph.writing.observe import Tap
+from mptune.processes.child import WorkerState
 
 
 @dataclass(frozen=True)

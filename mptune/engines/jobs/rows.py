@@ -18,7 +18,7 @@ from mptune.engines.jobs.reference_report import RowReport
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
-from mptune.engines.worker.child import WorkerState
+from mptune.processes.child import WorkerState
 
 _MOST_ROWS = 4
 _ROWS_BYTES = 1 << 30

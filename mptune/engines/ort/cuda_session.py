@@ -24,8 +24,8 @@ from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
 from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, Provider, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
-from mptune.engines.worker.child import WorkerState
-from mptune.engines.worker.parent import run_once
+from mptune.processes.child import WorkerState
+from mptune.processes.parent import run_once
 
 NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
 """Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""

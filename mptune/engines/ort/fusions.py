@@ -13,12 +13,12 @@ import onnx
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OPTIMISED_MODEL, PROVIDERS, Provider, SessionOptions, translated
-from mptune.engines.worker.child import WorkerState
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Node
+from mptune.processes.child import WorkerState
 
 # How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
 _RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")

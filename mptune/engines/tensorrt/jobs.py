@@ -23,9 +23,9 @@ from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, engine_faults
 from mptune.engines.tensorrt.library import Kind, install_line, load_library, made, open_log
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession, cast_feed
-from mptune.engines.worker.child import WorkerState
 from mptune.files import whole_file
 from mptune.graph.plan import REDUCED, Precision
+from mptune.processes.child import WorkerState
 from mptune.targets.detect import detect_gpus
 
 _TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")

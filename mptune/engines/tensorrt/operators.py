@@ -10,8 +10,8 @@ from pathlib import Path
 from mptune.engines.base import EngineError, MissingKernel
 from mptune.engines.tensorrt.builder import parse_network
 from mptune.engines.tensorrt.library import Kind, load_library, open_log
-from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.model import Model
+from mptune.processes.child import WorkerState
 
 PARSED = frozenset(
     {

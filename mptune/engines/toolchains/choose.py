@@ -15,9 +15,9 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.operators import unparsed_operators
 from mptune.engines.toolchains.reference import observes_beside, worker_environment
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
-from mptune.engines.worker.parent import end_idle
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
+from mptune.processes.parent import end_idle
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.detect import hidden_gpu
 from mptune.targets.jetson import same_memory

@@ -14,7 +14,6 @@ from mptune.engines.base import EmulatedSamples, Failure, SampleSet, in_parts
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
-from mptune.engines.worker.child import Call
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
@@ -23,6 +22,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
+from mptune.processes.child import Call
 from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need

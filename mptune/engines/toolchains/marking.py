@@ -17,12 +17,12 @@ from mptune.engines.jobs.outputs import OutputsJob, value_error
 from mptune.engines.marks import Marks
 from mptune.engines.tensorrt.jobs import EngineLayersJob, EngineOutputsJob, ModelNames, layers_of
 from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload
 from mptune.files import scratch_name
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.observe import write_with_outputs
+from mptune.processes.child import Job
 
 
 class Marking:

@@ -23,13 +23,13 @@ from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import run_bytes
-from mptune.engines.worker.child import Call
-from mptune.engines.worker.parent import Beside, Worker
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.loading.shapes import shared_units
+from mptune.processes.child import Call
+from mptune.processes.parent import Beside, Worker
 
 REPEAT_WARNING = 1e-5
 """Two runs on one sample that differ by more are no rounding, in relative L2."""

@@ -46,13 +46,13 @@ from mptune.engines.timing.spread import Enough, SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.marking import Marking
 from mptune.engines.toolchains.reference import ReferenceModel, worker_environment
-from mptune.engines.worker.child import Job
-from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import MptuneError
 from mptune.files import write_json
 from mptune.graph.fused import FusedNodes
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.child import Job
+from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.costs import Shape
 from mptune.targets.memory import plan_memory

@@ -15,7 +15,6 @@ from mptune.data.metrics.tasks import law_metric
 from mptune.diagnosis.sizes import chosen_sweep
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
-from mptune.engines.worker.parent import end_idle
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
 from mptune.files import write_bytes, write_json
@@ -28,6 +27,7 @@ from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import has_shared_units
 from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_other_runs
+from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings

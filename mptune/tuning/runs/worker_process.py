@@ -21,10 +21,10 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from mptune import errors
-from mptune.engines.worker.child import signal_at_death_of_parent
-from mptune.engines.worker.process import absolute_sys_path, kill_tree
 from mptune.errors import MptuneError, RunError
 from mptune.files import parse_json, writing
+from mptune.processes.child import signal_at_death_of_parent
+from mptune.processes.process import absolute_sys_path, kill_tree
 from mptune.tuning.listener import Silent
 
 _CLOSE_TIMEOUT_S = 30.0

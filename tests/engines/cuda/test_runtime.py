@@ -12,8 +12,8 @@ from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
 from mptune.engines.ort.cuda_session import NO_TF32, CudaSession
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import monotonic_ms
-from mptune.engines.worker.child import WorkerState
-from mptune.engines.worker.parent import Worker
+from mptune.processes.child import WorkerState
+from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings
 from tests.device.cuda import FakeCuda
 

@@ -24,7 +24,6 @@ from mptune.engines.ort import side_by_side
 from mptune.engines.ort.session import CpuSession, Provider
 from mptune.engines.toolchains import emulation
 from mptune.engines.toolchains.emulation import QUICK_S, EmulatedSamples, Emulation, one_group_errors_s, rows_per_sample
-from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -33,6 +32,7 @@ from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.weights import WeightBank
+from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings, SearchSettings
 from tests.engines.jobs.test_measure import prepare
 from tests.graph import models

@@ -17,8 +17,8 @@ from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, Reope
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.timing.latency import Repetitions
-from mptune.engines.worker.child import WorkerState
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
 from mptune.targets.jetson import PowerMode
 from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation

@@ -24,10 +24,10 @@ from mptune.engines.jobs.rows import row_feeds
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.cuda_session import ProbeJob
 from mptune.engines.ort.session import CpuSession, OrtSession, Provider, SessionOptions
-from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import write_observing_model
+from mptune.processes.child import WorkerState
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.steps.baseline import check_reference
 from tests.engines.engine_support import save_graph

@@ -10,12 +10,12 @@ from mptune.data.archive import save_samples
 from mptune.engines.base import Failure
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.worker.parent import Worker
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.processes.parent import Worker
 from mptune.settings import WorkerSettings
 from tests.graph import models
 

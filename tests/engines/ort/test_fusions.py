@@ -12,7 +12,6 @@ from mptune.engines.jobs.emulation import Comparison, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
-from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
@@ -21,6 +20,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.processes.child import WorkerState
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from tests.engines.engine_support import make_workspace, run_here

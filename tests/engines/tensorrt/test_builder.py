@@ -27,7 +27,6 @@ from mptune.engines.tensorrt.builder import (
 )
 from mptune.engines.tensorrt.jobs import BuildJob
 from mptune.engines.tensorrt.library import Library, load_library, open_log
-from mptune.engines.worker.child import WorkerState
 from mptune.errors import SettingsError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -36,6 +35,7 @@ from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
+from mptune.processes.child import WorkerState
 from mptune.settings import ShapeRange, TensorRtSettings
 
 FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64

@@ -10,7 +10,7 @@ from mptune.engines.tensorrt import jobs
 from mptune.engines.tensorrt import library as tensorrt
 from mptune.engines.tensorrt.jobs import LibraryJob
 from mptune.engines.tensorrt.library import check_version, is_installed, load_library, open_log
-from mptune.engines.worker.child import WorkerState
+from mptune.processes.child import WorkerState
 from mptune.targets.detect import Gpu
 
 PACKAGE = """

@@ -20,9 +20,9 @@ from mptune.engines.tensorrt.jobs import BuildJob
 from mptune.engines.tensorrt.library import exports_creators
 from mptune.engines.tensorrt.operators import ParseJob
 from mptune.engines.toolchains.choose import open_toolchain
-from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
+from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.detect import detect_gpus
 from mptune.targets.target import load_target

@@ -34,13 +34,13 @@ from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import toolchain as toolchain_module
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.target import Gpu, detect_gpus, load_target
 from tests.device.cuda import FakeCuda

@@ -22,13 +22,13 @@ from mptune.engines.timing.spread import LEAST_VALUES
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
-from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.child import Job
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
 from mptune.targets.target import Gpu, load_target

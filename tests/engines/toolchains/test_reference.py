@@ -9,8 +9,8 @@ from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
+from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 

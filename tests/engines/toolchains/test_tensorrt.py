@@ -23,8 +23,6 @@ from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
-from mptune.engines.worker.child import WorkerState
-from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import SettingsError, TargetError
 from mptune.graph.grouping.grouped import GroupedModel
@@ -32,6 +30,8 @@ from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.processes.child import WorkerState
+from mptune.processes.parent import Worker
 from mptune.settings import EngineChoice, SearchSettings, ShapeRange, TensorRtSettings, WorkerSettings
 from mptune.targets.target import Gpu, load_target
 from mptune.tuning.steps.kernels import MissingKernels

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.base import Failure, FailureKind
-from mptune.engines.worker.parent import Beside, Worker
 from mptune.errors import RunError
+from mptune.processes.parent import Beside, Worker
 from tests.engines import faults
-from tests.engines.worker.test_parent import is_gone
+from tests.processes.test_parent import is_gone
 
 PLENTY_S = 120.0
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
-from mptune.engines.worker.parent import Worker
-from mptune.engines.worker.process import KEEP_BYTES
 from mptune.errors import ModelError
+from mptune.processes.parent import Worker
+from mptune.processes.process import KEEP_BYTES
 from mptune.settings import WorkerSettings
 from tests.engines import faults
 
@@ -363,7 +363,7 @@ def test_a_busy_worker_dies_with_its_parent(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys, threading, time
 from pathlib import Path
-from mptune.engines.worker.parent import Worker
+from mptune.processes.parent import Worker
 from tests.engines import faults
 pids = Path({str(pids)!r})
 worker = Worker(Path({str(tmp_path)!r}))
@@ -422,7 +422,7 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_failure(tmp_path: Path) 
 _CALLS_A_JOB = """
 import sys
 from pathlib import Path
-from mptune.engines.worker.parent import Worker
+from mptune.processes.parent import Worker
 from tests.engines import faults
 with Worker(Path("logs")) as worker:
     worker.call(faults.Pid(), 120.0)
@@ -460,7 +460,7 @@ _HANGS_IN_A_JOB = """
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, for all that it starts
 from pathlib import Path
-from mptune.engines.worker.parent import Worker
+from mptune.processes.parent import Worker
 from tests.engines import faults
 with Worker(Path("logs")) as worker:
     worker.call(faults.Hang(Path(sys.argv[1]), apart=False), 120.0)
@@ -486,8 +486,8 @@ def test_a_parent_that_is_killed_leaves_nothing_of_its_workers_job(number: int, 
 _DIES_WHILE_IT_KILLS = """
 import os, signal, sys
 from pathlib import Path
-from mptune.engines.worker import process
-from mptune.engines.worker.parent import Worker
+from mptune.processes import process
+from mptune.processes.parent import Worker
 from tests.engines import faults
 process.os.killpg = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 with Worker(Path("logs")) as worker:

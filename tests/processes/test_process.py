@@ -6,10 +6,10 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from mptune.engines.worker.parent import Worker, end_idle, run_once
-from mptune.engines.worker.process import KEEP_BYTES, Output
+from mptune.processes.parent import Worker, end_idle, run_once
+from mptune.processes.process import KEEP_BYTES, Output
 from tests.engines import faults
-from tests.engines.worker.test_parent import is_gone
+from tests.processes.test_parent import is_gone
 
 PLENTY_S = 120.0
 

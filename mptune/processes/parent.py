@@ -22,10 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from mptune.engines.worker.child import Job, encode
-from mptune.engines.worker.failure import Failure, FailureKind, Progress, Stage
-from mptune.engines.worker.process import WorkerProcess
 from mptune.errors import MptuneError
+from mptune.processes.child import Job, encode
+from mptune.processes.failure import Failure, FailureKind, Progress, Stage
+from mptune.processes.process import WorkerProcess
 from mptune.settings import WorkerSettings
 
 # After these the process is replaced: its CUDA context may be lost, or its memory exhausted.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from mptune.engines.worker.failure import EngineError, Failure, FailureKind, Progress, Stage
 from mptune.errors import MptuneError
 from mptune.files import is_disk_full
+from mptune.processes.failure import EngineError, Failure, FailureKind, Progress, Stage
 
 HEADER = struct.Struct("!Q")
 """A message is its length in bytes, then a pickle of ``(kind, value)``."""

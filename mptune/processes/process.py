@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from mptune.engines.worker.child import HEADER, Message, encode
-from mptune.engines.worker.failure import FailureKind, Progress, Stage
+from mptune.processes.child import HEADER, Message, encode
+from mptune.processes.failure import FailureKind, Progress, Stage
 
 KEEP_BYTES = 1 << 20
 """How much of the start and of the end of a job's output is kept."""
@@ -205,7 +205,7 @@ class WorkerProcess:
         command = [
             sys.executable,
             "-m",
-            "mptune.engines.worker",
+            "mptune.processes",
             str(request_read),
             str(answer_write),
             str(os.getpid()),
