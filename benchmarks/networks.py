@@ -73,7 +73,6 @@ def searched(model: Path, data: Path, timeout_s: float) -> dict[str, Any]:
             str(data),
             "--out",
             str(run),
-            *SEARCH,
         ]
         try:
             done = subprocess.run([*command, *SEARCH], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
