@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from mptune.data.archive import save_samples
+from mptune.data.metrics.calling import child_ends_here
 from mptune.errors import DataError
 from mptune.finding import Finding, Where
 
@@ -157,7 +158,8 @@ def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
     """
     if isinstance(content, (list, tuple)):
         return tuple(content)  # Each of them is there already.
-    return tuple(map(_copied, content))
+    with child_ends_here():
+        return tuple(map(_copied, content))
 
 
 def _copied(sample: Any) -> Any:
