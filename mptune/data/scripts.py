@@ -14,6 +14,8 @@ import importlib.util
 import math
 import os
 import re
+import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +29,6 @@ from mptune.data.metrics.calling import (
     METRIC_TIMEOUT_S,
     MetricFailedError,
     called_number,
-    child_ends_here,
     end_limit,
     limit_s,
     metric_limit,
@@ -38,6 +39,7 @@ from mptune.errors import DataError
 from mptune.files import full_disk_as_error
 from mptune.processes.child import Job, WorkerState, describe
 from mptune.processes.failure import Failure, FailureKind
+from mptune.processes.forked import child_ends_here
 from mptune.processes.mapped import read_mapped, write_mapped
 from mptune.processes.parent import Worker
 
@@ -217,6 +219,7 @@ def _cause(failure: Failure, script: Script) -> str:
     if failure.log_path is not None:
         with contextlib.suppress(OSError):
             text = failure.log_path.read_text(encoding="utf-8", errors="replace")
+            shutil.rmtree(failure.log_path.parent)
     printed, _, crash = text.partition("Fatal Python error: ")
     frame = re.search(rf'File "{re.escape(str(script.path))}", line (\d+)', crash)
     place = f" ({script.path}:{frame[1]})" if frame else ""
@@ -225,26 +228,21 @@ def _cause(failure: Failure, script: Script) -> str:
     return f"its process ended: {failure.message}{place}{output}"
 
 
-_current: tuple[int, Worker, tempfile.TemporaryDirectory[str]] | None = None
-"""Process that started it, the scripts' process, and the folder of its logs and files."""
-
-
-def _started() -> tuple[Worker, Path]:
-    global _current
-    if _current is None or _current[0] != os.getpid():  # a fork does not take it along
-        folder = tempfile.TemporaryDirectory(prefix="mptune-scripts-")
-        _current = os.getpid(), Worker(Path(folder.name)), folder
-        atexit.register(end_scripts)
-    return _current[1], Path(_current[2].name)
+_current: tuple[int, Worker] | None = None
+"""Process that started it, and the scripts' process."""
 
 
 def _process() -> Worker:
-    return _started()[0]
+    global _current
+    if _current is None or _current[0] != os.getpid():  # a fork does not take it along
+        _current = os.getpid(), Worker(Path(tempfile.gettempdir()) / f"mptune-scripts-{secrets.token_hex(8)}")
+        atexit.register(end_scripts)
+    return _current[1]
 
 
 @contextlib.contextmanager
 def _exchange_file() -> Iterator[Path]:
-    number, name = tempfile.mkstemp(dir=_started()[1])
+    number, name = tempfile.mkstemp(prefix="mptune-script-")
     os.close(number)
     try:
         yield Path(name)

@@ -26,9 +26,10 @@ def write_mapped(path: Path, value: Any) -> tuple[bytes, tuple[int, ...]]:
 
 
 def read_mapped(path: Path, head: bytes, sizes: tuple[int, ...]) -> Any:
-    """The value. Its arrays are private copies of the file's pages, and stay when the file is deleted."""
+    """The value, with arrays of its own: private copies of the file's pages. The file is deleted."""
     with path.open("rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    path.unlink()
     start, buffers = 0, []
     for size in sizes:
         buffers.append(view[start : start + size])

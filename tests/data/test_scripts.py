@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -175,14 +173,3 @@ def test_a_process_that_a_callable_forked_ends_with_it(function: Callable[..., i
 
 def test_a_process_that_a_script_forked_ends_with_it(script: Path) -> None:
     assert load_metric(f"{script}:forks")({}, {}) == 1.0
-
-
-def test_a_script_ends_when_its_parent_is_killed(script: Path) -> None:
-    code = (
-        "import os, signal, sys; from mptune.data import scripts; from mptune.data.metrics.tasks import load_metric\n"
-        "load_metric(sys.argv[1]); print(scripts._process().pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    command = [sys.executable, "-c", code, f"{script}:moves"]
-    pid = int(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
-    if psutil.pid_exists(pid):
-        psutil.Process(pid).wait(30)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from mptune.data.archive import save_samples
-from mptune.data.metrics.calling import child_ends_here
 from mptune.errors import DataError
 from mptune.finding import Finding, Where
+from mptune.processes.forked import child_ends_here
 
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo

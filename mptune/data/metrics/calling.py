@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import itertools
 import linecache
-import os
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from mptune.errors import DataError
+from mptune.processes.forked import child_ends_here
 
 METRIC_TIMEOUT_S = 300.0
 """One call of a metric may take this long by default, seconds."""
@@ -47,17 +47,6 @@ def limit_s() -> float:
 
 class MetricFailedError(Exception):
     """A metric gave no number. The text says why, without the metric's name."""
-
-
-@contextlib.contextmanager
-def child_ends_here() -> Iterator[None]:
-    """End a process that the code of a user forked, at the end of the block: it must not go on as mptune."""
-    pid = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() != pid:
-            os._exit(1 if sys.exc_info()[0] else 0)
 
 
 @contextlib.contextmanager
