@@ -6,7 +6,6 @@ named is run. The process starts at the first call and ends with ``end_scripts``
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import difflib
 import hashlib
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from mptune.data.forms.samples import arrays_of, copied_samples
 from mptune.data.metrics.calling import (
@@ -37,7 +36,7 @@ from mptune.data.metrics.calling import (
 )
 from mptune.errors import DataError
 from mptune.files import full_disk_as_error
-from mptune.processes.child import Job, WorkerState, describe
+from mptune.processes.child import WorkerState, describe
 from mptune.processes.failure import Failure, FailureKind
 from mptune.processes.forked import child_ends_here
 from mptune.processes.mapped import read_mapped, write_mapped
@@ -48,7 +47,6 @@ _GRACE_S = 10.0
 _LAST_LINES = 3
 _SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
 _LOADER = "it is called without arguments and gives one dictionary of arrays per sample"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,7 @@ class Script:
     path: Path
     function: str
     sha256: str = ""
-
-    def module(self, state: WorkerState) -> ModuleType:
-        """The loaded script; in its process."""
-        return state.cached(f"script {self.path}", self, lambda: _execute(self.path))
+    """Of its file."""
 
 
 class MetricScript:
@@ -109,14 +104,13 @@ def run_loader(path: Path, function: str) -> tuple[Mapping[str, Any], ...]:
 
 
 @dataclass(frozen=True)
-class _Inspect(Job[bool]):
+class _Inspect:
     """Load a script, and see whether its function takes the whole set."""
 
     script: Script
     given: Path
 
     def run(self, state: WorkerState) -> bool:
-        state.drop(f"script {self.script.path}")
         module, name = _module(self.script, self.given, state), self.script.function
         function = getattr(module, name, None)
         if not callable(function):
@@ -128,7 +122,7 @@ class _Inspect(Job[bool]):
 
 
 @dataclass(frozen=True)
-class _Number(Job["float | str"]):
+class _Number:
     """Call a metric; text says why it gave no number."""
 
     script: Script
@@ -138,7 +132,7 @@ class _Number(Job["float | str"]):
 
     def run(self, state: WorkerState) -> float | str:
         arguments = read_mapped(self.file, *self.head)
-        function: Callable[..., Any] = getattr(self.script.module(state), self.script.function)
+        function: Callable[..., Any] = getattr(_module(self.script, self.script.path, state), self.script.function)
         with metric_limit(self.timeout_s), _same_directory():
             try:
                 return called_number(function, arguments)
@@ -149,7 +143,7 @@ class _Number(Job["float | str"]):
 
 
 @dataclass(frozen=True)
-class _Load(Job["tuple[bytes, tuple[int, ...]]"]):
+class _Load:
     """Call a loader and write its samples to a file."""
 
     script: Script
@@ -177,9 +171,10 @@ class _Load(Job["tuple[bytes, tuple[int, ...]]"]):
 
 
 def _module(script: Script, given: Path, state: WorkerState) -> ModuleType:
+    """The loaded script; in its process."""
     try:
         with child_ends_here():
-            return script.module(state)
+            return state.cached(f"script {script.path}", script.sha256, lambda: _execute(script.path))
     except BaseException as error:  # the user's code may raise anything
         raise DataError(f"{given} failed to load: {describe(error)[1]}", _load_hint(given)) from error
 
@@ -213,7 +208,7 @@ def _same_directory() -> Iterator[None]:
 
 def _cause(failure: Failure, script: Script) -> str:
     """Why the scripts' process gave no answer, with the script's line where a crash has one, and its last output."""
-    if failure.kind is FailureKind.WORKER:
+    if failure.kind in (FailureKind.WORKER, FailureKind.ERROR, FailureKind.DISK_FULL):
         return failure.message
     text = ""
     if failure.log_path is not None:
@@ -228,16 +223,13 @@ def _cause(failure: Failure, script: Script) -> str:
     return f"its process ended: {failure.message}{place}{output}"
 
 
-_current: tuple[int, Worker] | None = None
-"""Process that started it, and the scripts' process."""
+_workers: dict[int, Worker] = {}
+"""By the number of the process that started it: a fork does not take it along."""
 
 
 def _process() -> Worker:
-    global _current
-    if _current is None or _current[0] != os.getpid():  # a fork does not take it along
-        _current = os.getpid(), Worker(Path(tempfile.gettempdir()) / f"mptune-scripts-{secrets.token_hex(8)}")
-        atexit.register(end_scripts)
-    return _current[1]
+    logs = Path(tempfile.gettempdir()) / f"mptune-scripts-{secrets.token_hex(8)}"
+    return _workers.setdefault(os.getpid(), Worker(logs))
 
 
 @contextlib.contextmanager
@@ -252,5 +244,6 @@ def _exchange_file() -> Iterator[Path]:
 
 def end_scripts() -> None:
     """End the scripts' process, if there is one; a later call starts a new one."""
-    if _current is not None and _current[0] == os.getpid():
-        _current[1].close()
+    worker = _workers.get(os.getpid())
+    if worker is not None:
+        worker.close()

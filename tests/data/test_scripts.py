@@ -60,6 +60,16 @@ def moves(outputs, reference):
 
 
 kept = []
+executed = []
+
+
+def counts(outputs, reference):
+    executed.append(1)
+    return len(executed)
+
+
+def counts_too(outputs, reference):
+    return counts(outputs, reference)
 
 
 def destroys(outputs, reference):
@@ -132,6 +142,12 @@ def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
     outputs = {"y": np.ones(5), "strided": np.ones((4, 4))[:, ::2], "empty": np.ones((0, 3))}
     assert [destroys(outputs, {"y": np.ones(2)}) for _ in range(3)] == [15.0] * 3
     assert outputs["y"].sum() == 5
+
+
+def test_two_functions_of_a_script_share_its_module(script: Path) -> None:
+    end_scripts()
+    first, second = (load_metric(f"{script}:{name}") for name in ("counts", "counts_too"))
+    assert [first({}, {}), second({}, {}), first({}, {})] == [1.0, 2.0, 3.0]
 
 
 def test_a_neighbour_shadows_no_module_and_nothing_heavy_is_imported(script: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from mptune.errors import DataError
+from mptune.errors import DataError, MptuneError
 from mptune.processes.forked import child_ends_here
 
 METRIC_TIMEOUT_S = 300.0
@@ -94,7 +94,7 @@ def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> flo
     try:
         with guarded_call():
             value: Any = function(*arguments)
-    except (DataError, MetricFailedError, KeyboardInterrupt):
+    except (MptuneError, MetricFailedError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's code may raise anything
         raise MetricFailedError(what_failed(error, function)) from error
