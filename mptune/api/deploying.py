@@ -11,6 +11,7 @@ from mptune.api.arguments import listening, recorded_metric, recorded_plugins
 from mptune.api.reading import with_demands
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import full_disk_as_error, refuse
 from mptune.graph.writing.weak import WEAK_BRANCHES
@@ -82,6 +83,7 @@ def confirm(
     settings = replace(limits, target=target, engine=engine, storage=storage, metric=name, metric_function=function)
     settings = replace(settings, plugins=loaded)
     with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
+        stack.callback(end_scripts)
         listens = stack.enter_context(listening(progress, listener))
         confirming = ConfirmRun(directory, file, settings, listens, open_toolchain)
         stack.callback(confirming.close)
