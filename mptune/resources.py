@@ -1,4 +1,4 @@
-"""The files that come with mptune: target profiles and search spaces, in the source tree or installed; templates."""
+"""Files that come with mptune, in the source tree or installed: targets, search spaces, the demo's model, templates."""
 
 from __future__ import annotations
 
@@ -24,11 +24,21 @@ Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 
 def _folder(kind: Kind) -> Path:
-    """Where the files of a kind lie: inside the package once installed, beside it in the source tree."""
-    package = Path(__file__).resolve().parent
-    inside = package / "search_spaces"
-    root = inside if inside.is_dir() else package.parent / "search_spaces"
+    root = _installed("search_spaces")
     return root / "targets" if kind == "targets" else root
+
+
+def _installed(folder: str) -> Path:
+    """A folder that lies beside the package in the source tree, and inside it once installed."""
+    package = Path(__file__).resolve().parent
+    inside = package / folder
+    return inside if inside.is_dir() else package.parent / folder
+
+
+def demo_model() -> tuple[Path, Path]:
+    """The model of `mptune demo`, an attention network for 8x8 digits, and its calibration samples."""
+    folder = _installed("benchmarks/models")
+    return folder / "digits_vit.onnx", folder / "digits_calib.npz"
 
 
 def read_template(name: str) -> str:
