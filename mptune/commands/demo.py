@@ -28,6 +28,11 @@ def demo(
 
     It takes less than a minute, and needs no GPU: without one, latency is predicted for a Jetson Orin Nano, and the
     errors of FP16 are emulated.
+
+    \b
+    Example:
+      mptune demo
+      mptune demo --out /tmp/demo.mptune --no-open
     """
     from mptune.resources import demo_model
 
