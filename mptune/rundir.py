@@ -7,7 +7,6 @@ deleted that a person might miss: ``fresh`` moves the whole directory aside.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import filelock
 
 from mptune.engines.base import SKETCHES, Workspace
 from mptune.errors import RunError
-from mptune.files import delete_scratch, write_json, writing
+from mptune.files import delete_scratch, read_json, read_text, write_json, writing
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
 
 HOME = "../.."
@@ -67,7 +66,7 @@ class RunDirectory:
     def load(self) -> RunFile | None:
         """Read run.json; None where there is none."""
         try:
-            document = json.loads(self.run_json.read_text(encoding="utf-8"))
+            document = read_json(self.run_json)
         except FileNotFoundError:
             return None
         except NotADirectoryError:
@@ -277,7 +276,7 @@ def _locked(run: RunDirectory) -> Iterator[None]:
 
 def _holder(lock: Path) -> str:
     with suppress(OSError, ValueError):
-        return f" (pid {int(lock.read_text(encoding='ascii'))})"
+        return f" (pid {int(read_text(lock))})"
     return ""
 
 

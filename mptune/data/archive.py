@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from mptune.errors import DataError
-from mptune.files import parse_json, whole_file, writing
+from mptune.files import open_file, parse_json, whole_file, writing
 
 _FORMAT = 1
 
@@ -40,7 +40,7 @@ def _read(
 ) -> np.ndarray | dict[str, np.ndarray]:
     try:
         # Opened here, because NumPy leaves a damaged archive open where it opened it itself.
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             content = np.load(stream, allow_pickle=False)
             if isinstance(content, np.ndarray):
                 return content

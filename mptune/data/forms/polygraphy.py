@@ -19,10 +19,12 @@ import numpy as np
 from mptune.data.forms.samples import copied_samples
 from mptune.data.metrics.tasks import run_script
 from mptune.errors import DataError
-from mptune.files import parse_json
+from mptune.files import read_json
 
 LOADER = "load_data"
 """The function of a loader script where none is named."""
+
+_MOST_BYTES = 2 << 30
 
 _HINT = "write it with `polygraphy run ... --save-inputs inputs.json`"
 _CALLED = "it is called without arguments and gives one dictionary of arrays per sample"
@@ -31,7 +33,7 @@ _CALLED = "it is called without arguments and gives one dictionary of arrays per
 def read_json_inputs(path: Path) -> tuple[dict[str, np.ndarray], ...]:
     """The feeds of a JSON file of Polygraphy."""
     try:
-        document: Any = parse_json(path.read_text(encoding="utf-8"))
+        document: Any = read_json(path, _MOST_BYTES)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}", "check the path given to --data") from None
     except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from mptune.data.metrics.calling import CodeDefinition, definition_of_function
 from mptune.data.metrics.table import METRICS, Metric
 from mptune.data.metrics.whole_set import own_value, takes_whole_set
 from mptune.errors import DataError, RunError, SettingsError
+from mptune.files import files_sha256
 
 TO_MAXIMISE = ":max"
 """Ends the name of a script's function whose value is larger for better plans."""
@@ -126,7 +126,7 @@ def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDef
     """
     script = script_of(spec)
     if script is not None:
-        return CodeDefinition("a script", hashlib.sha256(script.read_bytes()).hexdigest()) if script.is_file() else None
+        return CodeDefinition("a script", files_sha256(script)) if script.is_file() else None
     is_given = function is not None and spec.startswith(CALLABLE)
     return definition_of_function(function) if is_given and function is not None else None
 
