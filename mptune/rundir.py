@@ -143,9 +143,12 @@ def refuse_links(path: Path) -> None:
     Named pipes, sockets and devices are refused, too: reading one may never end. The user's own files in ``chosen``
     may be links: they are only carried over.
     """
-    root = path.resolve()
+    root = os.path.realpath(path)
     for entry in _entries(path):
-        if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root):
+        target = Path(os.path.realpath(entry.path))
+        if target.is_symlink():
+            raise RunError(f"{entry.path} is a link that leads to itself", "copy the file in its place")
+        if entry.is_symlink() and not target.is_relative_to(root):
             raise RunError(
                 f"{entry.path} is a link out of the run directory, which is not followed",
                 "copy what it points to in its place, if you trust it, or delete the link",

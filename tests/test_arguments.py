@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -169,6 +170,30 @@ def test_what_does_not_fit_is_one_line_and_a_hint(
     with pytest.raises(DataError, match=message) as caught:
         load(data, *inputs)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": 2.5}, "budget= is 2.5, not a whole number"),
+        ({"seed": "1"}, "seed= is '1', not a whole number"),
+        ({"model": b"model.onnx"}, "the model cannot be a bytes"),
+        ({"out": "\udce9"}, r"out= \\udce9 is not UTF-8"),
+        ({"data": "\udce9.npz"}, r"data= \\udce9.npz is not UTF-8"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant(place: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        mptune.search(**{"model": "model.onnx", "out": "m.mptune", **arguments})
+    assert caught.value.hint
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".onnx"])
+def test_data_in_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    with pytest.raises(DataError):
+        load_calibration(tmp_path / f"pipe{suffix}", (X,), DataSettings(), 0)
 
 
 def test_the_same_arrays_resume_a_run_and_others_do_not(place: Path) -> None:

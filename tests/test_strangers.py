@@ -91,6 +91,14 @@ class TestLinks:
         with pytest.raises(RunError, match="is a named pipe"):
             read_run("model.mptune")
 
+    @pytest.mark.parametrize("name", ["run.json", "study.journal", "weights/fp32.bin"])
+    def test_a_link_to_itself_is_refused(self, place: Path, name: str) -> None:
+        path = Path("model.mptune") / name
+        path.unlink()
+        path.symlink_to(path.name)
+        with pytest.raises(RunError, match="is a link that leads to itself"):
+            read_run("model.mptune")
+
     def test_links_inside_and_the_users_own_are_let_be(self, place: Path) -> None:
         run = Path("model.mptune")
         (run / "data" / "same.npz").symlink_to("search.npz")
