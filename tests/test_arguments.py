@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import mptune
-from mptune.api.arguments import data_argument, recorded_plugins, shapes_argument
+from mptune.api.arguments import data_argument, listening, recorded_plugins, shapes_argument
 from mptune.commands.options import read_options
 from mptune.commands.searching import search as search_command
 from mptune.data.calibration import load_calibration
@@ -25,6 +25,7 @@ from mptune.identity import differences, identity_of, plugins_sha256
 from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from mptune.tuning.front import Front
+from mptune.tuning.listener import Silent
 from tests.fakes import Diary, make_toolchain
 
 pytestmark = pytest.mark.usefixtures("opened_here")
@@ -186,6 +187,14 @@ def test_an_argument_that_cannot_be_meant(place: Path, arguments: dict[str, Any]
     with pytest.raises(SettingsError, match=message) as caught:
         mptune.search(**{"model": "model.onnx", "out": "m.mptune", **arguments})
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("progress", [None, True])
+def test_a_program_without_stderr_is_shown_no_progress(progress: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with listening(progress, None) as listener:
+        listener.stage("searching")
+    assert isinstance(listener, Silent)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
