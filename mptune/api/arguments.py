@@ -233,9 +233,7 @@ def _refuse_other_bytes(name: str, path: str) -> None:
         path.encode("utf-8")
     except UnicodeEncodeError:
         option = name if name == "model" else f"--{name}"
-        raise SettingsError(
-            f"{option} {printable(path)} is not UTF-8", "give it another name: run.json holds UTF-8"
-        ) from None
+        raise SettingsError(f"{option} {printable(path)} is not UTF-8", "rename it") from None
 
 
 def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
@@ -345,9 +343,11 @@ def listening(
 
     ``progress`` None shows it in a terminal or a notebook, where no listener is given.
     """
-    if progress is None:
-        progress = listener is None and (sys.stderr.isatty() or _in_notebook() if sys.stderr else False)
-    if not progress or sys.stderr is None:
+    if sys.stderr is None:
+        progress = False
+    elif progress is None:
+        progress = listener is None and (sys.stderr.isatty() or _in_notebook())
+    if not progress:
         yield listener or Silent()
         return
     from mptune.reporting.terminal.progress import TerminalListener  # rich, which nothing else of a search needs

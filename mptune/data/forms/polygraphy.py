@@ -25,6 +25,7 @@ LOADER = "load_data"
 """The function of a loader script where none is named."""
 
 _MOST_BYTES = 2 << 30
+"""Arrays as text may be larger than other JSON."""
 
 _HINT = "write it with `polygraphy run ... --save-inputs inputs.json`"
 _CALLED = "it is called without arguments and gives one dictionary of arrays per sample"
