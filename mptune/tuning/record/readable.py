@@ -13,7 +13,7 @@ from mptune.engines.base import Failure
 from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionTiming
 from mptune.errors import PlanError
-from mptune.files import READ_ERRORS
+from mptune.files import READ_ERRORS, parse_json
 from mptune.graph.plan import Precision
 from mptune.json_form import decode_float
 from mptune.tuning.evaluation import Evaluation
@@ -28,6 +28,8 @@ from mptune.tuning.sampler.trials import (
     PLAN_ATTR,
     TIMING_ATTR,
 )
+
+_COMPLETE = TrialState.COMPLETE
 
 DAMAGE = (*READ_ERRORS, AssertionError, RecursionError, PlanError)
 """What making something of a damaged record can raise."""
@@ -66,11 +68,10 @@ def _can_read(read: Callable[[Any], object] | None, value: Any) -> bool:
 def is_readable_trial(trial: FrozenTrial) -> bool:
     """Whether parameters, values and attributes of a trial are what mptune writes; its evaluation is left out."""
     attrs = {key: value for key, value in trial.user_attrs.items() if key != EVALUATION}
-    fixed = trial.system_attrs.get("fixed_params", {})
     return (
         all(is_readable_attribute(key, value) for key, value in attrs.items())
-        and isinstance(fixed, dict)
-        and all(_is_precision(value) for value in (*fixed.values(), *trial.params.values()))
+        and _can_read(_precisions, trial.system_attrs.get("fixed_params", {}))
+        and _can_read(_precisions, trial.params)
         and all(isinstance(each, CategoricalDistribution) for each in trial.distributions.values())
         and are_objectives(trial.values, trial.state)
     )
@@ -78,11 +79,21 @@ def is_readable_trial(trial: FrozenTrial) -> bool:
 
 def is_readable_operation(record: Mapping[str, Any]) -> bool:
     """Whether an operation in a journal sets what ``is_readable_trial`` accepts, or a note that can be read."""
-    sets = record.get("user_attr", record.get("user_attrs", {}))
-    if not isinstance(sets, dict):
+    sets, system = (record.get(name, record.get(f"{name}s", {})) for name in ("user_attr", "system_attr"))
+    given = record.get("distributions", {"": record["distribution"]} if "distribution" in record else {})
+    if not all(isinstance(entry, dict) for entry in (sets, system, given)):
         return False
     check = is_readable_note if "trial_id" not in record and "user_attr" in record else is_readable_attribute
-    return all(check(key, value) for key, value in sets.items())
+    return (
+        all(check(key, value) for key, value in sets.items())
+        and _can_read(_precisions, system.get("fixed_params", {}))
+        and isinstance(record.get("param_name", ""), str)
+        and all(_can_read(_distribution, text) for text in given.values())
+        and (
+            record.get("state") != TrialState.COMPLETE.value
+            or are_objectives(record.get("values"), TrialState.COMPLETE)
+        )
+    )
 
 
 def are_objectives(values: Any, state: TrialState) -> bool:
@@ -92,8 +103,13 @@ def are_objectives(values: Any, state: TrialState) -> bool:
     return isinstance(values, list) and len(values) == 2 and all(type(value) in (int, float) for value in values)
 
 
-def _is_precision(value: Any) -> bool:
-    return isinstance(value, str) and value in {str(precision) for precision in Precision}
+def _precisions(value: Any) -> None:
+    _entries(value, Precision)
+
+
+def _distribution(text: Any) -> None:
+    for choice in parse_json(text)["attributes"]["choices"]:
+        Precision(choice)
 
 
 def _text(value: Any) -> None:
@@ -184,7 +200,7 @@ _ATTRIBUTES: dict[str, Callable[[Any], object]] = {
     OWNER: _owner,
     TIMING_ATTR: _timing,
     LAW_ATTR: _number,
-    PLAN_ATTR: lambda value: _entries(value, Precision),
+    PLAN_ATTR: _precisions,
 }
 
 _NOTES: dict[str, Callable[[Any], object]] = {

@@ -180,6 +180,8 @@ def test_a_statistic_that_is_no_number_is_named_and_set_aside(
     "odd",
     [
         {"op_code": 8, "trial_id": 3, "user_attr": {"attempt": []}},
+        {"op_code": 5, "trial_id": 3, "param_name": math.nan, "param_value_internal": 0, "distribution": DISTRIBUTION},
+        {"op_code": 9, "trial_id": 3, "system_attr": {"fixed_params": {"g000": 5}}},
         {"op_code": 8, "trial_id": 3, "user_attr": {"~plan": {"g000": "fp99"}}},
         {"op_code": 2, "study_id": 0, "user_attr": {"~confirm:0123:0": {"error": 10**400}}},
         {"op_code": 2, "study_id": 0, "user_attr": {"~session:0123:0": [{"baseline": "b"}]}},
