@@ -24,7 +24,7 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.runs.confirm_run import ConfirmRun
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.model_copy import group_as_searched, load_either, metric_warning, pack
+from mptune.tuning.runs.model_copy import group_as_searched, load_copy, metric_warning, pack
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -170,7 +170,7 @@ def _export_weak(
         front = front_of(directory, file, record, asked=asked)
     if front.chosen is None:
         raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
-    grouped = group_as_searched(load_either(directory, file), file)
+    grouped = group_as_searched(load_copy(directory, file), file)
     recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
     check = check_set_of(directory, file, front, front.chosen, grouped)
     folder = directory.path / "weak" if out is None else Path(out)

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 
 from mptune.errors import DataError
-from mptune.files import parse_json
+from mptune.files import read_json
 
 LOADER = "load_data"
 """The function of a loader script where none is named."""
+
+_MOST_BYTES = 2 << 30
+"""Arrays as text may be larger than other JSON."""
 
 _HINT = "write it with `polygraphy run ... --save-inputs inputs.json`"
 
@@ -27,7 +30,7 @@ _HINT = "write it with `polygraphy run ... --save-inputs inputs.json`"
 def read_json_inputs(path: Path) -> tuple[dict[str, np.ndarray], ...]:
     """The feeds of a JSON file of Polygraphy."""
     try:
-        document: Any = parse_json(path.read_text(encoding="utf-8"))
+        document: Any = read_json(path, _MOST_BYTES)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}", "check the path given to --data") from None
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from mptune.data.metrics.table import METRICS, Metric
 from mptune.data.metrics.whole_set import own_value
 from mptune.data.scripts import MetricScript
 from mptune.errors import DataError, RunError, SettingsError
+from mptune.files import files_sha256
 
 TO_MAXIMISE = ":max"
 """Ends the name of a script's function whose value is larger for better plans."""
@@ -121,7 +121,7 @@ def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDef
     """
     script = script_of(spec)
     if script is not None:
-        return CodeDefinition("a script", hashlib.sha256(script.read_bytes()).hexdigest()) if script.is_file() else None
+        return CodeDefinition("a script", files_sha256(script)) if script.is_file() else None
     is_given = function is not None and spec.startswith(CALLABLE)
     return definition_of_function(function) if is_given and function is not None else None
 
