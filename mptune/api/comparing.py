@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import onnx
 
@@ -31,7 +31,7 @@ from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.reporting.page.comparison import write_comparison
-from mptune.settings import DataSettings
+from mptune.settings import DataSettings, read_error
 from mptune.targets.unsearched import already_mixed_findings
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings
@@ -45,7 +45,7 @@ def compare(
     outputs: str | os.PathLike[str] | None = None,
     reference_outputs: str | os.PathLike[str] | None = None,
     tolerance: Mapping[str, float | str] | Sequence[str] = (),
-    max_error: float | None = None,
+    max_error: float | str | None = None,
     ignore: Collection[str] = (),
     trace: bool = False,
     repeat: int = 1,
@@ -122,7 +122,7 @@ def check(
     *,
     against: ModelLike,
     data: Any,
-    max_error: float,
+    max_error: float | str,
     batch: int = 1,
     explain: bool = False,
     listener: Listener | None = None,
@@ -144,6 +144,7 @@ def check(
         DataError: The data do not fit the model.
         BaselineError: A model does not run on the data.
     """
+    max_error = read_error(max_error)
     _refuse(*_of_limits(data, batch, max_error))
     with _open(against, mixed, data, _Sources(max_error=max_error, batch=batch), listener) as opened:
         comparison = check_sides(opened.sides, opened.samples)
@@ -325,14 +326,21 @@ def _fed(feed: Mapping[str, Any], model: Model, other: Model) -> dict[str, Any]:
     if set(theirs) <= set(ours):
         return {name: feed[name] for name in theirs}
     if len(ours) != len(theirs):
-        raise DataError(
-            f"the candidate has the inputs {', '.join(theirs)}, the model {', '.join(ours)}",
-            "compare models with the same inputs",
-        )
+        _refuse_inputs(ours, theirs)
     return {name: feed[ours[k]] for k, name in enumerate(theirs)}
 
 
+def _refuse_inputs(ours: Sequence[str], theirs: Sequence[str]) -> NoReturn:
+    raise DataError(
+        f"the candidate has other inputs: {', '.join(theirs)}, the model {', '.join(ours)}",
+        "compare models with the same inputs",
+    )
+
+
 def _check_outputs(model: Model, other: Model) -> None:
+    inputs, other_inputs = [i.name for i in model.inputs], [i.name for i in other.inputs]
+    if len(inputs) != len(other_inputs):
+        _refuse_inputs(inputs, other_inputs)
     ours, theirs = [o.name for o in model.outputs], [o.name for o in other.outputs]
     if not set(ours) <= set(theirs) and len(ours) != len(theirs):
         raise ModelError(
