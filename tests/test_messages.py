@@ -75,7 +75,7 @@ _HELP = "`mptune {} --help` shows what is expected, with an example"
          _RESTORE.format("other.mptune")),
         (["search", "mlp.onnx", "--budget", "abc"], 2, "--budget abc is not a whole number", _HELP.format("search")),
         (["search", "mlp.onnx", "--budget=1.5"], 2, "--budget 1.5 is not a whole number", _HELP.format("search")),
-        (["pick", "run", "--max-error", "small"], 2, "--max-error small is not a number", _HELP.format("pick")),
+        (["pick", "run", "--max-error", "small"], 2, "--max-error small is not a number", "write 1e-2, 0.01 or 1%"),
         (
             ["search", "mlp.onnx", "--engine", "trt"],
             2,

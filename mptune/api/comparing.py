@@ -36,6 +36,8 @@ from mptune.targets.unsearched import already_mixed_findings
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings
 
+_REDUCED_TYPES = frozenset({"float16", "bfloat16"})
+
 
 def compare(
     model: ModelLike,
@@ -94,6 +96,7 @@ def compare(
         RunError: ``out`` cannot be written.
     """
     is_recorded = outputs is not None
+    limit = read_error(max_error)
     _refuse(
         (repeat < 1, f"--repeat is {repeat}", "give at least 1"),
         (candidate is not None and is_recorded, "a candidate and --outputs exclude each other", "give one of them"),
@@ -107,9 +110,9 @@ def compare(
             "--trace needs two models",
             "give a CANDIDATE; recorded outputs hold no inner values",
         ),
-        *_of_limits(data, batch, max_error),
+        *_of_limits(data, batch, limit),
     )
-    sources = _Sources(outputs, reference_outputs, tolerance, max_error, ignore, batch)
+    sources = _Sources(outputs, reference_outputs, tolerance, limit, ignore, batch)
     with _open(model, candidate, data, sources, listener) as opened:
         comparison = opened.explained(repeat, stress=stress, trace=trace)
     if out is not None:
@@ -144,9 +147,15 @@ def check(
         DataError: The data do not fit the model.
         BaselineError: A model does not run on the data.
     """
-    max_error = read_error(max_error)
-    _refuse(*_of_limits(data, batch, max_error))
-    with _open(against, mixed, data, _Sources(max_error=max_error, batch=batch), listener) as opened:
+    limit = read_error(max_error)
+    _refuse(*_of_limits(data, batch, limit))
+    with _open(against, mixed, data, _Sources(max_error=limit, batch=batch), listener) as opened:
+        right = opened.right
+        if isinstance(right, Runner) and _is_reduced(opened.left.model) and not _is_reduced(right.model):
+            raise ModelError(
+                "the model of --against has FP16 or BF16 values, and MIXED has none",
+                "exchange them: `mptune check MIXED --against MODEL`",
+            )
         comparison = check_sides(opened.sides, opened.samples)
         if explain and not comparison.agrees:
             return opened.explained()
@@ -328,6 +337,10 @@ def _fed(feed: Mapping[str, Any], model: Model, other: Model) -> dict[str, Any]:
     if len(ours) != len(theirs):
         _refuse_inputs(ours, theirs)
     return {name: feed[ours[k]] for k, name in enumerate(theirs)}
+
+
+def _is_reduced(model: Model) -> bool:
+    return any(info.dtype in _REDUCED_TYPES for info in model.tensors.values())
 
 
 def _refuse_inputs(ours: Sequence[str], theirs: Sequence[str]) -> NoReturn:

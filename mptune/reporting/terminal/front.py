@@ -171,9 +171,11 @@ def print_front(
 def print_warnings(console: Console, front: Front, warned: Collection[str]) -> None:
     """Print what a person must know and has not read yet; that nothing depends on the precisions comes first."""
     nothing = [finding.message for finding in front.findings if finding.code == NOTHING]
-    for text in unique((*nothing, *front_warnings(front, BREAKING_CODES))):
-        if text not in warned:
-            print_text(console, f"warning: {text}", "yellow")
+    new = [text for text in unique((*nothing, *front_warnings(front, BREAKING_CODES))) if text not in warned]
+    for text in new:
+        print_text(console, f"warning: {text}", "yellow")
+    if new:
+        console.print()
 
 
 def print_answer(console: Console, front: Front) -> None:
