@@ -351,11 +351,11 @@ def _refuse_inputs(ours: Sequence[str], theirs: Sequence[str]) -> NoReturn:
 
 
 def _check_outputs(model: Model, other: Model) -> None:
-    inputs, other_inputs = [i.name for i in model.inputs], [i.name for i in other.inputs]
-    if len(inputs) != len(other_inputs):
-        _refuse_inputs(inputs, other_inputs)
     ours, theirs = [o.name for o in model.outputs], [o.name for o in other.outputs]
     if not set(ours) <= set(theirs) and len(ours) != len(theirs):
+        inputs, other_inputs = [i.name for i in model.inputs], [i.name for i in other.inputs]
+        if set(inputs).isdisjoint(other_inputs):
+            _refuse_inputs(inputs, other_inputs)
         raise ModelError(
             f"the candidate has the outputs {', '.join(theirs)}, the model {', '.join(ours)}",
             "compare models with the same outputs",

@@ -72,9 +72,9 @@ def _usage(error: BaseException) -> Complaint:
             f"there is no {option[2:]} {value!r}", f"{meant}{option} takes {', '.join(choices)}", EXIT_USAGE
         )
     if message.startswith("Got unexpected extra argument"):
-        path = message.partition("(")[2].rstrip(")")
+        path = message.rpartition(" (")[2].rstrip(")")
         options = {name for param in context.command.params for name in param.opts} if context is not None else ()
-        if ("--data" in options and Path(path).suffix in (".npz", ".npy")) or Path(path).is_dir():
+        if "--data" in options and (Path(path).suffix in (".npz", ".npy") or Path(path).is_dir()):
             return Complaint(f"unexpected argument {path}", f"did you mean --data {shlex.quote(path)}?", EXIT_USAGE)
     kind = "whole number" if "integer" in message else "number" if re.search("float|number", message) else ""
     if kind and value and "range" not in message:

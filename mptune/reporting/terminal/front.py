@@ -42,6 +42,7 @@ from mptune.tuning.fronts.table import (
     part_text,
     shown_rows,
     speedup_of,
+    two_digits,
 )
 
 _GAP = "  "
@@ -220,7 +221,7 @@ def _gains(front: Front) -> list[tuple[str, str]]:
     if fp16 is not None and chosen.plan != fp16.plan:
         ratio = fp16.judged_error / chosen.judged_error if chosen.judged_error > 0 else math.inf
         is_ratio = is_compared_by_ratio(front.metric) and math.isfinite(ratio) and fp16.is_finite
-        error = f"{f'{ratio:.2g} times: ' if is_ratio else ''}{error}, {front.fp16_name} {error_text(fp16)}"
+        error = f"{f'{two_digits(ratio)} times: ' if is_ratio else ''}{error}, {front.fp16_name} {error_text(fp16)}"
     return [("faster", latency + predicted), ("more exact", error + emulated)]
 
 

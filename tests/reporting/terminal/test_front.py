@@ -207,7 +207,9 @@ def test_few_of_many_breaks_are_named(make_front: MakeFront, monkeypatch: pytest
     front, _ = make_front()
     findings = tuple(overflow(group, f"n{k}") for k, group in enumerate(front.fp32.plan.fp32_groups))
     (line,) = [
-        line for line in printed(replace(front, findings=findings), monkeypatch).splitlines() if "breaks" in line
+        line
+        for line in printed(replace(front, findings=findings), monkeypatch).splitlines()
+        if line.startswith("breaks")
     ]
     assert line.endswith(f" and {len(findings) - 2} more")
     assert breaks_of(replace(front, findings=findings), monkeypatch).count("overflow: ") == len(findings)
