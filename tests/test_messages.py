@@ -14,6 +14,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.tuning.fronts.limits import MetricLimit
 from tests.fakes import FAST, make_toolchain
 
 
@@ -154,8 +155,6 @@ _HELP = "`mptune {} --help` shows what is expected, with an example"
         (["search", "mlp.onnx", "--target", "orin-nx"], 2, "there is no target 'orin-nx'",
          "did you mean jetson-orin-nx-16gb or jetson-orin-nx-16gb-super or jetson-orin-nx-8gb or "
          "jetson-orin-nx-8gb-super? `mptune targets` lists them all; a TOML file of your own works too"),
-        (["search", "mlp.onnx", "--limit", "mapp>=0.4"], 2, "--limit mapp>=0.4: there is no metric 'mapp'",
-         "did you mean map?"),
         (["search", "mlp.onnx", "--max-error", "1 %%"], 2, "--max-error 1 %% is not a number",
          "write 1e-2, 0.01 or 1%"),
     ],
@@ -171,6 +170,21 @@ def test_a_frequent_mistake(
 @pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.5 %", 0.005), ("1e-2", 0.01), (0.01, 0.01)])
 def test_a_limit_on_the_error_may_be_a_percentage(text: str | float, value: float) -> None:
     assert mptune.SearchSettings(max_error=text).max_error == pytest.approx(value)  # type: ignore[arg-type]
+
+
+def test_a_limit_on_a_metric_that_does_not_exist() -> None:
+    with pytest.raises(mptune.SettingsError) as caught:
+        MetricLimit.parse("mapp>=0.4", ("worst_part",))
+    assert caught.value.message == "limits= mapp>=0.4: there is no metric 'mapp'"
+    assert caught.value.hint == "did you mean map?"
+
+
+def test_check_refuses_exchanged_models(here: Path) -> None:
+    grouped = find_groups(load_model("mlp.onnx"))
+    Rewriter(grouped).export(grouped.uniform(Precision.FP16), here / "mixed.onnx")
+    data = {"another name": np.zeros((2, 16), np.float32)}
+    with pytest.raises(mptune.ModelError, match=r"has FP16 or BF16 values, and MIXED has none"):
+        mptune.check("mlp.onnx", against="mixed.onnx", data=data, max_error="1%")
 
 
 def test_help_fits_one_screen_and_names_where_the_rest_is(

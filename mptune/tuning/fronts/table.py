@@ -93,6 +93,7 @@ def error_change(before: float, after: float, metric: str) -> str:
 
 
 def two_digits(value: float) -> str:
+    """A number rounded to two digits, without an exponent where it is short."""
     return f"{float(f'{value:.2g}'):g}"
 
 
