@@ -180,7 +180,8 @@ def test_a_limit_on_a_metric_that_does_not_exist() -> None:
 
 
 def test_check_refuses_exchanged_models(here: Path) -> None:
-    grouped = find_groups(load_model("mlp.onnx"))
+    model = load_model("mlp.onnx")
+    grouped = GroupedModel(model, find_groups(model))
     Rewriter(grouped).export(grouped.uniform(Precision.FP16), here / "mixed.onnx")
     data = {"another name": np.zeros((2, 16), np.float32)}
     with pytest.raises(mptune.ModelError, match=r"has FP16 or BF16 values, and MIXED has none"):
