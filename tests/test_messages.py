@@ -183,7 +183,7 @@ def test_check_refuses_exchanged_models(here: Path) -> None:
     model = load_model("mlp.onnx")
     grouped = GroupedModel(model, find_groups(model))
     Rewriter(grouped).export(grouped.uniform(Precision.FP16), here / "mixed.onnx")
-    data = {"another name": np.zeros((2, 16), np.float32)}
+    data = {"another name": np.ones((2, 32), np.float32)}
     with pytest.raises(mptune.ModelError, match=r"has FP16 or BF16 values, and MIXED has none"):
         mptune.check("mlp.onnx", against="mixed.onnx", data=data, max_error="1%")
 
