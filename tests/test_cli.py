@@ -92,7 +92,7 @@ def test_help_names_every_command(arguments: list[str], capsys: pytest.CaptureFi
 
 
 def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", "--help"]) == 0
+    assert main(["search", "--help-all"]) == 0
     panels: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():
         if line.endswith(":") and not line.startswith(" "):
