@@ -46,9 +46,7 @@ def search(
     explain: Annotated[
         bool, typer.Option("--explain", help="Then show what breaks in FP16, and why groups stay FP32.")
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print the answer alone: no progress, no table.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer alone: no progress, no table.")] = False,
     json_: JsonOption = False,
     help_all: HelpAllOption = False,
     **given: Any,
