@@ -81,7 +81,7 @@ def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
     if name_or_path in names(kind):
         return find(kind, name_or_path)
     word = name_or_path.lower()
-    close = [name for name in names(kind) if len(word) > 2 and word in name][:3]
+    close = [name for name in names(kind) if len(word) > 2 and word in name]
     close = close or difflib.get_close_matches(word, names(kind), n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     if kind == "targets" and word in _THE_GPU_HERE:

@@ -276,6 +276,17 @@ def _check_whole(option: str, value: object) -> None:
         raise SettingsError(f"{option} is {value!r}, not a whole number", "give a whole number")
 
 
+def read_error(given: float | str | None, option: str = "--max-error") -> float | None:
+    """The limit on an error, of a number or of a text such as ``1e-2`` or ``1%``."""
+    if not isinstance(given, str):
+        return given
+    number = given.strip().removesuffix("%")
+    try:
+        return float(number) / (100.0 if given.strip().endswith("%") else 1.0)
+    except ValueError:
+        raise SettingsError(f"{option} {given} is not a number", "write 1e-2, 0.01 or 1%") from None
+
+
 def _check_positive(option: str, value: object, hint: str) -> None:
     if value is not None and not isinstance(value, numbers.Real):
         raise SettingsError(f"{option} is {value!r}, not a number", hint)
@@ -377,7 +388,9 @@ class SearchSettings:
     steps: int | None = _option(
         None, ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K"
     )
-    max_error: float | None = _option(None, CHOICE, "Choose the fastest plan whose error is at most this.", "X")
+    max_error: float | None = _option(
+        None, CHOICE, "Choose the fastest plan whose error is at most this, such as 1e-2 or 1%.", "X"
+    )
     max_latency_ms: float | None = _option(
         None, CHOICE, "Choose the plan with the smallest error whose latency is at most this, in ms.", "X"
     )
@@ -436,7 +449,8 @@ class SearchSettings:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be meant."""
+        """Read the limit on the error, and refuse values that cannot be meant."""
+        object.__setattr__(self, "max_error", read_error(self.max_error))
         for name in ("budget", "seed", "steps", "opset"):
             _check_whole(f"--{name}", getattr(self, name))
         _check_whole("--batch", self.data_settings.batch)

@@ -167,7 +167,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ("--data", DIGITS_DATA, "--budget", 16, "--target", "jetson-orin-nano-8gb")
     done = run_mptune("search", DIGITS, *options, where=folder)
     assert done.returncode == 0, done.stderr
-    assert "PREDICTED for jetson-orin-nano-8gb" in done.stdout
+    assert "pred. ms" in done.stdout
     return folder
 
 

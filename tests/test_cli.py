@@ -92,7 +92,7 @@ def test_help_names_every_command(arguments: list[str], capsys: pytest.CaptureFi
 
 
 def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", "--help"]) == 0
+    assert main(["search", "--help-all"]) == 0
     panels: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():
         if line.endswith(":") and not line.startswith(" "):
@@ -285,7 +285,7 @@ def test_search_again_answers_from_the_record(
     assert main(search_command(mlp_path, mlp_data, run)) == 0
     captured = capsys.readouterr()
     assert "[6/6]" not in captured.err
-    assert "PREDICTED for jetson-orin-nano-8gb" in captured.out
+    assert "pred. ms" in captured.out
 
 
 def test_report_reads_the_run_directory_alone(searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,7 +294,7 @@ def test_report_reads_the_run_directory_alone(searched: Path, capsys: pytest.Cap
     assert json.loads(captured.out) == json.loads((searched / "front.json").read_text())
     assert captured.err == ""
     assert main(["report", str(searched)]) == 0
-    assert "PREDICTED for jetson-orin-nano-8gb" in capsys.readouterr().out
+    assert "pred. ms" in capsys.readouterr().out
 
 
 def test_pick_by_id_rewrites_the_choice(searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

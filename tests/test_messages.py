@@ -14,6 +14,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.tuning.fronts.limits import MetricLimit
 from tests.fakes import FAST, make_toolchain
 
 
@@ -39,6 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlp_path: Path, cnn_pa
     for name, content in (("garbage", "{no json"), ("list", "[1, 2]"), ("other", '{"format": 2}')):
         (tmp_path / f"{name}.mptune").mkdir()
         (tmp_path / f"{name}.mptune" / "run.json").write_text(content)
+    np.savez(tmp_path / "d.npz", x=np.zeros(1))
     (tmp_path / "seen.onnx").touch()
     (tmp_path / "seen.mptune").mkdir()
     return tmp_path
@@ -75,7 +77,7 @@ _HELP = "`mptune {} --help` shows what is expected, with an example"
          _RESTORE.format("other.mptune")),
         (["search", "mlp.onnx", "--budget", "abc"], 2, "--budget abc is not a whole number", _HELP.format("search")),
         (["search", "mlp.onnx", "--budget=1.5"], 2, "--budget 1.5 is not a whole number", _HELP.format("search")),
-        (["pick", "run", "--max-error", "small"], 2, "--max-error small is not a number", _HELP.format("pick")),
+        (["pick", "run", "--max-error", "small"], 2, "--max-error small is not a number", "write 1e-2, 0.01 or 1%"),
         (
             ["search", "mlp.onnx", "--engine", "trt"],
             2,
@@ -147,6 +149,14 @@ _HELP = "`mptune {} --help` shows what is expected, with an example"
          "16))", "leave --batch away, or export the model with a dynamic batch"),
         (["inspect", "cnn.onnx", "--batch", "4"], 2, "--batch is 4, but the model's batch is fixed (image (2, 3, 16, "
          "16))", "leave --batch away, or export the model with a dynamic batch"),
+        (["search", "mlp.onnx", "d.npz"], 2, "unexpected argument d.npz", "did you mean --data d.npz?"),
+        (["search", "d.npz", "--data", "mlp.onnx"], 1, "d.npz is not an ONNX model: arrays",
+         "the model comes first; --data takes the samples"),
+        (["search", "mlp.onnx", "--target", "orin-nx"], 2, "there is no target 'orin-nx'",
+         "did you mean jetson-orin-nx-16gb or jetson-orin-nx-16gb-super or jetson-orin-nx-8gb or "
+         "jetson-orin-nx-8gb-super? `mptune targets` lists them all; a TOML file of your own works too"),
+        (["search", "mlp.onnx", "--max-error", "1 %%"], 2, "--max-error 1 %% is not a number",
+         "write 1e-2, 0.01 or 1%"),
     ],
 )  # fmt: skip
 def test_a_frequent_mistake(
@@ -155,6 +165,44 @@ def test_a_frequent_mistake(
     before = sorted(here.rglob("*"))
     assert said(arguments, capsys) == (code, error, hint)
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.5 %", 0.005), ("1e-2", 0.01), (0.01, 0.01)])
+def test_a_limit_on_the_error_may_be_a_percentage(text: str | float, value: float) -> None:
+    assert mptune.SearchSettings(max_error=text).max_error == pytest.approx(value)  # type: ignore[arg-type]
+
+
+def test_a_limit_on_a_metric_that_does_not_exist() -> None:
+    with pytest.raises(mptune.SettingsError) as caught:
+        MetricLimit.parse("mapp>=0.4", ("worst_part",))
+    assert caught.value.message == "limits= mapp>=0.4: there is no metric 'mapp'"
+    assert caught.value.hint == "did you mean map?"
+
+
+def test_check_refuses_exchanged_models(here: Path) -> None:
+    model = load_model("mlp.onnx")
+    grouped = GroupedModel(model, find_groups(model))
+    Rewriter(grouped).export(grouped.uniform(Precision.FP16), here / "mixed.onnx")
+    data = {"another name": np.ones((2, 32), np.float32)}
+    with pytest.raises(mptune.ModelError, match=r"has FP16 or BF16 values, and MIXED has none"):
+        mptune.check("mlp.onnx", against="mixed.onnx", data=data, max_error="1%")
+
+
+def test_help_fits_one_screen_and_names_where_the_rest_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["search", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 24
+    assert max(map(len, short.splitlines())) <= 80
+    assert "`mptune search --help-all` shows every option." in short
+    assert main(["search", "--help-all"]) == 0
+    every = capsys.readouterr().out
+    assert "Advanced:" in every
+    for option in ("--max-error", "--budget", "--explain", "--quiet"):
+        assert option in short
+        assert option in every
 
 
 def test_where_an_export_goes_must_be_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

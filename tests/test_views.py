@@ -23,6 +23,7 @@ import mptune
 from benchmarks.browser import missing, open_browser, show
 from mptune.cli import main
 from mptune.graph.plan import PrecisionPlan
+from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front
 from mptune.settings import LatencySettings
 from tests.conftest import save_mlp
@@ -128,7 +129,9 @@ def of_terminal(run_dir: Path, monkeypatch: pytest.MonkeyPatch, columns: int) ->
     for name, value in (("COLUMNS", columns), ("LINES", 60), ("TERM", "xterm")):
         monkeypatch.setenv(name, str(value))
     stream = Terminal()
-    print_front(mptune.report(run_dir), stream)
+    front = mptune.report(run_dir)
+    print_explanation(front, stream)
+    print_front(front, stream)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in stream.getvalue().splitlines()]
     assert max(map(len, lines)) <= columns
     whole: list[str] = []
@@ -141,12 +144,12 @@ def of_terminal(run_dir: Path, monkeypatch: pytest.MonkeyPatch, columns: int) ->
     (chosen,) = re.findall(r"^chosen +(\w+):", text, re.MULTILINE)
     (row,) = re.findall(r"^>  (\w+) (.*)$", text, re.MULTILINE)
     assert row[0] == chosen
-    block = text.partition("kept in FP32 because\n")[2].partition("\nmodel ")[0]
-    listed = re.sub(r" and \d+ more: mptune report .*", "", words(block))
+    block = text.partition(": kept in FP32 because\n")[2].partition("\n\n")[0]
+    listed = words(block)
     reasons = re.split(r" (?=g\d{3} )", listed) if listed else []
     cells = re.split(r" {2,}", row[1].strip())
     counts = next((cell for cell in cells if re.match(r"\d+ [a-zC]", cell)), None)
-    breaks = re.findall(r"^  ([a-z-]+): g\d+", text.partition("\n\n")[0], re.MULTILINE)
+    breaks = re.findall(r"^  ([a-z-]+): g\d+", text, re.MULTILINE)
     return View(chosen, dict(BESIDE.findall(text)), reasons, counts, breaks)
 
 

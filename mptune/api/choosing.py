@@ -12,7 +12,7 @@ from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run, read_run
-from mptune.settings import Tolerance, Tolerances, check_limits
+from mptune.settings import Tolerance, Tolerances, check_limits, read_error
 from mptune.tuning.front import Front
 from mptune.tuning.runs.confirm_run import known_confirmation
 from mptune.tuning.runs.model_copy import group_as_searched, load_copy
@@ -22,7 +22,7 @@ from mptune.tuning.runs.result import front_of, read_record
 def pick(
     run: str | Path,
     *,
-    max_error: float | None = None,
+    max_error: float | str | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
     limits: str | Sequence[str] | None = None,
@@ -54,6 +54,7 @@ def pick(
         PlanError: no such plan, or it is not feasible.
         RunError: it is no run directory, another process uses it, or its copy of the model is gone or damaged.
     """
+    max_error = read_error(max_error)
     check_limits(max_error, max_latency_ms, max_memory_bytes)
     choice = Choice(
         max_error=max_error,

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import onnx
 
@@ -31,10 +31,12 @@ from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.reporting.page.comparison import write_comparison
-from mptune.settings import DataSettings
+from mptune.settings import DataSettings, read_error
 from mptune.targets.unsearched import already_mixed_findings
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings
+
+_REDUCED_TYPES = frozenset({"float16", "bfloat16"})
 
 
 def compare(
@@ -45,7 +47,7 @@ def compare(
     outputs: str | os.PathLike[str] | None = None,
     reference_outputs: str | os.PathLike[str] | None = None,
     tolerance: Mapping[str, float | str] | Sequence[str] = (),
-    max_error: float | None = None,
+    max_error: float | str | None = None,
     ignore: Collection[str] = (),
     trace: bool = False,
     repeat: int = 1,
@@ -94,6 +96,7 @@ def compare(
         RunError: ``out`` cannot be written.
     """
     is_recorded = outputs is not None
+    limit = read_error(max_error)
     _refuse(
         (repeat < 1, f"--repeat is {repeat}", "give at least 1"),
         (candidate is not None and is_recorded, "a candidate and --outputs exclude each other", "give one of them"),
@@ -107,9 +110,9 @@ def compare(
             "--trace needs two models",
             "give a CANDIDATE; recorded outputs hold no inner values",
         ),
-        *_of_limits(data, batch, max_error),
+        *_of_limits(data, batch, limit),
     )
-    sources = _Sources(outputs, reference_outputs, tolerance, max_error, ignore, batch)
+    sources = _Sources(outputs, reference_outputs, tolerance, limit, ignore, batch)
     with _open(model, candidate, data, sources, listener) as opened:
         comparison = opened.explained(repeat, stress=stress, trace=trace)
     if out is not None:
@@ -122,7 +125,7 @@ def check(
     *,
     against: ModelLike,
     data: Any,
-    max_error: float,
+    max_error: float | str,
     batch: int = 1,
     explain: bool = False,
     listener: Listener | None = None,
@@ -144,8 +147,15 @@ def check(
         DataError: The data do not fit the model.
         BaselineError: A model does not run on the data.
     """
-    _refuse(*_of_limits(data, batch, max_error))
-    with _open(against, mixed, data, _Sources(max_error=max_error, batch=batch), listener) as opened:
+    limit = read_error(max_error)
+    _refuse(*_of_limits(data, batch, limit))
+    with _open(against, mixed, data, _Sources(max_error=limit, batch=batch), listener) as opened:
+        right = opened.right
+        if isinstance(right, Runner) and _is_reduced(opened.left.model) and not _is_reduced(right.model):
+            raise ModelError(
+                "the model of --against has FP16 or BF16 values, and MIXED has none",
+                "exchange them: `mptune check MIXED --against MODEL`",
+            )
         comparison = check_sides(opened.sides, opened.samples)
         if explain and not comparison.agrees:
             return opened.explained()
@@ -325,16 +335,27 @@ def _fed(feed: Mapping[str, Any], model: Model, other: Model) -> dict[str, Any]:
     if set(theirs) <= set(ours):
         return {name: feed[name] for name in theirs}
     if len(ours) != len(theirs):
-        raise DataError(
-            f"the candidate has the inputs {', '.join(theirs)}, the model {', '.join(ours)}",
-            "compare models with the same inputs",
-        )
+        _refuse_inputs(ours, theirs)
     return {name: feed[ours[k]] for k, name in enumerate(theirs)}
+
+
+def _is_reduced(model: Model) -> bool:
+    return any(info.dtype in _REDUCED_TYPES for info in model.tensors.values())
+
+
+def _refuse_inputs(ours: Sequence[str], theirs: Sequence[str]) -> NoReturn:
+    raise DataError(
+        f"the candidate has other inputs: {', '.join(theirs)}, the model {', '.join(ours)}",
+        "compare models with the same inputs",
+    )
 
 
 def _check_outputs(model: Model, other: Model) -> None:
     ours, theirs = [o.name for o in model.outputs], [o.name for o in other.outputs]
     if not set(ours) <= set(theirs) and len(ours) != len(theirs):
+        inputs, other_inputs = [i.name for i in model.inputs], [i.name for i in other.inputs]
+        if set(inputs).isdisjoint(other_inputs):
+            _refuse_inputs(inputs, other_inputs)
         raise ModelError(
             f"the candidate has the outputs {', '.join(theirs)}, the model {', '.join(ours)}",
             "compare models with the same outputs",

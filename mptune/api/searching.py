@@ -49,7 +49,7 @@ def search(
     precisions: Sequence[str] = ("fp32", "fp16"),
     opset: int | None = None,
     engine: EngineChoice = "auto",
-    max_error: float | None = None,
+    max_error: float | str | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
     tolerance: Tolerances | None = None,

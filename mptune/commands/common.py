@@ -108,13 +108,13 @@ def interrupted(resume: str) -> int:
 
 @contextlib.contextmanager
 def resumable(
-    context: typer.Context, max_error: float | None = None, max_latency_ms: float | None = None
+    context: typer.Context, max_error: float | None = None, max_latency_ms: float | None = None, *, quiet: bool = False
 ) -> Iterator[TerminalListener]:
     """Show the progress of what goes on in the block; say how to go on where it is interrupted."""
     try:
         from mptune.reporting.terminal.progress import TerminalListener
 
-        with TerminalListener(None, max_error, max_latency_ms) as listener:
+        with TerminalListener(None, max_error, max_latency_ms, quiet=quiet) as listener:
             yield listener
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(_resume_command(context))) from None
@@ -160,13 +160,20 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def finish(front: Front, as_json: bool, *, every: bool = False, warned: Collection[str] = ()) -> None:
-    """Print the front, with ``every`` row, and leave with 3 where no plan meets the limits asked for.
+def finish(
+    front: Front, as_json: bool, *, every: bool = False, warned: Collection[str] = (), quiet: bool = False
+) -> None:
+    """Print the front, with ``every`` row, or the answer alone; leave with 3 where no plan meets the limits asked for.
 
     Warnings in ``warned`` stand on stderr already; they are not repeated where stdout goes to the same place.
     """
     if as_json:
         print_json(front.to_json())
+    elif quiet:
+        from mptune.reporting.terminal.console import make_console
+        from mptune.reporting.terminal.front import print_answer
+
+        print_answer(make_console(), front)
     else:
         from mptune.reporting.terminal.front import print_front
 

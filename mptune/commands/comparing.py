@@ -98,7 +98,9 @@ def check(
         list[Path],
         typer.Option(metavar="PATH", help="Samples, such as a validation set. Repeatable, for samples of other sizes."),
     ],
-    max_error: Annotated[float, typer.Option(metavar="X", help="Limit on the error of every output.")],
+    max_error: Annotated[
+        str, typer.Option(metavar="X", help="Limit on the error of every output, such as 1e-2 or 1%.")
+    ],
     batch: BatchOption = DataSettings.batch,
     explain: Annotated[
         bool, typer.Option("--explain", help="Where an output is beyond the limit, name the cause, as compare does.")

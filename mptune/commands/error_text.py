@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,11 @@ def _usage(error: BaseException) -> Complaint:
         return Complaint(
             f"there is no {option[2:]} {value!r}", f"{meant}{option} takes {', '.join(choices)}", EXIT_USAGE
         )
+    if message.startswith("Got unexpected extra argument"):
+        path = message.rpartition(" (")[2].rstrip(")")
+        options = {name for param in context.command.params for name in param.opts} if context is not None else ()
+        if "--data" in options and (Path(path).suffix in (".npz", ".npy") or Path(path).is_dir()):
+            return Complaint(f"unexpected argument {path}", f"did you mean --data {shlex.quote(path)}?", EXIT_USAGE)
     kind = "whole number" if "integer" in message else "number" if re.search("float|number", message) else ""
     if kind and value and "range" not in message:
         return Complaint(f"{option} {value} is not a {kind}", hint, EXIT_USAGE)

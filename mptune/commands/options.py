@@ -23,6 +23,7 @@ from mptune.settings import (
     TensorRtSettings,
     Tolerance,
     options_of,
+    read_error,
 )
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i?)B?|B)?", re.IGNORECASE)
@@ -65,6 +66,34 @@ MetricOption = Annotated[
     ),
 ]
 
+_MOST_USED = {
+    "--data PATH": "calibration samples: .npz, .npy, or a folder",
+    "--max-error X": "fastest plan with at most this error, such as 1e-2 or 1%",
+    "--max-latency-ms X": "most exact plan within this latency",
+    "--budget N": "number of plans to evaluate  [default: 50]",
+    "--timeout 8h": "start no new plan after this time (8h, 90m, 30s)",
+    "--target NAME": "device to tune for; `mptune targets` lists the names",
+    "--metric NAME": "error to minimise  [default: worst_part]",
+    "--out DIR": "run directory  [default: the model's name + .mptune]",
+    "--explain": "also show what breaks in FP16, and why groups stay FP32",
+    "--quiet": "show the answer alone",
+}
+"""What ``--help`` shows, on one screen of 80x24; ``--help-all`` has every option, by group."""
+
+_HELP_ALL = "mptune.help_all"
+
+
+def _show_all_options(context: typer.Context, is_given: bool) -> None:
+    if is_given:
+        context.meta[_HELP_ALL] = True
+        print(context.get_help())
+        raise typer.Exit
+
+
+HelpAllOption = Annotated[
+    bool, typer.Option("--help-all", is_eager=True, callback=_show_all_options, help="Show all options.")
+]
+
 OTHER = "Options"
 """The panel of the options that no panel lists."""
 
@@ -76,6 +105,11 @@ def with_panels(panels: Mapping[str, tuple[str, ...]]) -> type[TyperCommand]:
         """Typer draws panels with rich alone; this is their plain form."""
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
+            if not ctx.meta.get(_HELP_ALL):
+                with formatter.section("Common options"):
+                    formatter.write_dl(list(_MOST_USED.items()))
+                formatter.write_text(f"`{ctx.command_path} --help-all` shows every option.")
+                return
             records = {}
             arguments = []
             for param in self.get_params(ctx):
@@ -114,6 +148,7 @@ _DEFAULTS = SearchSettings()
 _OPTIONS = options_of(_DEFAULTS)
 _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "data": (list[Path] | None, None, lambda given: given[0] if isinstance(given, list) and len(given) == 1 else given),
+    "max_error": (str | None, None, read_error),
     "shapes": (list[str] | None, None, lambda texts: tuple(map(ShapeRange.parse, texts))),
     "precisions": (str, ",".join(_DEFAULTS.precisions), lambda text: tuple(word.strip() for word in text.split(","))),
     "tolerance": (list[str] | None, None, lambda texts: tuple(map(Tolerance.parse, texts))),
@@ -142,7 +177,7 @@ def panels() -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
     for option, _, _ in _OPTIONS.values():
         names[option.panel] = (*names.get(option.panel, ("--metric",) if option.panel == ERROR else ()), option.name)
-    return names | {RUN: (*names[RUN], "--json")}
+    return names | {RUN: (*names[RUN], "--explain", "--quiet", "--json", "--help-all")}
 
 
 def with_settings(command: Command) -> Command:
@@ -182,7 +217,7 @@ EngineOption = Annotated[str, option_of("engine")]
 ToleranceOption = Annotated[list[str] | None, option_of("tolerance")]
 IgnoreOption = Annotated[list[str] | None, option_of("ignore")]
 LimitOption = Annotated[list[str] | None, option_of("limits")]
-MaxErrorOption = Annotated[float | None, option_of("max_error")]
+MaxErrorOption = Annotated[str | None, option_of("max_error")]
 MaxLatencyOption = Annotated[float | None, option_of("max_latency_ms")]
 MaxMemoryOption = Annotated[str | None, option_of("max_memory_bytes")]
 TimeoutOption = Annotated[str | None, option_of("timeout_s")]

@@ -22,6 +22,7 @@ from mptune.commands.common import (
 )
 from mptune.commands.options import (
     AllowMixedOption,
+    HelpAllOption,
     IgnoreOption,
     LimitOption,
     MaxErrorOption,
@@ -39,7 +40,16 @@ from mptune.errors import BaselineError, EndedEarlyError, SettingsError
 
 @with_settings
 def search(
-    context: typer.Context, model: ModelArgument, metric: MetricOption = None, json_: JsonOption = False, **given: Any
+    context: typer.Context,
+    model: ModelArgument,
+    metric: MetricOption = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Then show what breaks in FP16, and why groups stay FP32.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer alone: no progress, no table.")] = False,
+    json_: JsonOption = False,
+    help_all: HelpAllOption = False,
+    **given: Any,
 ) -> None:
     """Evaluate plans, show the trade-off, and write the chosen model.
 
@@ -51,9 +61,11 @@ def search(
       mptune search model.onnx --data samples.npz --max-error 1e-2 --budget 100
       mptune search model.onnx --target jetson-orin-nano-8gb --out nano.mptune
     """
+    at_most_one({"--explain": explain, "--quiet": quiet, "--json": json_ and not quiet})
     settings = read_options(given)
+    limits = {name: settings.get(name) for name in ("max_error", "max_latency_ms")}
     try:
-        with resumable(context, max_error=given["max_error"], max_latency_ms=given["max_latency_ms"]) as listener:
+        with resumable(context, **limits, quiet=quiet) as listener:
             from mptune.api import searching
 
             front = searching.search(model, metric=metric or None, listener=listener, **settings)
@@ -61,7 +73,11 @@ def search(
         if json_ and (isinstance(error, EndedEarlyError) or error.findings):
             _print_stopped(model, given["out"])
         raise
-    finish(front, json_, warned=listener.warned)
+    if explain:
+        from mptune.reporting.terminal.explanation import print_explanation
+
+        print_explanation(front)
+    finish(front, json_, warned=listener.warned, quiet=quiet)
 
 
 def _print_stopped(model: Path, out: Path | None) -> None:

@@ -27,8 +27,9 @@ TRTEXEC_OF_PACKAGE = "/usr/src/tensorrt/bin/trtexec"
 """Where the package ``libnvinfer-bin`` puts it, JetPack's as well; that is not on the PATH."""
 
 NO_TRTEXEC = (
-    "Where trtexec is not found: sudo apt install libnvinfer-bin puts it into /usr/src/tensorrt/bin; NVIDIA's archive"
-    " of TensorRT has it in its folder bin"
+    "error: trtexec was not found\n"
+    "hint: sudo apt install libnvinfer-bin puts it into /usr/src/tensorrt/bin; NVIDIA's archive of TensorRT has it"
+    " in its folder bin"
 )
 """Source: NVIDIA/TensorRT#2780."""
 

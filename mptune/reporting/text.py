@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def short_path(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def shell_path(path: Path) -> str:
+    """``short_path`` for a command that is copied into a shell."""
+    return shlex.quote(short_path(path))
+
+
+def finding_page(code: str) -> str:
+    """Where a finding's code is explained, in the documentation."""
+    return f"docs/reference/findings.md#{code}"
 
 
 def cut_front(text: str, width: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mptune.data.archive import read_archive, read_array
 from mptune.data.checks import check_agreement, check_names, check_sample_shape, check_values, split_rows
-from mptune.data.forms.samples import CalibrationSet, Feed, LazySamples, feed_digest
+from mptune.data.forms.samples import CalibrationSet, Feed, LazySamples, feed_digest, under_only_input
 from mptune.errors import DataError
 from mptune.settings import DataSettings
 
@@ -136,11 +136,11 @@ def _read_feed(path: Path, inputs: Sequence[TensorInfo]) -> tuple[dict[str, np.n
             )
         arrays = {inputs[0].name: read_array(path)}
     else:
-        arrays = read_archive(path)
-        if len(inputs) == 1 and len(arrays) == 1 and inputs[0].name not in arrays:
-            ((name, array),) = arrays.items()
-            arrays = {inputs[0].name: array}
-            warnings.append(f"{path.name}: array {name!r} is taken for the model's only input {inputs[0].name!r}")
+        given = read_archive(path)
+        arrays = under_only_input(given, inputs)
+        if arrays is not given:
+            name, only = next(iter(given)), inputs[0].name
+            warnings.append(f"{path.name}: array {name!r} is taken for the model's only input {only!r}")
     return checked(arrays, inputs, path.name), warnings
 
 

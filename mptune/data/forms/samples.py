@@ -177,13 +177,20 @@ def _is_array(value: Any) -> bool:
 
 def _feed(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
     if isinstance(value, Mapping):
-        return {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
+        arrays = {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
+        return under_only_input(arrays, inputs)
     if not _is_array(value):
         raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _HINT)
     if len(inputs) != 1:
         names = ", ".join(f"{info.name!r}: ..." for info in inputs)
         raise DataError(f"{where} is one array, the model has {len(inputs)} inputs", f"give a dict: {{{names}}}")
     return {inputs[0].name: _array(value, where)}
+
+
+def under_only_input(arrays: Arrays, inputs: Sequence[TensorInfo]) -> Arrays:
+    """A single array of another name, under the name of a model's only input."""
+    is_other = len(inputs) == 1 and len(arrays) == 1 and inputs[0].name not in arrays
+    return {inputs[0].name: next(iter(arrays.values()))} if is_other else arrays
 
 
 def _array(value: Any, where: str) -> np.ndarray:

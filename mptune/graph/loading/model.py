@@ -115,6 +115,7 @@ _OTHERS = {
     ".safetensors": ("a file of weights", "export the model that has them to ONNX, such as with torch.onnx.export"),
     **dict.fromkeys((".engine", ".plan", ".trt"), _ENGINE),
     **dict.fromkeys((".pb", ".h5", ".keras", ".tflite"), _TENSORFLOW),
+    **dict.fromkeys((".npz", ".npy"), ("arrays", "the model comes first; --data takes the samples")),
     ".ort": ("ONNX Runtime's own format", "give the .onnx file that it was made from"),
 }
 

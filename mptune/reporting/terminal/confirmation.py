@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
 from mptune.reporting.terminal.console import make_console, plain_table, print_text, room_beside
-from mptune.reporting.terminal.front import model_fact, print_breaks, print_end, print_facts
+from mptune.reporting.terminal.front import model_fact, print_answer, print_facts, print_warnings
 from mptune.reporting.text import describe_engine, error_source, format_interval, latency_source
 from mptune.tuning.fronts.limits import error_cell, metric_cell
 from mptune.tuning.fronts.table import latency_text, speedup_of
@@ -29,13 +29,12 @@ _STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 def print_confirmation(
     confirmation: Confirmation, stream: TextIO | None = None, *, warned: Collection[str] = ()
 ) -> None:
-    """Print a confirmation: the table of both, Kendall's tau, the verdict in words, the choice, warnings and files.
+    """Print a confirmation: the table of both, Kendall's tau, the verdict in words, warnings, and the answer.
 
-    What breaks in FP16 stands first. Warnings in ``warned`` have been printed before.
+    Warnings in ``warned`` have been printed before.
     """
     console = make_console(stream)
     front, searched = confirmation.front, confirmation.searched
-    print_breaks(console, front)
     print_facts(
         console,
         [
@@ -59,7 +58,8 @@ def print_confirmation(
     for line in verdicts(confirmation):
         print_text(console, line)
     console.print()
-    print_end(console, front, warned)
+    print_warnings(console, front, warned)
+    print_answer(console, front)
 
 
 def _table(confirmation: Confirmation, width: int) -> tuple[Table, bool]:

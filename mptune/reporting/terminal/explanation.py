@@ -1,4 +1,4 @@
-"""``mptune report --explain`` on the terminal: error and gain of each group, then the FP32 groups of each plan."""
+"""``--explain`` on the terminal: the search, what breaks in FP16, and each group's error, gain and reason."""
 
 from __future__ import annotations
 
@@ -9,12 +9,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mptune.finding import CODES
+from mptune.reporting.breaks import breaks_in_fp16, heading
 from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text, room_beside
-from mptune.reporting.terminal.front import print_breaks
-from mptune.reporting.text import KEPT_BECAUSE, cut_front, explain_kept, reasons_of, reduced_names
+from mptune.reporting.terminal.front import model_fact, print_facts
+from mptune.reporting.text import (
+    KEPT_BECAUSE,
+    builders_choice_line,
+    cut_front,
+    describe_engine,
+    error_source,
+    explain_kept,
+    finding_page,
+    latency_source,
+    neighbour_lines,
+    reasons_of,
+    reduced_names,
+)
 from mptune.tuning.explanation import REASON_WORDS, Reason
-from mptune.tuning.fronts.limits import format_error
-from mptune.tuning.fronts.table import front_rows, latency_text
+from mptune.tuning.fronts.limits import error_text, format_error
+from mptune.tuning.fronts.table import front_rows, is_held_out, latency_text
 
 if TYPE_CHECKING:
     from mptune.tuning.explanation import GroupWorth
@@ -29,11 +43,12 @@ _SHORTEST_NAME = 12
 def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     """Print what each group costs and gains, and why groups stay FP32 in each plan of the front."""
     console = make_console(stream)
+    _facts(console, front)
+    _print_breaks(console, front)
     explanation = front.explanation
     if not explanation.groups:
         console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")
         return
-    print_breaks(console, front, every=True)
     console.print(Text("groups, by error per millisecond gained", style="bold"))
     words = {} if front.chosen is None else {k.group: k.word for k in explanation.of(front.chosen.plan.fingerprint)}
     console.print(_groups(explanation.groups, console.width, words))
@@ -58,6 +73,49 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
         mark = ">" if row.is_chosen else " "
         head = f"{mark} {evaluation.plan.fingerprint}  {latency_text(evaluation):>8} ms  "
         print_fact(console, head, fp32_groups, len(head), "")
+
+
+def _facts(console: Console, front: Front) -> None:
+    """What was searched, and the plans beside the chosen one; the baseline that TensorRT's builder chose, too."""
+    failed = f", {front.failures} of them failed" if front.failures else ""
+    samples = "held-out samples" if is_held_out(front) else "the search samples"
+    plans = f"{front.evaluations} plan{'s' * (front.evaluations != 1)}"
+    choice = builders_choice_line(front)
+    print_facts(
+        console,
+        [
+            model_fact(front),
+            ("target", front.target),
+            ("engine", describe_engine(front)),
+            ("latency", latency_source(front)),
+            ("error", f"{error_source(front)}; on {samples}"),
+            ("searched", f"{plans}{failed}; {len(front.points)} on the front"),
+            *neighbour_lines(front),
+        ],
+    )
+    if choice:
+        print_text(console, f"builder's choice: {choice}", "dim")
+    console.print()
+
+
+def _print_breaks(console: Console, front: Front) -> None:
+    """Print the findings about values that FP16 cannot hold: node, value, sample, and what plain FP16 gives."""
+    breaks = breaks_in_fp16(front)
+    print_text(console, heading(front), "bold")
+    for place in breaks:
+        where = cut_front(place.where, 2 * console.width) if console.is_terminal else place.where
+        print_text(console, Text.assemble((place.code, "" if place.kept else "yellow"), f": {where}"), indent=2)
+        more = "" if not place.others else f"; so for {place.others} more value{'s' if place.others > 1 else ''} there"
+        print_text(console, f"{place.seen}{more}", indent=4)
+        print_text(console, place.outcome, "dim" if place.kept else "yellow", 4)
+        if place.code in CODES:
+            print_text(console, f"see {finding_page(place.code)}", "dim", 4)
+    if not breaks:
+        error = ""
+        if front.fp16 is not None and front.fp16.is_finite:
+            error = f"; the error of {front.fp16_name} is {error_text(front.fp16)}"
+        print_text(console, f"nothing that breaks was found on the samples{error}", indent=2)
+    console.print()
 
 
 def _why(console: Console, front: Front) -> None:

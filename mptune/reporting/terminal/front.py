@@ -1,7 +1,8 @@
-"""A front on the terminal: what breaks, the table, the choice, warnings and files."""
+"""A front on the terminal: warnings, the table, and the answer: the choice, what it gains, and the files."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,24 +11,19 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from mptune.data.metrics.paired import is_compared_by_ratio
 from mptune.finding import BREAKING_CODES
 from mptune.findings.engine import NOTHING
-from mptune.reporting.breaks import Break, breaks_in_fp16, heading
+from mptune.reporting.breaks import breaks_in_fp16
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
     KEPT_BECAUSE,
-    builders_choice_line,
-    cut_front,
-    describe_engine,
-    error_source,
     format_interval,
     front_warnings,
-    kept_lines,
-    latency_source,
-    more_in_explain,
-    neighbour_lines,
+    shell_path,
     short_path,
     speedup_text,
+    unique,
 )
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, knee
@@ -35,17 +31,18 @@ from mptune.tuning.fronts.limits import error_cell, error_text, metric_cell
 from mptune.tuning.fronts.table import (
     Row,
     because,
+    compared,
     error_marks,
     front_rows,
     group_counts,
     has_parts,
-    is_held_out,
     latency_text,
     mark_notes,
     memory_text,
     part_text,
     shown_rows,
     speedup_of,
+    two_digits,
 )
 
 _GAP = "  "
@@ -53,11 +50,8 @@ _BECAUSE = "FP32 because"
 _FEW_REASONS = 2
 """Reasons that are named where there is no room for all of them."""
 
-_MOST_BREAKS = 4
+_MOST_BREAKS = 2
 """Places that are named; ``mptune report RUN --explain`` names all."""
-
-_MOST_KEPT = 4
-"""FP32 groups of the chosen plan that are named."""
 
 _WIDTH = len("more exact ")
 
@@ -161,81 +155,37 @@ def _notes(front: Front, rows: Sequence[Row], left: int) -> str:
     return "; ".join(["> chosen", *notes] if notes and any(row.is_chosen for row in rows) else notes)
 
 
-def print_breaks(console: Console, front: Front, *, every: bool = False) -> None:
-    """Print the findings about values that FP16 cannot hold: node, value, sample, and what plain FP16 gives."""
-    breaks = breaks_in_fp16(front)
-    print_text(console, heading(front), "bold")
-    for place in breaks if every else breaks[:_MOST_BREAKS]:
-        _print_break(console, place)
-    if not breaks:
-        print_text(console, _nothing(front), indent=2)
-    elif len(breaks) > _MOST_BREAKS and not every:
-        print_text(console, more_in_explain(len(breaks) - _MOST_BREAKS, short_path(front.run_dir)), "dim", 2)
-    console.print()
-
-
-def _print_break(console: Console, place: Break) -> None:
-    where = cut_front(place.where, 2 * console.width) if console.is_terminal else place.where
-    print_text(console, Text.assemble((place.code, "" if place.kept else "yellow"), f": {where}"), indent=2)
-    more = "" if not place.others else f"; so for {place.others} more value{'s' if place.others > 1 else ''} there"
-    print_text(console, f"{place.seen}{more}", indent=4)
-    print_text(console, place.outcome, "dim" if place.kept else "yellow", 4)
-
-
-def _nothing(front: Front) -> str:
-    error = ""
-    if front.fp16 is not None and front.fp16.is_finite:
-        error = f"; the error of {front.fp16_name} is {error_text(front.fp16)}"
-    return f"nothing that breaks was found on the samples{error}"
-
-
 def print_front(
     front: Front, stream: TextIO | None = None, *, every: bool = False, warned: Collection[str] = ()
 ) -> None:
-    """Print a front: what breaks in FP16, the source, the table, the choice, the warnings, the files, what comes next.
+    """Print a front: new warnings, the table, and the answer.
 
     Warnings in ``warned`` have been printed before.
     """
     console = make_console(stream)
-    nothing = [finding.message for finding in front.findings if finding.code == NOTHING]
-    for text in nothing:
-        print_text(console, f"warning: {text}", "yellow")
-    print_breaks(console, front)
-    searched = f"{front.evaluations} plan{'s' * (front.evaluations != 1)}"
-    failed = f", {front.failures} of them failed" if front.failures else ""
-    samples = "held-out samples" if is_held_out(front) else "the search samples"
-    print_facts(
-        console,
-        [
-            model_fact(front),
-            ("target", front.target),
-            ("engine", describe_engine(front)),
-            ("latency", latency_source(front)),
-            ("error", f"{error_source(front)}; on {samples}"),
-            ("searched", f"{searched}{failed}; {len(front.points)} on the front"),
-        ],
-    )
-    console.print()
+    print_warnings(console, front, warned)
     print_table(console, front, every=every)
     console.print()
-    print_end(console, front, (*warned, *nothing))
+    print_answer(console, front)
 
 
-def print_end(console: Console, front: Front, warned: Collection[str]) -> None:
-    """Print the choice, the files, and what a person must know: new warnings, and limits that are not met.
+def print_warnings(console: Console, front: Front, warned: Collection[str]) -> None:
+    """Print what a person must know and has not read yet; that nothing depends on the precisions comes first."""
+    nothing = [finding.message for finding in front.findings if finding.code == NOTHING]
+    new = [text for text in unique((*nothing, *front_warnings(front, BREAKING_CODES))) if text not in warned]
+    for text in new:
+        print_text(console, f"warning: {text}", "yellow")
+    if new:
+        console.print()
 
-    The baseline that TensorRT's builder chose comes first.
-    """
-    if line := builders_choice_line(front):
-        print_text(console, f"builder's choice: {line}", "dim")
-    print_facts(console, [("chosen", _chosen(front)), *neighbour_lines(front)])
-    _print_kept(console, front)
-    other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
-    another = f"mptune pick {short_path(front.run_dir)} with {other}"
-    print_facts(console, [*_written_files(front), ("another", another), *_other_devices(front)])
-    for text in front_warnings(front, BREAKING_CODES):
-        if text not in warned:
-            print_text(console, f"warning: {text}", "yellow")
+
+def print_answer(console: Console, front: Front) -> None:
+    """Print the choice, what it gains, and the files; last, where no plan meets the limits, that."""
+    print_facts(console, [("chosen", _chosen(front)), *_gains(front), *_breaks(front)])
+    if front.chosen is not None and (reasons := because(front, front.chosen)):
+        print_text(console, f"{KEPT_BECAUSE}: {reasons}")
+    print_facts(console, [*_written_files(front), *_another(front), *_other_devices(front)])
+    print_fact(console, "details", f"mptune report {shell_path(front.run_dir)} --explain", _WIDTH)
     if not front.limits_met:
         print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
 
@@ -254,22 +204,42 @@ def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
 def _chosen(front: Front) -> str:
     if front.chosen is None:
         return f"none: {front.chosen_reason}"
-    chosen = front.chosen
-    return (
-        f"{chosen.plan.fingerprint}: {latency_text(chosen)} ms "
-        f"({speedup_text(chosen, front.fp32)}), error {error_text(chosen)}; {front.chosen_reason}"
-    )
+    return f"{front.chosen.plan.fingerprint}: {front.choice.text}"
 
 
-def _print_kept(console: Console, front: Front) -> None:
-    """The first of the chosen plan's FP32 groups, each with its reason."""
-    if front.chosen is None or front.chosen.plan == front.fp32.plan:
-        return
-    lines = kept_lines(front, front.chosen, _MOST_KEPT, short_path(front.run_dir))
-    if lines:
-        print_text(console, KEPT_BECAUSE, "dim")
-    for line in lines:
-        print_text(console, line, indent=2)
+def _gains(front: Front) -> list[tuple[str, str]]:
+    """How much faster than all-FP32 the chosen plan is, and how much more exact than all-FP16."""
+    chosen, fp16 = front.chosen, front.fp16
+    if chosen is None:
+        return []
+    predicted = "" if chosen.latency.source == "measured" else ", predicted"
+    emulated = "" if chosen.error_source == "measured" else ", emulated"
+    latency = f"{speedup_text(chosen, front.fp32)}: {latency_text(chosen)} ms"
+    error = f"error {error_text(chosen)}"
+    if chosen.plan != front.fp32.plan:
+        latency += f", all-FP32 {latency_text(front.fp32)} ms"
+    if fp16 is not None and chosen.plan != fp16.plan:
+        ratio = fp16.judged_error / chosen.judged_error if chosen.judged_error > 0 else math.inf
+        is_ratio = is_compared_by_ratio(front.metric) and math.isfinite(ratio) and fp16.is_finite
+        error = f"{f'{two_digits(ratio)} times: ' if is_ratio else ''}{error}, {front.fp16_name} {error_text(fp16)}"
+    return [("faster", latency + predicted), ("more exact", error + emulated)]
+
+
+def _breaks(front: Front) -> list[tuple[str, str]]:
+    """The findings about values that FP16 cannot hold, by their codes."""
+    places = breaks_in_fp16(front)
+    shown = [f"{place.code} ({', '.join(place.place.groups) or 'no single group'})" for place in places[:_MOST_BREAKS]]
+    more = f" and {len(places) - _MOST_BREAKS} more" if len(places) > _MOST_BREAKS else ""
+    return [("breaks", f"in {places[0].precision.name}: {', '.join(shown)}{more}")] if places else []
+
+
+def _another(front: Front) -> list[tuple[str, str]]:
+    """The command that chooses the more exact neighbour, or the faster one where there is none."""
+    if not front.neighbours:
+        return []
+    beside = front.neighbours[-1]
+    command = f"mptune pick {shell_path(front.run_dir)} --plan {beside.evaluation.plan.fingerprint}"
+    return [("another", f"{beside.role}, {compared(beside.evaluation, beside.chosen)}:"), ("", command)]
 
 
 _FILES = {
@@ -283,12 +253,16 @@ _FILES = {
 def _written_files(front: Front) -> list[tuple[str, str]]:
     """The files of a run that a person looks at, by what each is for; those that are there."""
     paths = ((name, front.run_dir / path) for name, path in _FILES.items())
-    return [(name, f"{'python ' * (name == 'try it')}{short_path(path)}") for name, path in paths if path.exists()]
+    return [
+        (name, f"python {shell_path(path)}" if name == "try it" else short_path(path))
+        for name, path in paths
+        if path.exists()
+    ]
 
 
 def _other_devices(front: Front) -> list[tuple[str, str]]:
     """The fronts of other devices of the same search, and where they are."""
     return [
-        ("also on" if index == 0 else "", f"{other.device} ({other.engine}): mptune report {short_path(other.run_dir)}")
+        ("also on" if index == 0 else "", f"{other.device} ({other.engine}): mptune report {shell_path(other.run_dir)}")
         for index, other in enumerate(front.other_devices)
     ]

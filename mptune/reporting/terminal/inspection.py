@@ -99,7 +99,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
             "plans",
             _plans(len(groups) - pinned, sum(g.pin is not None and g.pin.precision is Precision.FP32 for g in groups)),
         ),
-        ("BF16", _bf16(inspection)),
+        *([("BF16", _bf16(inspection))] if any(item.only_bf16 for item in groups) else []),
         (
             "compute",
             f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic[0], 'B')} of traffic in FP32"

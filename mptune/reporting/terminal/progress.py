@@ -24,6 +24,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import format_duration, origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.front import choose, pareto
 from mptune.tuning.fronts.limits import format_error
 from mptune.tuning.fronts.table import group_counts, latency_text, speedup_of
 
@@ -73,12 +74,19 @@ class TerminalListener:
     a log file, CI) there is one plain line per event. Use it as a context manager, so that the terminal is left clean.
     Where the stream (stderr by default) goes away, such as a terminal that is closed or a pipe without a reader, the
     rest is silent: a search does not end for that. The limits are those of the best plan so far.
+    With ``quiet`` only warnings are shown.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, max_error: float | None = None, max_latency_ms: float | None = None
+        self,
+        stream: TextIO | None = None,
+        max_error: float | None = None,
+        max_latency_ms: float | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
         self._console = make_console(sys.stderr if stream is None else stream)
+        self._quiet = quiet
         self._max_error = max_error
         self._max_latency_ms = max_latency_ms
         self._stage = "starting"
@@ -89,13 +97,14 @@ class TerminalListener:
         self._left: int | None = None
         self._said_s = -math.inf
         self._logged, self._logged_s = "", -math.inf
+        self._points: tuple[Evaluation, ...] = ()
         self._best: Evaluation | None = None
         self._last: Evaluation | None = None
         self._failures: list[str] = []
         self._warned: set[str] = set()
         self._started_s = time.monotonic()
         self._live: Live | None = None
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal and not quiet:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> TerminalListener:
@@ -124,8 +133,9 @@ class TerminalListener:
         """Show a plan that was built, run and timed."""
         self._advance(done, budget)
         self._last = evaluation
-        if self._is_better(evaluation):
-            self._best = evaluation
+        self._points = pareto((*self._points, evaluation), error=lambda point: point.error_value)
+        best, _, limits_met = choose(self._points, self._max_error, self._max_latency_ms)
+        self._best = best if limits_met else None
         if self._live is None:
             self._print(f"[{done:>{len(str(budget))}}/{budget}] {'  '.join(_parts(evaluation))}")
 
@@ -154,14 +164,16 @@ class TerminalListener:
         """Show a warning once; it stays visible."""
         if text not in self._warned:
             self._warned.add(text)
-            self._print(f"warning: {text}", style="yellow")
+            self._print(f"warning: {text}", style="yellow", always=True)
 
     @property
     def warned(self) -> frozenset[str]:
         """The warnings that were shown."""
         return frozenset(self._warned)
 
-    def _print(self, text: str, style: str = "") -> None:
+    def _print(self, text: str, style: str = "", *, always: bool = False) -> None:
+        if self._quiet and not always:
+            return
         with self._while_there():
             self._console.print(Text(text, style=style), soft_wrap=self._live is None)
 
@@ -180,21 +192,11 @@ class TerminalListener:
         if done < budget:
             self._stage = f"evaluating plan {done + 1}"
 
-    def _is_better(self, candidate: Evaluation) -> bool:
-        """Whether the candidate meets the limits and is better than the best so far."""
-        limits = ((candidate.error_value, self._max_error), (candidate.latency.median_ms, self._max_latency_ms))
-        if not candidate.is_finite or any(limit is not None and value > limit for value, limit in limits):
-            return False
-        if self._best is None:
-            return True
-        if self._max_error is None and self._max_latency_ms is not None:
-            return candidate.error_value < self._best.error_value
-        return candidate.latency.median_ms < self._best.latency.median_ms
-
     def _best_label(self) -> str:
-        if self._max_error is not None:
-            return f"fastest with error <= {self._max_error:g}"
-        return "fastest" if self._max_latency_ms is None else f"smallest error within {self._max_latency_ms:g} ms"
+        """The choice that was asked for."""
+        limits = [f"error <= {self._max_error:g}"] if self._max_error is not None else []
+        limits += [f"<= {self._max_latency_ms:g} ms"] if self._max_latency_ms is not None else []
+        return f"best, {', '.join(limits)}" if limits else "best (knee)"
 
     def _render(self) -> RenderableType:
         """The lines that are redrawn at the bottom of the terminal."""
@@ -223,9 +225,9 @@ class TerminalListener:
             return bar
         bar.add_row(
             "mptune",
-            ProgressBar(total=self._budget, completed=self._done, width=30),
+            ProgressBar(total=self._budget, completed=self._done, width=20),
             f"{self._done}/{self._budget}",
-            elapsed,
+            f"{elapsed} used",
             self._remaining(),
         )
         return bar

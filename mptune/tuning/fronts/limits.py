@@ -182,8 +182,14 @@ class MetricLimit:
         names = {**{undirected(metric): metric for metric in metrics}, **{metric: metric for metric in metrics}}
         name = names.get(match["name"])
         if name is None:
-            every = ", ".join(metrics)
-            raise SettingsError(f"--limit {text}: the metrics are {every}", f"give --metric {match['name']}, too")
+            wanted = match["name"]
+            if wanted in METRICS or ":" in wanted:
+                message, hint = f"the metrics are {', '.join(metrics)}", f"give --metric {wanted}, too"
+            else:
+                close = difflib.get_close_matches(wanted, [*names, *METRICS], 2)
+                message = f"there is no metric {wanted!r}"
+                hint = f"did you mean {' or '.join(close)}?" if close else f"the metrics are {', '.join(METRICS)}"
+            raise SettingsError(f"--limit {text}: {message}", hint)
         return cls(text.strip(), name, match["sign"].startswith(">"), bound)
 
     def excess(self, evaluation: Evaluation) -> float:

@@ -72,7 +72,7 @@ def compared(evaluation: Evaluation, chosen: Evaluation) -> str:
     if faster_beyond_noise(evaluation, chosen) or faster_beyond_noise(chosen, evaluation):
         amount = format_ms(abs(delta_ms), math.hypot(noise_ms(evaluation), noise_ms(chosen)))
         share = abs(delta_ms) / chosen.latency.median_ms if chosen.latency.median_ms > 0 else math.inf
-        latency = f"{amount} ms {'less' if delta_ms < 0 else 'more'} ({_two_digits(100 * share)} %)"
+        latency = f"{amount} ms {'less' if delta_ms < 0 else 'more'} ({two_digits(100 * share)} %)"
     else:
         latency = "the same latency" + (" within noise" if evaluation.latency.source == "measured" else "")
     if not evaluation.is_finite:
@@ -89,10 +89,11 @@ def error_change(before: float, after: float, metric: str) -> str:
         return f"error from {format_error(before)} to {format_error(after)}"
     if high < LEAST_EXACTER * low:
         return "the same error within 10 %"
-    return f"error {_two_digits(high / low)} times {'larger' if before < after else 'smaller'}"
+    return f"error {two_digits(high / low)} times {'larger' if before < after else 'smaller'}"
 
 
-def _two_digits(value: float) -> str:
+def two_digits(value: float) -> str:
+    """A number rounded to two digits, without an exponent where it is short."""
     return f"{float(f'{value:.2g}'):g}"
 
 

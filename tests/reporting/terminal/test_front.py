@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
 from mptune.printable import printable
 from mptune.reporting.breaks import breaks_in_fp16
+from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth
@@ -23,6 +25,7 @@ from mptune.tuning.front import Front, knee
 from mptune.tuning.fronts.table import compared
 from tests.reporting.conftest import Bench, MakeFront, Terminal, predicted
 from tests.reporting.conftest import front_text as printed
+from tests.reporting.conftest import printed as explained
 
 
 def table_of(text: str) -> list[str]:
@@ -31,15 +34,25 @@ def table_of(text: str) -> list[str]:
     return table
 
 
+def breaks_of(front: object, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What ``--explain`` says of what breaks in FP16."""
+    return explained(print_explanation, front, monkeypatch).split("\n\n")[1].strip()
+
+
 def on_screen(
-    front: object, monkeypatch: pytest.MonkeyPatch, columns: int = 80, lines: int = 24, **options: object
+    front: object,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int = 80,
+    lines: int = 24,
+    show: Callable[..., None] = print_front,
+    **options: object,
 ) -> list[str]:
     """The lines as they stand in a terminal, without colours."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", str(lines))
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    print_front(front, stream, **options)  # type: ignore[arg-type]
+    show(front, stream, **options)  # type: ignore[arg-type]
     return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -75,7 +88,7 @@ def test_the_table_fits_and_is_complete(make_front: MakeFront, monkeypatch: pyte
 
 def test_header_choice_and_warnings(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
-    text = printed(front, monkeypatch)
+    text = explained(print_explanation, front, monkeypatch) + printed(front, monkeypatch)
     assert f"model      {front.model_path}" in text
     assert "latency    measured on NVIDIA H200" in text
     assert "searched   7 plans, 2 of them failed; 4 on the front" in text
@@ -86,7 +99,7 @@ def test_header_choice_and_warnings(make_front: MakeFront, monkeypatch: pytest.M
 
 def test_the_plans_beside_the_chosen_one_are_named(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
-    text = printed(front, monkeypatch)
+    text = explained(print_explanation, front, monkeypatch)
     assert {beside.role for beside in front.neighbours} == {"faster", "more exact"}
     for beside in front.neighbours:
         what = compared(beside.evaluation, front.chosen)
@@ -94,7 +107,8 @@ def test_the_plans_beside_the_chosen_one_are_named(make_front: MakeFront, monkey
 
 
 def test_a_predicted_target_is_named_as_such(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(predicted(make_front()[0]), monkeypatch)
+    front = predicted(make_front()[0])
+    text = explained(print_explanation, front, monkeypatch) + printed(front, monkeypatch)
     assert "PREDICTED for jetson-orin-nano-8gb" in text
     assert "pred. ms" in text
     assert "emulated" in text
@@ -133,7 +147,8 @@ def test_says_what_was_written_and_what_comes_next(
     assert "engine     model.mptune/chosen/model.engine" in text
     assert "try it     python model.mptune/chosen/infer.py" in text
     assert "page       model.mptune/report.html" in text
-    assert "mptune pick model.mptune with --max-error X" in text
+    assert "\n           mptune pick model.mptune --plan " in text
+    assert text.splitlines()[-1] == "details    mptune report model.mptune --explain"
 
 
 def overflow(group: str, node: str, value: float = 1e6, code: str = "overflow", **changes: object) -> Finding:
@@ -143,23 +158,26 @@ def overflow(group: str, node: str, value: float = 1e6, code: str = "overflow", 
     return replace(finding, **changes)  # type: ignore[arg-type]
 
 
-def test_what_breaks_in_fp16_stands_first(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_breaks_in_fp16_is_explained(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
     fp32, fp16 = front.chosen.plan.fp32_groups[0], front.chosen.plan.fp16_groups[0]
     stagnation = overflow(fp16, "pos/Add", code="stagnation", evidence={"share": 0.93})
     findings = (stagnation, overflow(fp32, "norm/Pow", 2e6), overflow(fp32, "norm/Mul"))
-    first, _, rest = printed(replace(front, findings=findings), monkeypatch).partition("\n\n")
+    first = breaks_of(replace(front, findings=findings), monkeypatch)
     assert first.splitlines() == [
         "What breaks in FP16, and why",
         f"  stagnation: {fp16}, node pos/Add, value v",
         "    reached 1e+06, in sample 3",
         "    plain FP16: on 93% of the elements the step is lost; the chosen plan has it in FP16",
+        "    see docs/reference/findings.md#stagnation",
         f"  overflow: {fp32}, node norm/Pow, value v",
         "    reached 2e+06, in sample 3; so for 1 more value there",
         "    plain FP16: Inf; the chosen plan keeps it in FP32",
+        "    see docs/reference/findings.md#overflow",
     ]
-    assert rest.startswith("model "), "then what was searched"
-    assert "warning: value" not in rest, "it is told once"
+    text = printed(replace(front, findings=findings), monkeypatch)
+    assert f"\nbreaks     in FP16: stagnation ({fp16}), overflow ({fp32})\n" in text
+    assert "warning: value" not in text, "it is told once"
 
 
 def test_what_breaks_first_in_a_group_stands_first(make_front: MakeFront) -> None:
@@ -188,17 +206,20 @@ def test_what_is_not_finite_is_named_of_a_group_before_what_is_coarse(make_front
 def test_few_of_many_breaks_are_named(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
     findings = tuple(overflow(group, f"n{k}") for k, group in enumerate(front.fp32.plan.fp32_groups))
-    first = printed(replace(front, findings=findings), monkeypatch).partition("\n\n")[0].splitlines()
-    assert len(first) == 1 + 4 * 3 + 1
-    assert first[-1].startswith(f"  and {len(findings) - 4} more: mptune report ")
-    assert first[-1].endswith(" --explain")
+    (line,) = [
+        line
+        for line in printed(replace(front, findings=findings), monkeypatch).splitlines()
+        if line.startswith("breaks")
+    ]
+    assert line.endswith(f" and {len(findings) - 2} more")
+    assert breaks_of(replace(front, findings=findings), monkeypatch).count("overflow: ") == len(findings)
 
 
 def test_nan_without_a_finding_is_named_without_a_cause(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
     group = front.chosen.plan.fp32_groups[0]
     worth = GroupWorth(group, "mixing", "softmax", float("inf"), None, None, None, 0, 4, "FP32: one-group error")
-    first = printed(replace(front, explanation=Explanation({}, (worth,))), monkeypatch).partition("\n\n")[0]
+    first = breaks_of(replace(front, explanation=Explanation({}, (worth,))), monkeypatch)
     assert first.splitlines()[1:3] == [f"  not finite: {group}, node mixing", "    no finding says why"]
     assert "NaN or Inf in the outputs, with this group alone in FP16" in first
 
@@ -213,14 +234,14 @@ def test_a_large_error_without_a_finding_names_the_group(
         for name, error in ((sound, 0.02), (group, 0.75))
     ]
     front = replace(front, explanation=Explanation({}, tuple(worths)))
-    first = printed(front, monkeypatch).partition("\n\n")[0]
+    first = breaks_of(front, monkeypatch)
     assert first.splitlines()[1:] == [
         f"  large error: {group}, node mixing",
         "    no finding says why",
         "    plain FP16: an error of 0.75 in the outputs, with this group alone in FP16; the chosen plan keeps it in"
         " FP32",
     ]
-    own = printed(replace(front, metric="edit_distance"), monkeypatch).partition("\n\n")[0]
+    own = breaks_of(replace(front, metric="edit_distance"), monkeypatch)
     assert "large error" not in own, "what is large in another metric is not known"
 
 
@@ -229,17 +250,17 @@ def test_a_large_error_of_all_fp16_that_no_group_shows(
 ) -> None:
     front, _ = make_front()
     wrong = bench.evaluation(8, 1.0, 0.9)
-    first = printed(replace(front, fp16=wrong), monkeypatch).partition("\n\n")[0]
+    first = breaks_of(replace(front, fp16=wrong), monkeypatch)
     assert first.splitlines()[1].startswith("  large error: ")
     assert "an error of 0.9 in the outputs of all-FP16" in first
     assert "mptune inspect" in first
     off = replace(front.fp32, error=wrong.error, held_out=wrong.error)
-    text = printed(replace(front, fp16=wrong, fp32=off), monkeypatch).partition("\n\n")[0]
+    text = breaks_of(replace(front, fp16=wrong, fp32=off), monkeypatch)
     assert "large error" not in text, "all-FP32 has it, too"
 
 
 def test_nothing_that_breaks(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = printed(make_front()[0], monkeypatch).partition("\n\n")[0]
+    first = breaks_of(make_front()[0], monkeypatch)
     (line,) = first.splitlines()[1:]
     assert line == "  nothing that breaks was found on the samples; the error of all-FP16 is 2.4e-02"
 
@@ -249,10 +270,11 @@ def test_all_fp16_says_how_many_groups_are_pinned(
 ) -> None:
     front, _ = make_front()
     pinned = replace(front.fp16, plan=bench.plan(6))
-    text = printed(replace(front, fp16=pinned, points=(pinned, *front.points[1:])), monkeypatch)
+    front = replace(front, fp16=pinned, points=(pinned, *front.points[1:]))
+    text = printed(front, monkeypatch)
     (row,) = [line for line in table_of(text) if pinned.plan.fingerprint in line]
     assert row.endswith("  all-FP16 but 2 pinned")
-    assert "the error of all-FP16 but 2 pinned is" in text
+    assert "the error of all-FP16 but 2 pinned is" in breaks_of(front, monkeypatch)
 
 
 def test_a_dozen_rows_unless_all_are_asked_for(
@@ -293,10 +315,12 @@ def test_no_word_breaks_at_80_columns(make_front: MakeFront, bench: Bench, monke
 
 def test_one_error_column_with_one_meaning(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
-    assert "; on held-out samples" in printed(front, monkeypatch)
+    assert "; on held-out samples" in explained(print_explanation, front, monkeypatch)
     bare = tuple(replace(point, held_out=None) for point in front.points)
     text = printed(replace(front, points=bare, chosen=bare[1]), monkeypatch)
-    assert "; on the search samples" in text
+    assert "; on the search samples" in explained(
+        print_explanation, replace(front, points=bare, chosen=bare[1]), monkeypatch
+    )
     assert "*" not in "".join(table_of(text))
     assert "held-out" not in "".join(table_of(text))
 
@@ -328,18 +352,44 @@ def test_names_stay_text_on_a_terminal(make_front: MakeFront, monkeypatch: pytes
         overflow(front.chosen.plan.fp32_groups[0], name), where=Where(nodes=(name,), groups=("g001",), tensors=("v",))
     )
     front = replace(front, findings=(finding,), warnings=(f"about {name}",), model_path=Path(f"{name[:50]}.onnx"))
-    lines = on_screen(front, monkeypatch, lines=60)
+    lines = on_screen(front, monkeypatch, lines=60, show=print_explanation)
+    lines += on_screen(front, monkeypatch, lines=60)
     assert max(map(cell_len, lines)) <= 80
     shown = "".join("".join(lines).split())
     assert not set(shown) & {"\x1b", "\x07"}
     assert "".join(printable(name)[-40:].split()) in shown
     assert len([line for line in lines if "plain FP16: Inf" in line]) == 1
-    assert len(lines) < 60 + len(name) / 70
+    assert len(lines) < 75 + len(name) / 70
 
 
 def test_all_fp32_has_no_ratio_of_errors(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
-    text = printed(replace(front, chosen=front.fp32), monkeypatch)
+    text = explained(print_explanation, replace(front, chosen=front.fp32), monkeypatch)
     assert re.search(r"^faster .* ms less \([\d.]+ %\), error from 0 to 3.0e-04$", text, re.MULTILINE)
-    text = printed(replace(front, chosen=front.points[-2]), monkeypatch)
+    text = explained(print_explanation, replace(front, chosen=front.points[-2]), monkeypatch)
     assert re.search(r"^more exact .* ms more \([\d.]+ %\), error from \S+ to 0$", text, re.MULTILINE)
+
+
+def test_the_answer_is_short_and_its_commands_can_be_pasted(
+    make_front: MakeFront, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_dir.parent / "my runs"
+    folder.mkdir()
+    run_dir = run_dir.rename(folder / "model.mptune")
+    front = replace(make_front()[0], run_dir=run_dir)
+    monkeypatch.chdir(folder.parent)
+    (run_dir / "chosen").mkdir()
+    for name in ("chosen/model.onnx", "chosen/infer.py", "report.html"):
+        (run_dir / name).touch()
+    answer = "\n".join(on_screen(front, monkeypatch)).rpartition("\n\n")[2].splitlines()
+    assert answer == [
+        f"chosen     {front.chosen.plan.fingerprint}: {front.choice.text}",
+        "faster     1.67x: 1.200 ms, all-FP32 2.000 ms",
+        "more exact 12 times: error 2.0e-03, all-FP16 2.4e-02",
+        "model      my runs/model.mptune/chosen/model.onnx",
+        "try it     python 'my runs/model.mptune/chosen/infer.py'",
+        "page       my runs/model.mptune/report.html",
+        f"another    more exact, {compared(front.neighbours[-1].evaluation, front.chosen)}:",
+        f"           mptune pick 'my runs/model.mptune' --plan {front.neighbours[-1].evaluation.plan.fingerprint}",
+        "details    mptune report 'my runs/model.mptune' --explain",
+    ]

@@ -110,8 +110,9 @@ def test_live_lines_in_a_terminal(bench: Bench, terminal: tuple[io.TextIOWrapper
     last = shown[shown.rindex("mptune") :]
     assert "5/5" in last
     assert "confirming 3 plans" in last
-    assert "fastest with error <= 0.01" in last
+    assert "best, error <= 0.01" in last
     assert "1.200 ms" in last
+    assert " used" in last
     assert "failures" in last
     assert "3 values are not finite" in last
     assert "\x1b[?25h" in read(), "the cursor comes back"
