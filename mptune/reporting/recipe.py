@@ -27,11 +27,10 @@ TRTEXEC_OF_PACKAGE = "/usr/src/tensorrt/bin/trtexec"
 """Where the package ``libnvinfer-bin`` puts it, JetPack's as well; that is not on the PATH."""
 
 NO_TRTEXEC = (
-    "error: trtexec was not found\n"
-    "hint: sudo apt install libnvinfer-bin puts it into /usr/src/tensorrt/bin; NVIDIA's archive of TensorRT has it"
-    " in its folder bin"
+    "sudo apt install libnvinfer-bin puts it into /usr/src/tensorrt/bin; NVIDIA's archive of TensorRT has it in its "
+    "folder bin"
 )
-"""Source: NVIDIA/TensorRT#2780."""
+"""Where to get trtexec. Source: NVIDIA/TensorRT#2780."""
 
 Range: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]"
 """Smallest, usual and largest: shapes of a dynamic input, or values of one that decides a shape."""
@@ -126,6 +125,7 @@ class BuildRecipe:
 
     def script(self, plan: PrecisionPlan) -> str:
         """``build.sh``: runs the command in its own directory; more options of trtexec may follow."""
+        missing = f"error: trtexec was not found\nhint: {NO_TRTEXEC}"
         about_tf32 = "FP32 groups may use TF32" if self.uses_tf32(plan) else "TF32 is off"
         lines = [
             "#!/bin/sh",
@@ -140,7 +140,7 @@ class BuildRecipe:
             "set -eu",
             'cd -- "$(dirname -- "$0")"',
             f"trtexec=$(command -v trtexec || echo {TRTEXEC_OF_PACKAGE})",
-            f'[ -x "$trtexec" ] || {{ echo {shlex.quote(NO_TRTEXEC)} >&2; exit 127; }}',
+            f'[ -x "$trtexec" ] || {{ echo {shlex.quote(missing)} >&2; exit 127; }}',
             " \\\n    ".join(
                 ('exec "$trtexec"', *map(shlex.quote, self.options(plan)), f'--saveEngine={engine_name(plan)} "$@"')
             ),

@@ -43,12 +43,13 @@ NOT_RUN = {
     r"mkdocs ": "is run by tests/docs/test_site.py",
     r"pytest |ruff |mypy": "is the test suite",
     r"mptune doctor --selftest": "is run by tests/selftest",
+    r"mptune demo": "is run by .ci/run, from a built wheel",
     r"python -m modelopt|polygraphy ": "is another project's tool, shown for comparison",
     r"mptune search \S+ --data \S+ --target h200": "needs a large model",
 }
 """Patterns that match the beginning of a command, and why such commands are not run."""
 
-NOT_HERE = re.compile(r"--gpus|--storage|worker|confirm|--engine|--shapes|h200|--selftest")
+NOT_HERE = re.compile(r"--gpus|--storage|worker|confirm|--engine|--shapes|h200|--selftest|mptune demo")
 """What a command of mptune names that cannot be run here."""
 
 EXIT_CODE = re.compile(r"exit code (\d+)")

@@ -56,7 +56,7 @@ def test_every_place_shows_the_same_digits(
     printed = front_text(front, monkeypatch, 140).splitlines()
     (row,) = [line.split() for line in printed if line.startswith(f">  {chosen.plan.fingerprint}")]
     assert (row[2], row[4]) == (ms, speedup)
-    assert any(f"{chosen.plan.fingerprint}: {ms} ms ({speedup}" in line for line in printed)
+    assert any(f"faster     {speedup}: {ms} ms, all-FP32 {baseline} ms" in line for line in printed)
     columns = [line.index(".", 15) for line in printed if chosen.plan.fingerprint in line and line.startswith(">")]
     columns += [line.index(".", 15) for line in printed if line.startswith(f"   {front.fp32.plan.fingerprint}")]
     assert len(set(columns)) == 1, "decimal points stand below each other"

@@ -178,7 +178,7 @@ def test_where_trtexec_is_not_found_the_script_says_where_it_is(bench: Bench, tm
     command = ["/bin/sh", str(folder / "build.sh")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
     assert done.returncode == 127
-    assert done.stderr == f"{NO_TRTEXEC}\n"
+    assert done.stderr == f"error: trtexec was not found\nhint: {NO_TRTEXEC}\n"
 
 
 def test_readme_says_what_trtexec_of_tensorrt_10_needs(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:
