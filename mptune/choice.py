@@ -9,8 +9,9 @@ import pydantic
 
 from mptune.settings import SearchSettings, Tolerance
 
-ChoiceKind = Literal["knee", "fastest", "limits", "plan"]
-"""How a plan was chosen: the knee of the front; its fastest plan, where it has no knee; by limits; by its id."""
+ChoiceKind = Literal["knee", "fastest", "middle", "limits", "plan"]
+"""How a plan was chosen: the knee of the front; where it has no knee its fastest plan, or for random inputs the one
+nearest to both ends; by limits; by its id."""
 
 
 class ChoiceLimits(pydantic.BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,11 @@ assert type(mptune) is types.ModuleType
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_like_it"):
         mptune.nothing_like_it  # noqa: B018
+
+
+def test_dir_of_an_evaluation_is_what_is_public() -> None:
+    names = dir(mptune.Evaluation)
+    fields = {field.name for field in dataclasses.fields(mptune.Evaluation)}
+    assert {"plan", "latency", "speedup", "judged_error", "remeasured", "to_json"} <= set(names)
+    assert not [name for name in names if name.startswith(("_", "with_", "from_"))]
+    assert all(name in fields or hasattr(mptune.Evaluation, name) for name in names)

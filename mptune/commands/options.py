@@ -177,7 +177,7 @@ def panels() -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
     for option, _, _ in _OPTIONS.values():
         names[option.panel] = (*names.get(option.panel, ("--metric",) if option.panel == ERROR else ()), option.name)
-    return names | {RUN: (*names[RUN], "--explain", "--quiet", "--json", "--help-all")}
+    return names | {RUN: (*names[RUN], "--explain", "--open", "--quiet", "--json", "--help-all")}
 
 
 def with_settings(command: Command) -> Command:

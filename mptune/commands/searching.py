@@ -20,6 +20,7 @@ from mptune.commands.common import (
     print_json,
     resumable,
 )
+from mptune.commands.demo import OpenOption, open_page
 from mptune.commands.options import (
     AllowMixedOption,
     HelpAllOption,
@@ -47,6 +48,7 @@ def search(
         bool, typer.Option("--explain", help="Then show what breaks in FP16, and why groups stay FP32.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer alone: no progress, no table.")] = False,
+    open_: OpenOption = False,
     json_: JsonOption = False,
     help_all: HelpAllOption = False,
     **given: Any,
@@ -77,6 +79,8 @@ def search(
         from mptune.reporting.terminal.explanation import print_explanation
 
         print_explanation(front)
+    if open_:
+        open_page(front.run_dir)
     finish(front, json_, warned=listener.warned, quiet=quiet)
 
 
@@ -146,6 +150,7 @@ def report(
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
     storage: StorageOption = None,
+    open_: OpenOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Show the front of a search, from its run directory alone.
@@ -187,6 +192,8 @@ def report(
             print_layers(engine)
         return
     front = reading.report(run, tolerance=tolerance, ignore=ignore, storage=storage)
+    if open_:
+        open_page(front.run_dir)
     if csv_:
         from mptune.tuning.fronts.table import front_records
 

@@ -178,20 +178,30 @@ def knee(points: Sequence[Evaluation]) -> Evaluation | None:
     long as others are there: nobody wants those unasked. All-FP32, whose error says how FP32 engines differ, takes no
     part. Where no point lies below the chord, the fastest is taken.
     """
-    mixed = [p for p in points if p.plan.reduced_groups] or list(points)
+    mixed = _mixed(points)
     usable = [p for p in mixed if p.metric not in ADD_IN_SQUARES or p.judged_error <= REFERENCE_ERROR] or mixed
-    usable.sort(key=lambda p: (p.latency.median_ms, p.judged_error))
-    if not usable:
-        return None
-    x = [p.latency.median_ms for p in usable]
-    y = [math.log(max(p.judged_error, ERROR_FLOOR)) for p in usable]
-    width, height = x[-1] - x[0], max(y) - min(y)
-    if len(usable) < 3 or width <= 0 or height <= 0:
-        return usable[0]
+    if len(usable) < 3:
+        return usable[0] if usable else None
     # With the fastest point at (0, 1) and the most exact at (1, 0), the chord is u + v = 1.
-    depth = [1.0 - (a - x[0]) / width - (b - min(y)) / height for a, b in zip(x, y, strict=True)]
+    depth = [1.0 - u - v for u, v in zip(*_normalised(usable), strict=True)]
     best = max(range(len(usable)), key=lambda i: depth[i])
     return usable[best] if depth[best] > 1e-9 else usable[0]
+
+
+def _mixed(points: Sequence[Evaluation]) -> list[Evaluation]:
+    """The points but for all-FP32 where there are others, the fastest first."""
+    mixed = [p for p in points if p.plan.reduced_groups] or list(points)
+    return sorted(mixed, key=lambda p: (p.latency.median_ms, p.judged_error))
+
+
+def _normalised(points: Sequence[Evaluation]) -> tuple[list[float], list[float]]:
+    """Latency and the logarithm of the error of points, the fastest first, each scaled to 0..1; (n_points,) both."""
+    x = [p.latency.median_ms for p in points]
+    y = [math.log(max(p.judged_error, ERROR_FLOOR)) for p in points]
+    width, height = x[-1] - x[0], max(y) - min(y)
+    if width <= 0 or height <= 0:  # all equal in one: the fastest is as good as any, and lies on the chord
+        return [0.0] * len(points), [1.0] * len(points)
+    return [(a - x[0]) / width for a in x], [(b - min(y)) / height for b in y]
 
 
 def choose(
@@ -203,6 +213,7 @@ def choose(
     metric_limits: Sequence[MetricLimit] = (),
     *,
     wants_knee: bool = False,
+    is_random: bool = False,
 ) -> tuple[Evaluation | None, str, bool]:
     """Take one point of the front; why, and whether the limits are met.
 
@@ -210,7 +221,8 @@ def choose(
     or tolerances the most exact, with one on memory alone or none the knee. A limit holds on the search samples and on
     the held-out ones; ``max_error`` limits what no tolerance is about. A point whose memory is not known meets no limit
     on memory. Where the limits cannot be met the point is the nearest: the one whose worst excess over a limit, as a
-    ratio, is the smallest.
+    ratio, is the smallest. Where the front has no knee the fastest is taken, but not if its errors are those of random
+    inputs (``is_random``): then the point that is nearest to both ends.
     """
     limits = []
     if max_error is not None:
@@ -225,9 +237,14 @@ def choose(
         return None, "no plan is feasible", not wanted
     if not wanted:
         at_knee = knee(points)
-        fastest = min(points, key=lambda p: (p.latency.median_ms, p.judged_error))
-        is_fastest = at_knee is fastest
-        return at_knee, "the fastest plan; the front has no knee" if is_fastest else "the knee of the front", True
+        if at_knee is not min(points, key=lambda p: (p.latency.median_ms, p.judged_error)):
+            return at_knee, "the knee of the front", True
+        no_knee = "the front has no knee: no plan lies below the line between its ends"
+        if is_random and len(mixed := _mixed(points)) > 2:
+            u, v = _normalised(mixed)
+            nearest = min(range(len(mixed)), key=lambda i: math.hypot(u[i], v[i]))
+            return mixed[nearest], f"the plan nearest to both ends, for random inputs; {no_knee}", True
+        return at_knee, f"the fastest plan; {no_knee}", True
 
     def excess(point: Evaluation) -> float:
         ratios = [1.0, *(limit.excess(point) for limit in metric_limits)]

@@ -138,6 +138,15 @@ def test_the_knee_avoids_errors_that_nobody_wants() -> None:
     assert knee([]) is None
 
 
+def test_without_a_knee_the_choice_is_explained_and_of_random_inputs_it_is_not_the_largest_error() -> None:
+    latencies, errors = (5.0, 7.0, 8.0), (1e-2, 4e-3, 1e-3)
+    points = [make_evaluation(*pair, number=n) for n, pair in enumerate(zip(latencies, errors, strict=True), 1)]
+    no_knee = "the front has no knee: no plan lies below the line between its ends"
+    assert choose([*points, FP32]) == (points[0], f"the fastest plan; {no_knee}", True)
+    expected = (points[1], f"the plan nearest to both ends, for random inputs; {no_knee}", True)
+    assert choose([*points, FP32], is_random=True) == expected
+
+
 @given(evaluation_lists())
 def test_the_knee_is_a_point(evaluations: list[Evaluation]) -> None:
     front = pareto(evaluations)

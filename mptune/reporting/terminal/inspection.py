@@ -86,7 +86,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         for name in ("fp32_bytes", "fp16_bytes")
     ]
     return [
-        ("model", f"{model.path} (sha256 {model.sha256[:12]}), opset {model.opset}, {len(model.nodes)} nodes"),
+        ("model", f"{model.path} (sha256 {model.sha256[:12]}), {len(model.nodes)} nodes"),
         ("weights", f"{quantity(inspection.parameters, '').strip()} values, {quantity(inspection.weight_bytes, 'B')}"),
         ("inputs", ", ".join(_value(info) for info in model.inputs)),
         ("outputs", ", ".join(_value(info) for info in model.outputs)),

@@ -28,7 +28,7 @@ from mptune.tuning.evaluation import (
     Origin,
 )
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, pareto, reference_error_of
+from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, knee, pareto, reference_error_of
 from mptune.tuning.fronts.content import OtherDevice
 from mptune.tuning.fronts.dominance import neighbours
 from mptune.tuning.fronts.limits import (
@@ -132,7 +132,8 @@ def build_front(
     tolerances, limits = parsed_limits(choice, metrics, outputs, baseline.error)
     plans = _read_plans(file, record, choice, baseline, tolerances)
     points, fp32 = plans.points, plans.fp32
-    chosen, choice = _chosen(plans, choice, tolerances, limits, is_made=is_made)
+    is_random = file.data is not None and file.data.is_random
+    chosen, choice = _chosen(plans, choice, tolerances, limits, is_made=is_made, is_random=is_random)
     findings = file.findings
     if not any(finding.code == ENGINE_CODE for finding in findings):
         origin: FindingOrigin = "confirm" if is_confirmation else "search"
@@ -202,12 +203,18 @@ def _read_plans(
 
 
 def _chosen(
-    plans: _Plans, choice: Choice, tolerances: Sequence[Tolerance], limits: Sequence[MetricLimit], *, is_made: bool
+    plans: _Plans,
+    choice: Choice,
+    tolerances: Sequence[Tolerance],
+    limits: Sequence[MetricLimit],
+    *,
+    is_made: bool,
+    is_random: bool,
 ) -> tuple[Evaluation | None, Choice]:
     """The plan of a choice that was made, or what a request comes to."""
     if choice.chosen is not None:
         return next((e for e in plans.latest if e.plan.fingerprint == choice.chosen), None), choice
-    chosen, choice = _made(plans.points, plans.latest, choice, tolerances, limits)
+    chosen, choice = _made(plans.points, plans.latest, choice, tolerances, limits, is_random=is_random)
     if is_made:
         return chosen, choice
     would_be = "none" if chosen is None else f"{chosen.plan.fingerprint}, {choice.reason}"
@@ -302,13 +309,15 @@ def _made(
     choice: Choice,
     tolerances: Sequence[Tolerance],
     limits: Sequence[MetricLimit],
+    *,
+    is_random: bool,
 ) -> tuple[Evaluation | None, Choice]:
     """What a request comes to."""
     if choice.plan is not None:
         chosen: Evaluation | None = find_plan(evaluations, choice.plan)
         reason, is_met = "picked by its id", True
     else:
-        chosen, reason, is_met = _choose(points, evaluations, choice, tolerances, limits)
+        chosen, reason, is_met = _choose(points, evaluations, choice, tolerances, limits, is_random=is_random)
     fingerprint, unmet = None, reason.partition(";")[0]
     if chosen is not None:
         fingerprint = chosen.plan.fingerprint
@@ -333,10 +342,12 @@ def _choose(
     choice: Choice,
     tolerances: Sequence[Tolerance],
     limits: Sequence[MetricLimit],
+    *,
+    is_random: bool,
 ) -> tuple[Evaluation | None, str, bool]:
     bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, tolerances, limits
     points = _fitting(evaluations, choice.max_memory_bytes, tolerances) or points
-    point, reason, is_met = choose(points, *bounds, wants_knee=choice.knee)
+    point, reason, is_met = choose(points, *bounds, wants_knee=choice.knee, is_random=is_random)
     if is_met:
         return point, reason, is_met
     # Within noise a plan on the front is no worse than others, and yet they may keep to the limits.
@@ -368,7 +379,7 @@ def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | Non
     if choice.has_limits:
         return "limits"
     is_fastest = chosen is not None and all(chosen.latency.median_ms <= p.latency.median_ms for p in points)
-    return "fastest" if is_fastest else "knee"
+    return "fastest" if is_fastest else "knee" if chosen is knee(points) else "middle"
 
 
 def find_plan(evaluations: Sequence[Evaluation], fingerprint: str) -> Evaluation:
@@ -422,7 +433,7 @@ def _hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, 
 
     Where limits or a plan were asked for nothing is added.
     """
-    if chosen is None or kind not in ("knee", "fastest"):
+    if chosen is None or kind not in ("knee", "fastest", "middle"):
         return ""
     cheap = next((beside.evaluation for beside in neighbours(points, chosen) if beside.is_cheap), None)
     if cheap is None:

@@ -66,7 +66,8 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     confirmed = confirmed_evaluations(record, rounds, settings.latency, every)[0]
     now = confirmed_front(feasible(confirmed, settings.tolerance))
     limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
-    picks = [knee(front)] + [choose(p, *limits)[0] for p in (front, now)]
+    is_random = settings.data is None
+    picks = [knee(front)] + [choose(p, *limits, is_random=is_random)[0] for p in (front, now)]
     notes = record.notes(_PREFIX)
     wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
     wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
@@ -136,7 +137,11 @@ def to_measure(
     kept = feasible(kept, settings.tolerance)
     limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
     again = {e.plan.fingerprint for e in in_doubt(kept, settings.max_latency_ms)}
-    again |= {e.plan.fingerprint for e in choose(confirmed_front(kept), *limits)[:1] if e is not None}
+    again |= {
+        e.plan.fingerprint
+        for e in choose(confirmed_front(kept), *limits, is_random=settings.data is None)[:1]
+        if e is not None
+    }
     wanted = [point for point in points if point.plan.fingerprint in again]
     return next((todo for count in range(2, rounds + 1) if (todo := missing(record, wanted, count))), [])
 

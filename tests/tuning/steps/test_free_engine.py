@@ -11,12 +11,13 @@ import pytest
 import mptune
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.reporting.terminal.explanation import print_explanation
 from mptune.settings import SearchSettings
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.free_engine import measure_builders_choice, read_builders_choice
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_toolchain, search
-from tests.reporting.conftest import front_text
+from tests.reporting.conftest import printed
 from tests.tuning.conftest import OpenRecord
 
 REFUSED = Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no tactics to implement node 'a'")
@@ -93,7 +94,7 @@ def test_every_view_has_it_and_no_choice_takes_it(
 ) -> None:
     front = search(Choosing(make_toolchain().law, answers=list(answers)))
     point = json.loads(Path("model.mptune/front.json").read_text())["builders_choice"]
-    text = " ".join(front_text(front, monkeypatch).split())
+    text = " ".join(printed(print_explanation, front, monkeypatch, 100).split())
     page = Path("model.mptune/report.html").read_text()
     if answers:
         assert point["failure"] == "build, no tactic: no tactics to implement node 'a'"

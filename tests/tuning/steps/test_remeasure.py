@@ -38,7 +38,7 @@ from tests.fakes import FAST, SHA, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import make_evaluation
 
-SETTINGS = SearchSettings(budget=15, latency=FAST, worker=WorkerSettings(retries=1))
+SETTINGS = SearchSettings(budget=15, data=Path("samples.npz"), latency=FAST, worker=WorkerSettings(retries=1))
 RUN = RunDirectory(Path("m.mptune"))
 FILE = RunFile(
     model=ModelSection(path="m.onnx", sha256=SHA),
