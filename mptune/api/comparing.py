@@ -154,7 +154,7 @@ def check(
         if isinstance(right, Runner) and _is_reduced(opened.left.model) and not _is_reduced(right.model):
             raise ModelError(
                 "the model of --against has FP16 or BF16 values, and MIXED has none",
-                "exchange them: `mptune check MIXED --against MODEL`",
+                f"exchange them: MIXED is {opened.left.name}, and --against {right.name}",
             )
         comparison = check_sides(opened.sides, opened.samples)
         if explain and not comparison.agrees:
