@@ -186,7 +186,7 @@ def test_check_refuses_exchanged_models(here: Path) -> None:
     data = {"another name": np.ones((2, 32), np.float32)}
     with pytest.raises(mptune.ModelError, match=r"has FP16 or BF16 values, and MIXED has none") as raised:
         mptune.check("mlp.onnx", against="mixed.onnx", data=data, max_error="1%")
-    assert raised.value.hint == "exchange them: MIXED is mixed.onnx, and --against mlp.onnx"
+    assert raised.value.hint == "exchange them: MIXED is mixed.onnx, and against= mlp.onnx"
 
 
 def test_help_fits_one_screen_and_names_where_the_rest_is(
