@@ -13,8 +13,8 @@ function selectionPanel() {
     "div",
     { class: "selected", id: "selected" },
     h("form", { class: "limits", onsubmit: (event) => event.preventDefault() }, errorBox.node, msBox.node, clear),
-    body,
     none,
+    body,
     take,
   );
   onChange(() => {
@@ -50,7 +50,7 @@ function limitInput(id, label, hint, take) {
     if (Number.isNaN(value) || (document.activeElement === input && value !== null)) return;
     input.value = value === null ? "" : String(value);
   };
-  return { node: h("label", { for: id }, h("span", {}, label), input), show, rule: `The ${label}: a number above 0, ${hint}.` };
+  return { node: h("label", { for: id }, h("span", {}, label), input), show, rule: `Not a limit: give a number above 0, ${hint}.` };
 }
 
 function selectedBody(plan) {
