@@ -25,7 +25,7 @@ PICTURES = (
     ("report.png", 1180, "light", "h1", "#front"),
     ("report_network.png", 1180, "light", "#network", "#network"),
     ("report_outputs.png", 1180, "light", "#outputs", "#search"),
-    ("report_phone.png", 390, "dark", "h1", "#decide"),
+    ("report_phone.png", 390, "dark", "h1", "#breaks"),
 )
 """File, width in pixels, scheme, and the elements at which the picture begins and ends."""
 
@@ -52,8 +52,6 @@ def main() -> None:
         command = [sys.executable, "-m", "mptune", *ARGUMENTS.split(), "--out", str(run)]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         page = run / "report.html"
-        # In its commands the page names the run by its whole path, which means nothing to who looks at the picture.
-        page.write_text(page.read_text(encoding="utf-8").replace(f"{folder}/", ""), encoding="utf-8")
         with open_browser(Path(folder) / "browser") as driver:
             for picture in PICTURES:
                 photograph(driver, page, *picture)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PureWindowsPath
 from string import Template
@@ -92,7 +93,7 @@ def _finding(finding: Finding) -> Iterable[str]:
     severity = escape(finding.severity)
     yield f'<li><p class="finding-head"><code class="code {severity}">{escape(finding.code)}</code>'
     yield f'<span class="severity">{severity}</span></p>'
-    yield f'<p class="finding-text">{escape(finding.text)}.</p>'
+    yield f'<p class="finding-text">{_prose(finding.text)}.</p>'
     where = finding.where
     kinds: tuple[tuple[str, Sequence[object]], ...] = (
         ("node", where.nodes),
@@ -110,7 +111,7 @@ def _finding(finding: Finding) -> Iterable[str]:
         yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
         yield "</dl>"
     if finding.cure:
-        yield f'<p class="cure"><span>Do: </span>{escape(finding.cure)}.</p>'
+        yield f'<p class="cure"><span>Do: </span>{_prose(finding.cure)}.</p>'
     yield "</li>"
 
 
@@ -160,6 +161,11 @@ def _table(titles: Iterable[str], rows: Iterable[Sequence[str]]) -> Iterable[str
     yield "</tbody></table></div>"
 
 
+def _prose(text: str) -> str:
+    """A sentence, escaped, with what stands in backticks as code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
+
+
 def _figure(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -167,5 +173,5 @@ def _figure(value: object) -> str:
 def _warnings(warnings: Sequence[str]) -> Iterable[str]:
     if warnings:
         yield '<section id="warnings"><h2>Before you rely on the figures</h2><ul class="plain">'
-        yield from (f"<li>{escape(text)}</li>" for text in warnings)
+        yield from (f"<li>{_prose(text)}</li>" for text in warnings)
         yield "</ul></section>"

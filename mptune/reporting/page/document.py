@@ -167,7 +167,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "failed": [_failure(*failed) for failed in content.progress.failures[:_MOST_FAILURES]],
         "confirmation": None if content.confirmation is None else confirmation_document(content.confirmation),
         "facts": _facts(content),
-        "run": shlex.quote(str(front.run_dir.absolute())),  # stands in a command that is pasted into a shell
+        "run": shlex.quote(front.run_dir.absolute().name),  # of a command that is pasted into a shell
     }
     shown: dict[str, Any] = _printable(document)
     return shown

@@ -23,6 +23,7 @@ from mptune.tuning.fronts.progress import Progress
 from tests.reporting.conftest import Bench
 
 FORGED = "</script><script>window.forged=1</script><img src=x onerror=window.forged=1>"
+COMMAND = "run `mptune confirm RUN` on the device"
 HOSTILE = FORGED + "\"'\n\x1b[31m\U0001f600" + "x" * 10_000
 
 
@@ -35,7 +36,7 @@ def rich_content(bench: Bench, directory: Path, environment: Environment) -> Pag
         front,
         model_path=Path("m<i>.onnx"),
         findings=(_finding("overflow", first), _finding("random-data", first), _finding("rows-mix", first)),
-        warnings=(HOSTILE,),
+        warnings=(HOSTILE, COMMAND),
         explanation=_explanation(front, groups),
     )
     failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, HOSTILE, None)

@@ -29,6 +29,18 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="needs the extra te
 AXE_LOOKS = ((1280, "light"), (390, "dark"))
 """An axe-core run takes seconds: one for each layout and each scheme."""
 CHART = ".chart svg"
+OVERLAPS = """
+const box = (node) => node.getBoundingClientRect();
+const shared = (a, b, low, high) => Math.min(a[high], b[high]) - Math.max(a[low], b[low]);
+const overlap = (a, b) => shared(a, b, "left", "right") > 1 && shared(a, b, "top", "bottom") > 3;
+return [...document.querySelectorAll(".chart svg, .strip svg, .map svg, .plots svg")].flatMap((svg) => {
+  const texts = [...svg.querySelectorAll("text")];
+  const others = [...texts, ...svg.querySelectorAll("circle.front, circle.chosen, circle.baseline, .grip")];
+  return texts.flatMap((text, k) => others.slice(k + 1).filter((other) => overlap(box(text), box(other)))
+    .map((other) => [text.textContent, other.textContent || other.getAttribute("class")]));
+});
+"""
+"""Texts of a drawing that lie on another text, on a point or on a handle."""
 
 
 class Browser:
@@ -138,7 +150,7 @@ def test_a_typed_limit_changes_selection_and_command(browser: Browser, page: Pat
     browser.type_into("#limit-error", "5e-4")
     wanted = front.best(max_error=5e-4)
     assert browser.selected() == wanted.plan.fingerprint
-    run = str(front.run_dir).replace("'", "'\"'\"'")
+    run = front.run_dir.name.replace("'", "'\"'\"'")
     assert browser.text("#pick") == f"mptune pick '{run}' --max-error 0.0005"
     browser.type_into("#limit-ms", "1,3")
     assert "No point of the front has error <= 0.0005 and latency <= 1.3 ms" in browser.text("#selected")
@@ -147,11 +159,36 @@ def test_a_typed_limit_changes_selection_and_command(browser: Browser, page: Pat
         "arguments[0].dispatchEvent(new Event('input'))", browser.driver.find_element("css selector", "#limit-error")
     )
     assert browser.selected() == front.best(max_latency_ms=1.3).plan.fingerprint
-    browser.type_into("#limit-ms", "abc")
-    assert browser.run("return document.querySelector('#limit-ms').getAttribute('aria-invalid')") == "true"
     browser.driver.find_element("css selector", ".quiet-button").click()
     assert browser.selected() == front.chosen.plan.fingerprint  # type: ignore[union-attr]
     assert browser.logs()[0] == []
+
+
+def test_a_limit_may_be_a_share_and_an_error_leaves_nothing_to_copy(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    copy = browser.driver.find_element("css selector", "#copy")
+    browser.type_into("#limit-error", "0.7%")
+    assert browser.text("#pick").endswith(" --max-error 0.007")
+    for field, text in (("#limit-error", "abc"), ("#limit-ms", "1%")):
+        browser.type_into(field, text)
+        box = browser.driver.find_element("css selector", field)
+        assert (box.get_attribute("value"), box.get_attribute("aria-invalid")) == (text, "true")
+        assert browser.text("#pick") == ""
+        assert not copy.is_displayed()
+        assert "a number above 0, e.g. " in browser.text("#selected")
+        browser.driver.find_element("css selector", ".quiet-button").click()
+        assert box.get_attribute("aria-invalid") == "false"
+        assert copy.is_displayed()
+    assert browser.logs()[0] == []
+
+
+def test_what_to_ship_stands_first_and_commands_stand_in_code(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    browser.unfold()
+    assert browser.run("return [...document.querySelectorAll('section')].map(s => s.id)")[:2] == ["decide", "breaks"]
+    assert "wrong already, and no plan repairs that" in browser.text("#decide")
+    assert "`" not in browser.text("main")
+    assert "mptune confirm RUN" in browser.run("return [...document.querySelectorAll('code')].map(c => c.textContent)")
 
 
 def test_limits_select_what_pick_takes(browser: Browser, page: Path, content: PageContent) -> None:
@@ -263,6 +300,7 @@ def test_no_width_overflows_and_axe_finds_nothing_serious(browser: Browser, page
         browser.unfold()
         assert browser.run("return document.documentElement.scrollWidth") <= width
         browser.run("document.querySelector('.chart').scrollIntoView()")
+        assert browser.run(OVERLAPS) == []
         if (width, scheme) not in AXE_LOOKS:
             continue
         browser.run(axe)
@@ -325,6 +363,8 @@ def test_far_and_nearly_exact_points_do_not_squeeze_the_others(
     assert "exact" in ticks
     assert "far" in ticks
     assert browser.run("return document.querySelectorAll('.chart path.faint').length") == 1
+    legend = browser.text(".chart-box .legend")
+    assert all(mark in legend for mark in ("other plans", "beyond the edge", "drag to set a limit")), legend
 
 
 def test_errors_of_one_kind_of_samples_can_be_shown_throughout(browser: Browser, page: Path) -> None:

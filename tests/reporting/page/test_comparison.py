@@ -58,6 +58,12 @@ def test_what_comes_from_outside_is_escaped_and_nothing_is_fetched_or_run() -> N
     assert len(page) < 40_000
 
 
+def test_commands_stand_in_code() -> None:
+    page = render_comparison(comparison("run `mptune inspect M<1>` first"))
+    prose = re.findall(r"<(?:p|li)[^>]*>(?:<span>Do: </span>)?run <code>mptune inspect M&lt;1&gt;</code> first", page)
+    assert len(prose) == 3, "text, cure and warning"
+
+
 def test_many_names_are_counted() -> None:
     where = Where(nodes=tuple(f"n{k}" for k in range(30)))
     finding = Finding(

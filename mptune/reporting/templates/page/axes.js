@@ -38,7 +38,7 @@ function makeAxes(width, height) {
   const hasSlow = plans.some((p) => p.ms > toMs);
   const band = 26;
   const fine = high - low < 1.6 ? 14 : 0; // labels such as 5 x 10^-4 are wider
-  const box = { left: (width < 500 ? 50 : 62) + fine, right: width - (hasSlow ? 30 : 14), top: 14, bottom: height - 46 };
+  const box = { left: 62 + fine, right: width - (hasSlow ? 30 : 14), top: 14, bottom: height - 46 };
   const inner = { top: box.top + (hasBroken ? band : 0) + (over ? band : 0), bottom: box.bottom - (hasExact ? band : 0), right: box.right - (hasSlow ? 4 : 0) };
   const x = (ms) => box.left + ((Math.min(ms, toMs) - fromMs) / (toMs - fromMs)) * (inner.right - box.left) + (ms > toMs ? 16 : 0);
   const y = (error) => {

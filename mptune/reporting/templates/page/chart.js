@@ -3,6 +3,7 @@
 function chartSection() {
   const frame = h("div", { class: "chart" });
   const tip = h("div", { class: "tip", hidden: true });
+  const notes = h("div", { class: "legend" });
   const order = [...front].sort((a, b) => a.ms - b.ms);
   walker(frame, "Points of the front, the fastest first", () => order.length, () => order.indexOf(state.plan), (k) => order[k] && select(order[k]));
   let axes = null;
@@ -12,6 +13,7 @@ function chartSection() {
     live = s("g", {});
     const picture = s("svg", { viewBox: `0 0 ${width} ${axes.height}`, width, height: axes.height, "aria-hidden": "true" }, grid(axes), points(axes), live);
     frame.replaceChildren(picture, tip);
+    notes.replaceChildren(...legend(axes));
     show();
   });
   const show = () => {
@@ -25,7 +27,7 @@ function chartSection() {
     if (state.samples !== drawnFor) redraw();
     drawnFor = state.samples;
   });
-  return { node: h("div", { class: "chart-box" }, frame, legend(), samplesSwitch()), redraw };
+  return { node: h("div", { class: "chart-box" }, frame, notes, samplesSwitch()), redraw };
 }
 
 function grid(axes) {
@@ -34,7 +36,7 @@ function grid(axes) {
   for (const value of ticks(axes.fromMs, axes.toMs, Math.max(3, Math.floor((box.right - box.left) / 90)))) {
     const x = axes.x(value);
     parts.push(s("line", { class: "grid", x1: x, x2: x, y1: box.top, y2: box.bottom }));
-    parts.push(s("text", { class: "tick", x, y: box.bottom + 18, "text-anchor": "middle" }, String(value)));
+    parts.push(s("text", { class: "tick", x, y: box.bottom + 20, "text-anchor": "middle" }, String(value)));
   }
   for (const { log, text } of logTicks(axes.low, axes.high)) {
     const y = axes.y(10 ** log);
@@ -94,7 +96,7 @@ function labels(axes, main) {
     const places = [[x + 11, y - 9], [x + 11, y + 17], [x - 11 - wide, y - 9], [x - 11 - wide, y + 17], [x - wide / 2, y - 16], [x - wide / 2, y + 24]];
     const cost = ([left, base]) => {
       const area = [left - 2, base - 12, left + wide + 2, base + 4];
-      const outside = left < axes.box.left + 2 || left + wide > axes.width - 2 || base < axes.box.top + 10 || base > axes.box.bottom - 2;
+      const outside = left < axes.box.left + 2 || left + wide > axes.width - 2 || base < 12 || base > axes.box.bottom - 2;
       return (outside ? 10 : 0) + taken.filter((t) => t[0] < area[2] && t[2] > area[0] && t[1] < area[3] && t[3] > area[1]).length;
     };
     const best = places.reduce((a, b) => (cost(b) < cost(a) ? b : a));
@@ -127,8 +129,8 @@ function limits(axes, frame) {
   const { box, inner } = axes;
   const parts = [];
   const isChoice = state.samples === "choice";
-  const yError = state.error === null || !isChoice ? null : Math.min(box.bottom, Math.max(box.top, axes.y(state.error)));
-  const xMs = state.ms === null ? null : Math.min(box.right, Math.max(box.left, axes.x(state.ms)));
+  const yError = state.error > 0 && isChoice ? Math.min(box.bottom, Math.max(box.top, axes.y(state.error))) : null;
+  const xMs = state.ms > 0 ? Math.min(box.right, Math.max(box.left, axes.x(state.ms))) : null;
   if (yError !== null) parts.push(s("rect", { class: "beyond", x: box.left, y: box.top, width: box.right - box.left, height: yError - box.top }), s("line", { class: "limit", x1: box.left, x2: box.right, y1: yError, y2: yError }));
   if (xMs !== null) parts.push(s("rect", { class: "beyond", x: xMs, y: box.top, width: box.right - xMs, height: box.bottom - box.top }), s("line", { class: "limit", x1: xMs, x2: xMs, y1: box.top, y2: box.bottom }));
   const round = (value) => Number(value.toPrecision(value > 0 ? 2 : 1));
@@ -142,14 +144,9 @@ function limits(axes, frame) {
       if (toError) limit(py <= inner.top - 4 ? null : round(axes.errorAt(Math.min(py, inner.bottom))), state.ms);
       if (toMs) limit(state.error, px >= inner.right - 2 ? null : fine(axes.msAt(Math.max(px, box.left + 1))));
     };
-    const stop = () => {
-      window.removeEventListener("pointermove", move);
-      window.removeEventListener("pointerup", stop);
-      window.removeEventListener("pointercancel", stop);
-    };
-    window.addEventListener("pointermove", move);
-    window.addEventListener("pointerup", stop);
-    window.addEventListener("pointercancel", stop);
+    const end = new AbortController();
+    const stop = () => end.abort();
+    for (const [name, react] of Object.entries({ pointermove: move, pointerup: stop, pointercancel: stop })) window.addEventListener(name, react, { signal: end.signal });
   };
   // The handles sit on the axes, where they cover no point; without a limit at the far end.
   const yHandle = yError ?? box.top;
@@ -213,13 +210,19 @@ function samplesSwitch() {
     const input = h("input", { type: "radio", name: "samples", id: `samples-${value}`, checked: value === state.samples, onchange: () => change({ samples: value }) });
     return h("label", { for: `samples-${value}` }, input, " ", text);
   };
-  return h("fieldset", { class: "switch" }, h("legend", {}, "Errors on"), option("choice", "held-out samples where known, as `mptune pick` goes by"), option("search", "search samples, for every plan"));
+  return h("fieldset", { class: "switch" }, h("legend", {}, "Errors on"), option("choice", ["held-out samples where known, as ", h("code", {}, "mptune pick"), " goes by"]), option("search", "search samples, for every plan"));
 }
 
-function legend() {
-  const item = (style, text) => h("span", {}, h("span", { class: `dot ${style}` }), text);
-  const parts = [item("is-chosen", "chosen"), item("is-front", "on the front"), item("is-faint", "other plans")];
-  if (someHeldOut && [...front, fp32, fp16, chosen].some((p) => p && p.finite && p.held_out === null)) parts.push(item("is-ring", "ring: error of the search samples only"));
-  return h("div", { class: "legend" }, parts);
+/** What the marks mean that are there. */
+function legend(axes) {
+  const disc = (style) => s("circle", { class: style, cx: 6, cy: 6, r: 5 });
+  const hasRings = someHeldOut && [...front, fp32, fp16, chosen].some((p) => p && p.finite && p.held_out === null);
+  return [
+    legendItem(disc("chosen"), "chosen"), legendItem(disc("front"), "on the front"), legendItem(disc("faint"), "other plans"),
+    hasRings ? legendItem(disc("front ring"), "ring: error of the search samples only") : "",
+    axes.hasSlow || axes.over ? legendItem(s("path", { class: "faint", d: "M2 1l9 5l-9 5z" }), "beyond the edge") : "",
+    axes.hasBroken ? legendItem(s("path", { class: "broken", d: "M2 2l8 8m0 -8l-8 8" }), "outputs not finite") : "",
+    legendItem(s("rect", { class: "grip", y: 2, width: 12, height: 9, rx: 4 }), "drag to set a limit"),
+  ];
 }
 

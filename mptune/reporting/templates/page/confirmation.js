@@ -7,8 +7,9 @@ function confirmationSection() {
   box.append(...found.verdicts.map((text) => h("p", {}, text + ".")));
   const frame = h("div", { class: "rankings" }, ranking(found, "ms", `latency, ${found.latency_was}`, (figures) => figures.ms_text), ranking(found, "error", `error, ${found.error_was}`, (figures) => formatError(num(figures.error))));
   const failed = found.plans.filter((plan) => !plan.measured);
-  box.append(frame);
-  if (failed.length) box.append(h("ul", { class: "plain" }, failed.map((plan) => h("li", {}, "failed: ", h("code", {}, plan.plan), ` (${cut(plan.origin, 60)}): ${prose(plan.failure)}`))));
+  const line = (style, text) => legendItem(s("g", { class: style }, s("line", { x1: 0, x2: 12, y1: 6, y2: 6 })), text);
+  box.append(frame, h("div", { class: "legend" }, line("rank is-chosen", "chosen"), line("rank", "same rank"), line("rank moved", "another rank")));
+  if (failed.length) box.append(h("ul", { class: "plain" }, failed.map((plan) => h("li", {}, "failed: ", h("code", {}, plan.plan), ` (${cut(plan.origin, 60)}): `, prose(plan.failure)))));
   box.append(folded("confirmed-table", "Both figures of every plan", () => scrolling("Confirmed plans", confirmedTable(found))));
   return box;
 }

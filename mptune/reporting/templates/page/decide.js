@@ -2,6 +2,8 @@
 
 function decideSection() {
   const box = section("decide", "What to ship");
+  if (data.findings.some((f) => f.severity === "error")) box.append(h("p", { class: "bad" }, "The FP32 model or its engine is wrong already, and no plan repairs that: see the errors below."));
+  if (data.unmet && chosen) box.append(h("p", { class: "bad" }, "Limits not met: ", prose(data.unmet), "."));
   if (chosen === null) box.append(h("p", { class: "bad" }, `No plan is chosen: ${data.chosen_reason}.`));
   else {
     const gain = chosen === fp32 ? "the FP32 model itself" : `${chosen.speedup_text} as fast as all-FP32`;

@@ -29,6 +29,11 @@ function section(id, heading, ...children) {
   return h("section", { id, "aria-labelledby": id + "-title" }, h("h2", { id: id + "-title" }, heading), ...children);
 }
 
+/** What a mark of a drawing means; the icon has 12 x 12 pixels. */
+function legendItem(icon, text) {
+  return h("span", {}, s("svg", { class: "icon", width: 12, height: 12, "aria-hidden": "true" }, icon), text);
+}
+
 /** A table that scrolls sideways where it does not fit; keyboards reach it. */
 function scrolling(label, table) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table);

@@ -1,4 +1,4 @@
-// What breaks in FP16, and why: the first section. Then what else may mislead.
+// What breaks in FP16, and why. Then what else may mislead.
 
 const SHOWN_FINDINGS = 6;
 
@@ -6,9 +6,7 @@ function findingsSection() {
   const errors = data.findings.filter((f) => f.severity === "error");
   const numbers = data.findings.filter((f) => f.severity !== "error" && f.is_fp16);
   const box = section("breaks", data.breaks);
-  if (errors.length) {
-    box.append(h("p", { class: "bad" }, "No plan repairs these: the FP32 model or its engine is wrong already."), ...[findingList(errors)].flat());
-  }
+  if (errors.length) box.append(...[findingList(errors)].flat());
   box.append(plainFp16(numbers.length));
   if (numbers.length) box.append(...[findingList(numbers)].flat());
   const lost = lostGroups();
@@ -74,9 +72,9 @@ function findingItem(finding) {
     "li",
     {},
     h("p", { class: "finding-head" }, h("code", { class: `code ${finding.severity}` }, finding.code), " ", h("span", { class: "severity" }, finding.severity)),
-    h("p", { class: "finding-text" }, prose(finding.text) + "."),
+    h("p", { class: "finding-text" }, prose(finding.text), "."),
     facts.length ? h("dl", { class: "places" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : null,
-    finding.cure ? h("p", { class: "cure" }, h("span", {}, "Do: "), prose(finding.cure) + ".") : null,
+    finding.cure ? h("p", { class: "cure" }, h("span", {}, "Do: "), prose(finding.cure), ".") : null,
   );
 }
 
@@ -104,12 +102,11 @@ function warningsSection() {
   const other = data.findings.filter((f) => f.severity !== "error" && !f.is_fp16);
   const loud = other.filter((f) => f.severity === "warning");
   const quiet = other.filter((f) => f.severity !== "warning");
-  if (!other.length && !data.warnings.length && !data.unmet) return null;
+  if (!other.length && !data.warnings.length) return null;
   const box = section("warnings", "Before you rely on the figures");
-  if (data.unmet) box.append(h("p", { class: "bad" }, `Limits not met: ${prose(data.unmet)}.`));
   if (loud.length) box.append(...[findingList(loud)].flat());
-  if (data.warnings.length) box.append(h("ul", { class: "plain" }, data.warnings.map((text) => h("li", {}, prose(text) + "."))));
-  if (quiet.length) box.append(h("ul", { class: "plain quiet" }, quiet.map((f) => h("li", {}, prose(f.cure ? `${f.text}; ${f.cure}` : f.text) + "."))));
+  if (data.warnings.length) box.append(h("ul", { class: "plain" }, data.warnings.map((text) => h("li", {}, prose(text), "."))));
+  if (quiet.length) box.append(h("ul", { class: "plain quiet" }, quiet.map((f) => h("li", {}, prose(f.cure ? `${f.text}; ${f.cure}` : f.text), "."))));
   return box;
 }
 

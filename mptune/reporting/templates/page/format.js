@@ -48,9 +48,9 @@ function cut(text, most) {
   return letters.slice(0, head).join("") + "\u2026" + letters.slice(letters.length - (most - 1 - head)).join("");
 }
 
-/** A sentence of findings and warnings; names in it may be of any length. */
+/** A sentence of findings and warnings, with what stands in backticks as code; names in it may be of any length. */
 function prose(text) {
-  return cut(text, 700);
+  return cut(text, 700).split("`").map((part, k) => (k % 2 ? h("code", {}, part) : part));
 }
 
 function plural(count, word) {

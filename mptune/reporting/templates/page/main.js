@@ -17,7 +17,7 @@ function explore() {
 }
 
 const page = document.getElementById("page");
-const parts = [headline(), findingsSection(), decideSection(), confirmationSection(), warningsSection(), explore(), groups.length ? stripSection().node : null, outputsSection(), progressSection()];
+const parts = [headline(), decideSection(), findingsSection(), confirmationSection(), warningsSection(), explore(), groups.length ? stripSection().node : null, outputsSection(), progressSection()];
 parts.push(h("footer", {}, `Written by mptune ${data.version}. This page needs no network and sends nothing.`));
 page.replaceChildren(...parts.filter(Boolean));
 change({});

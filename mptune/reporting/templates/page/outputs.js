@@ -47,7 +47,7 @@ function partBlock(name, output, part, map) {
   }
   const every = part.every > 1 ? ` (every ${part.every}th value)` : "";
   const plots = [
-    figure(`values${every}: reference and plan`, (width) => histogram(width, [[part.reference, "reference"], [part.plan, "plan"]], `Histogram of the values of ${cut(name, 60)}`)),
+    figure(`values${every}: reference (grey) and plan (blue line)`, (width) => histogram(width, [[part.reference, "reference"], [part.plan, "plan"]], `Histogram of the values of ${cut(name, 60)}`)),
     figure(`plan minus reference${every}`, (width) => histogram(width, [[part.difference, "difference"]], `Histogram of the differences of ${cut(name, 60)}`)),
     figure("worst samples", (width) => worstSamples(width, part)),
     map ? figure(`largest difference in each place, ${sampleName(map.sample)}`, (width) => errorMap(width, map)) : null,
@@ -86,7 +86,8 @@ function histogram(width, layers, label) {
   parts.push(s("line", { class: "scope", x1: left, x2: right, y1: bottom, y2: bottom }));
   const edge = (x, value, anchor) => s("text", { class: "tick", x, y: bottom + 16, "text-anchor": anchor }, formatNumber(num(value)));
   parts.push(edge(left, low, "start"), edge(right, high, "end"));
-  if (low < 0 && high > 0) parts.push(edge(left + ((0 - low) / (high - low)) * (right - left), 0, "middle"));
+  const zero = left + ((0 - low) / (high - low)) * (right - left);
+  if (Math.min(zero - left, right - zero) > 60) parts.push(edge(zero, 0, "middle"));
   const outside = layers.map(([one, style]) => {
     const list = [[one.below, "below"], [one.above, "above"], [one.non_finite, "not finite"]].filter(([count]) => count);
     return list.length ? `${style}: ${list.map(([count, word]) => `${count} ${word}`).join(", ")}` : "";

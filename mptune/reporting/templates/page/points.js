@@ -29,8 +29,7 @@ function sortable(columns, rows, { row = () => ({}), start = 0 } = {}) {
 }
 
 function pointsBlock() {
-  const count = front.length;
-  return folded("points", `All ${plural(count, "point")} of the front, and every other plan, as a table`, pointsTable);
+  return folded("points", `All ${plural(front.length, "point")} of the front, and every other plan, as a table`, pointsTable);
 }
 
 function pointsTable() {
@@ -43,7 +42,7 @@ function pointsTable() {
     ...data.metrics.map((name, k) => ({ name, number: true, value: (p) => num(p.metrics[k][1] ?? p.metrics[k][0]) ?? -Infinity, cell: (p) => p.metrics[k][2] })),
     { name: countsName, number: true, value: (p) => p.halves, cell: counts },
     { name: "memory", number: true, value: (p) => p.memory, cell: (p) => h("span", { title: p.memory_parts }, p.memory) },
-    { name: "FP32 because", style: "because", value: (p) => p.because, cell: (p) => p.because },
+    { name: "kept in FP32 because", style: "because", value: (p) => p.because, cell: (p) => p.because },
     { name: "part", style: "extra", isConstant: new Set(plans.map((p) => p.part)).size < 2, value: (p) => p.part, cell: (p) => cut(p.part, 30) },
     { name: "what", value: (p) => roleOf(p) || p.origin, cell: (p) => [roleOf(p) || p.origin, onFront.has(p.index) ? "" : ", not on the front"].join("") },
     { name: "sources", style: "extra", isConstant: new Set(plans.map((p) => p.sources)).size < 2, value: (p) => p.sources, cell: (p) => p.sources },

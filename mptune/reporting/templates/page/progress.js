@@ -20,7 +20,7 @@ function growth(values) {
   const frame = h("div", { class: "growth" });
   const half = values.findIndex((v) => v >= 0.95 * last) + 1;
   drawn(frame, (width) => {
-    const [left, right, top, bottom, height] = [46, width - 12, 12, 130, 166];
+    const [left, right, top, bottom, height] = [52, width - 12, 12, 130, 166];
     const x = (k) => left + (values.length < 2 ? 0 : (k / (values.length - 1)) * (right - left));
     const y = (v) => bottom - (v / last) * (bottom - top);
     const path = values.map((v, k) => (k ? `H${x(k).toFixed(1)}V${y(v).toFixed(1)}` : `M${x(0)} ${y(v).toFixed(1)}`)).join("");

@@ -1,59 +1,56 @@
 // The selected point: limits typed, its figures, what it buys, why its groups stay FP32, and the line that takes it.
 
 function selectionPanel() {
-  const errorBox = limitInput("limit-error", "largest error", "e.g. 1e-3", (value) => limit(value, state.ms));
+  const errorBox = limitInput("limit-error", "largest error", "e.g. 1e-3 or 1%", (value) => limit(value, state.ms));
   const msBox = limitInput("limit-ms", "largest latency, ms", `e.g. ${fp32.ms_text}`, (value) => limit(state.error, value));
   const clear = h("button", { type: "button", class: "quiet-button", onclick: () => limit(null, null) }, "back to the chosen plan");
   const body = h("div", { class: "selected-body", "aria-live": "polite" });
   const command = h("code", { id: "pick" });
   const copy = h("button", { type: "button", id: "copy", onclick: () => copyText(command.textContent, copy) }, "copy");
-  const line = h("div", { class: "command" }, command, copy);
+  const take = h("div", {}, h("p", { class: "note" }, "To take it, in the folder that holds ", h("code", {}, data.run), ":"), h("div", { class: "command" }, command, copy));
   const none = h("p", { class: "bad", hidden: true });
   const node = h(
     "div",
     { class: "selected", id: "selected" },
     h("form", { class: "limits", onsubmit: (event) => event.preventDefault() }, errorBox.node, msBox.node, clear),
-    body,
     none,
-    h("p", { class: "note" }, "Take it with"),
-    line,
+    body,
+    take,
   );
   onChange(() => {
     errorBox.show(state.error);
     msBox.show(state.ms);
     body.replaceChildren(...selectedBody(state.plan));
+    const wrong = Number.isNaN(state.error) ? errorBox : Number.isNaN(state.ms) ? msBox : null;
     // Short words are not broken at their hyphens.
-    command.replaceChildren(...pickWords().flatMap((word, k) => [k ? " " : "", h("span", { class: word.length < 28 ? "word" : null }, word)]));
-    line.hidden = !state.plan.finite;
-    none.hidden = state.met;
-    none.textContent = `No point of the front has ${limitText()}; this one is the nearest.`;
+    command.replaceChildren(...(wrong ? [] : pickWords()).flatMap((word, k) => [k ? " " : "", h("span", { class: word.length < 28 ? "word" : null }, word)]));
+    take.hidden = wrong !== null || !state.plan.finite;
+    none.hidden = state.met && wrong === null;
+    none.textContent = wrong ? wrong.rule : `No point of the front has ${limitText()}; this one is the nearest.`;
   });
   return node;
 }
 
 function limitText() {
-  const parts = [];
-  if (state.error !== null) parts.push(`error <= ${state.error}`);
-  if (state.ms !== null) parts.push(`latency <= ${state.ms} ms`);
-  return parts.join(" and ");
+  const parts = [state.error === null ? "" : `error <= ${state.error}`, state.ms === null ? "" : `latency <= ${state.ms} ms`];
+  return parts.filter(Boolean).join(" and ");
 }
 
-/** A number typed; what is no number above 0 is marked, and changes nothing. */
+/** A number typed, or a share such as 1%; what is no number above 0 is marked, and gives no command. */
 function limitInput(id, label, hint, take) {
   const input = h("input", { id, type: "text", inputmode: "decimal", autocomplete: "off", placeholder: hint });
   input.addEventListener("input", () => {
     const text = input.value.trim().replace(",", ".");
-    const value = Number(text);
-    const good = text === "" || (Number.isFinite(value) && value > 0);
-    input.setAttribute("aria-invalid", String(!good));
-    if (good) take(text === "" ? null : value);
+    const isShare = text.endsWith("%") && hint.endsWith("%");
+    const value = isShare ? Number((Number(text.slice(0, -1)) / 100).toPrecision(12)) : Number(text);
+    take(text === "" ? null : Number.isFinite(value) && value > 0 ? value : NaN);
   });
   const show = (value) => {
-    if (document.activeElement === input && value !== null) return;
-    input.setAttribute("aria-invalid", "false");
+    input.setAttribute("aria-invalid", String(Number.isNaN(value)));
+    if (Number.isNaN(value) || (document.activeElement === input && value !== null)) return;
     input.value = value === null ? "" : String(value);
   };
-  return { node: h("label", { for: id }, h("span", {}, label), input), show };
+  return { node: h("label", { for: id }, h("span", {}, label), input), show, rule: `Not a limit: give a number above 0, ${hint}.` };
 }
 
 function selectedBody(plan) {

@@ -76,14 +76,14 @@ function select(plan) {
   change({ plan, by: "plan", error: null, ms: null, met: true });
 }
 
-/** Take the point that `mptune pick` takes with these limits (null: none). */
+/** Take the point that `mptune pick` takes with these limits (null: none; NaN: not a number, which changes no plan). */
 function limit(error, ms) {
-  if (error === null && ms === null) {
-    change({ plan: chosen ?? state.plan, by: "start", error, ms, met: true });
-    return;
+  if (Number.isNaN(error) || Number.isNaN(ms)) change({ by: "limits", error, ms, met: true });
+  else if (error === null && ms === null) change({ plan: chosen ?? state.plan, by: "start", error, ms, met: true });
+  else {
+    const [plan, met] = pickByLimits(error, ms);
+    change({ plan: plan ?? state.plan, by: "limits", error, ms, met: met && plan !== null });
   }
-  const [plan, met] = pickByLimits(error, ms);
-  change({ plan: plan ?? state.plan, by: "limits", error, ms, met: met && plan !== null });
 }
 
 function pickByLimits(error, ms) {
@@ -100,13 +100,9 @@ function pickByLimits(error, ms) {
 function pickWords() {
   const words = ["mptune", "pick", data.run];
   if (state.by === "limits") {
-    if (state.error !== null) words.push("--max-error", plain(state.error));
-    if (state.ms !== null) words.push("--max-latency-ms", plain(state.ms));
+    if (state.error !== null) words.push("--max-error", String(state.error));
+    if (state.ms !== null) words.push("--max-latency-ms", String(state.ms));
   } else words.push("--plan", state.plan.plan);
   return words;
-}
-
-function plain(value) {
-  return String(value);
 }
 
