@@ -22,9 +22,11 @@ from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import hypervolume, pareto
-from mptune.tuning.record.storage import close_storage, open_storage, storing
+from mptune.tuning.record.backends.waiting import waits_told_to
+from mptune.tuning.record.storage import check_opens, close_storage, open_storage, storing
 from mptune.tuning.runs.result import read_record
 from tests.fakes import Diary
+from tests.proxy import Mode, Proxy
 from tests.test_identity import check_two_hosts
 from tests.test_joining import Opener, until
 
@@ -84,7 +86,7 @@ class Server:
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A running server; skips where PostgreSQL is not installed."""
     found = shutil.which("initdb")
@@ -183,18 +185,72 @@ def test_two_hosts_share_a_study_only_where_their_identity_is_equal(server: Serv
     check_two_hosts(tmp_path, server.url)
 
 
+def behind(proxy: Proxy, server: Server) -> str:
+    """The URL of the server through the proxy."""
+    return server.url.replace(f":{server.port}/", f":{proxy.port}/")
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """A proxy in front of the server."""
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
 def test_a_server_that_stays_away_is_one_clear_line(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 1.0)
-    storage, _ = open_storage(server.url, tmp_path / "unused")
-    server.stop()
-    try:
-        started = time.monotonic()
-        with pytest.raises(RunError, match="does not answer") as raised, storing("postgresql://..."):
-            storage.get_all_studies()
-        assert time.monotonic() - started >= 1.0
-        assert "\n" not in raised.value.message
-    finally:
-        server.start()
-        close_storage(storage)
+    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 0.5)
+    storage, _ = open_storage(behind(proxy, server), tmp_path / "unused")
+    proxy.set("refused")
+    with pytest.raises(RunError, match="does not answer") as raised, storing("postgresql://..."):
+        storage.get_all_studies()
+    assert "\n" not in raised.value.message
+    close_storage(storage)
+
+
+@pytest.mark.parametrize("mode", ["silent", "reset", "refused", "slow"])
+def test_a_call_survives_a_fault_of_its_connection(
+    server: Server, proxy: Proxy, mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mptune.tuning.record.backends.patience.STALL_S", 0.3)
+    waits: list[str] = []
+    storage, _ = open_storage(behind(proxy, server), tmp_path / "unused")
+    before = len(storage.get_all_studies())
+
+    def tell(text: str) -> None:
+        waits.append(text)
+        if mode == "refused":
+            proxy.set("pass")
+
+    proxy.set(mode)
+    with waits_told_to(tell):
+        assert len(storage.get_all_studies()) == before
+    proxy.set("pass")
+    close_storage(storage)
+    assert len(waits) == (mode == "refused"), "the others are overcome by a new connection at once"
+
+
+def test_opening_waits_for_a_server_that_starts(
+    server: Server, proxy: Proxy, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[str] = []
+
+    def tell(text: str) -> None:
+        waits.append(text)
+        proxy.set("pass")
+
+    proxy.set("refused")
+    with waits_told_to(tell):
+        check_opens(behind(proxy, server))
+    assert len(waits) == 1
+    assert "waiting up to" in waits[0]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_database_that_does_not_exist_is_an_error_at_once(server: Server) -> None:
+    waits: list[str] = []
+    with waits_told_to(waits.append), pytest.raises(RunError, match="does not exist"):
+        check_opens(server.url.replace("/postgres", "/missing"))
+    assert not waits

@@ -305,8 +305,9 @@ def test_notes(open_record: OpenRecord) -> None:
     "url", ["postgresql+psycopg://me:secret@localhost:1/none", "postgresql+nodriver://me:secret@h/n"]
 )
 def test_a_database_that_cannot_be_had_is_told_without_its_password(
-    tmp_path: Path, space: SearchSpace, url: str
+    tmp_path: Path, space: SearchSpace, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 0.0)
     with pytest.raises(RunError, match="cannot open the storage postgresql") as caught:
         open_study(space, name="x", metric="m", identity={}, journal=tmp_path / "j", url=url)
     assert "secret" not in caught.value.message + caught.value.hint
