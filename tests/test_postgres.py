@@ -20,15 +20,23 @@ import pytest
 import mptune
 from mptune.errors import RunError
 from mptune.rundir import read_run
+from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import hypervolume, pareto
+from mptune.tuning.listener import Silent
 from mptune.tuning.record.backends.waiting import waits_told_to
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import check_opens, close_storage, open_storage, storing
+from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.result import read_record
-from tests.fakes import Diary
+from mptune.tuning.steps.prior import make_prior
+from mptune.tuning.steps.tuner import Tuner
+from tests.fakes import SHA, Diary, FakeToolchain, Law
 from tests.proxy import Mode, Proxy
 from tests.test_identity import check_two_hosts
 from tests.test_joining import Opener, until
+from tests.tuning.conftest import make_small_space
+from tests.tuning.factory import find_sensitivity
 
 pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
 
@@ -254,3 +262,35 @@ def test_a_database_that_does_not_exist_is_an_error_at_once(server: Server) -> N
     with waits_told_to(waits.append), pytest.raises(RunError, match="does not exist"):
         check_opens(server.url.replace("/postgres", "/missing"))
     assert not waits
+
+
+def test_four_workers_propose_hardly_any_plan_twice(server: Server, tmp_path: Path) -> None:
+    space, workers, budget = make_small_space(10), 4, 40
+
+    def open_record() -> StudyRecord:
+        identity = {"model": SHA}
+        journal = tmp_path / "unused"
+        return open_study(space, name="four", metric="relative_l2", identity=identity, journal=journal, url=server.url)[
+            0
+        ]
+
+    diary = tmp_path / "diary"
+    records = [open_record() for _ in range(workers)]
+
+    def work(record: StudyRecord) -> None:
+        toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=diary)
+        sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / f"{id(record)}", Silent())
+        record.guide(make_prior(space, sensitivity, toolchain.latency_terms(), exact=False), 0)
+        Tuner(record, space, toolchain, SearchSettings(budget=budget), Silent()).run()
+
+    threads = [threading.Thread(target=work, args=(record,)) for record in records]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    trials = records[0].trials.every()
+    assert records[0].spent == budget
+    assert len(diary.read_text().splitlines()) == budget, "no plan is built twice"
+    assert sum("duplicate" in trial.user_attrs for trial in trials) <= 5
+    for record in records:
+        record.close()
