@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -264,33 +265,51 @@ def test_a_database_that_does_not_exist_is_an_error_at_once(server: Server) -> N
     assert not waits
 
 
-def test_four_workers_propose_hardly_any_plan_twice(server: Server, tmp_path: Path) -> None:
-    space, workers, budget = make_small_space(10), 4, 40
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["pass", "silent", "slow", "reset", "refused", "restart"])
+def test_workers_build_each_plan_once_whatever_their_connections_do(
+    server: Server, proxy: Proxy, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mptune.tuning.record.backends.patience.STALL_S", 2.0)
+    space, workers, budget = make_small_space(20), 4 if mode == "pass" else 3, 40
 
     def open_record() -> StudyRecord:
-        identity = {"model": SHA}
-        journal = tmp_path / "unused"
-        return open_study(space, name="four", metric="relative_l2", identity=identity, journal=journal, url=server.url)[
-            0
-        ]
+        identity, journal = {"model": SHA}, tmp_path / "unused"
+        url = behind(proxy, server)
+        return open_study(space, name=mode, metric="relative_l2", identity=identity, journal=journal, url=url)[0]
 
-    diary = tmp_path / "diary"
+    diary, failed, waits = tmp_path / "diary", [], []
     records = [open_record() for _ in range(workers)]
 
     def work(record: StudyRecord) -> None:
-        toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=diary)
-        sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / f"{id(record)}", Silent())
-        record.guide(make_prior(space, sensitivity, toolchain.latency_terms(), exact=False), 0)
-        Tuner(record, space, toolchain, SearchSettings(budget=budget), Silent()).run()
+        try:
+            toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=diary)
+            sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / f"{id(record)}", Silent())
+            record.guide(make_prior(space, sensitivity, toolchain.latency_terms(), exact=False), 0)
+            with waits_told_to(waits.append):
+                Tuner(record, space, toolchain, SearchSettings(budget=budget), Silent()).run()
+        except BaseException as error:
+            failed.append(error)
 
     threads = [threading.Thread(target=work, args=(record,)) for record in records]
     for thread in threads:
         thread.start()
+    until(lambda: diary.exists() and len(diary.read_text().splitlines()) >= 10)
+    if mode == "restart":
+        server.stop()
+        server.start()
+    else:
+        proxy.set(mode)  # type: ignore[arg-type]
+    if mode == "refused":
+        until(lambda: bool(waits))
+        proxy.set("pass")
     for thread in threads:
         thread.join()
-    trials = records[0].trials.every()
-    assert records[0].spent == budget
-    assert len(diary.read_text().splitlines()) == budget, "no plan is built twice"
+    assert not failed
+    evaluations, trials = records[0].evaluations(), records[0].trials.every()
+    built = [json.loads(line)[0] for line in diary.read_text().splitlines()]
+    assert len(set(built)) == len(built), "no plan is built twice"
+    assert {e.plan.fingerprint for e in evaluations} == set(built), "nothing is lost"
     assert sum("duplicate" in trial.user_attrs for trial in trials) <= 5
     for record in records:
         record.close()
