@@ -12,7 +12,7 @@ from mptune.data.forms.samples import CalibrationSet
 from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError
-from mptune.files import full_disk_as_error, parse_json, refuse, writing
+from mptune.files import full_disk_as_error, read_json, refuse, writing
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.apart import SUFFIX
@@ -271,7 +271,7 @@ def _of_other_weights(
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = parse_json(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror or error}", _PLAN_HINT) from None
     except ValueError as error:

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from mptune._version import __version__
-from mptune.commands import comparing, deploying, listing, models, searching
+from mptune.commands import comparing, demo, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, guarded, interrupted, reader_left
 from mptune.commands.options import panels, with_panels
 from mptune.errors import EXIT_NOT_MET, MptuneError, speak_of_options
@@ -111,5 +111,6 @@ for _command in (
     listing.targets,
     listing.spaces,
     listing.doctor,
+    demo.demo,
 ):
     app.command()(guarded(_command))

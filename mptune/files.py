@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, temporary files named by process, and the wording for a full disk."""
+"""Files: checked before they are read, written whole or not at all, temporary ones named by process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from mptune.errors import RunError
 from mptune.json_form import JsonForm
@@ -110,7 +111,7 @@ def files_sha256(*paths: Path) -> str:
     """The SHA-256 of the content of files, one after the other, in hexadecimal digits."""
     digest = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while block := file.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
@@ -141,12 +142,57 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
         file.write(text)
 
 
+MOST_TEXT_BYTES = 64 << 20
+"""A larger file of text is refused: what is made of its JSON takes several times its size in memory."""
+
+
+def open_file(path: Path, most_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file to read its bytes; neither a named pipe nor a device is waited for.
+
+    Raises:
+        OSError: as the system raised it; for anything but a regular file, and for one that is too large, too.
+    """
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        status = os.fstat(number)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is a named pipe, a socket or a device, and no file", str(path))
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
+    """The content of a regular file; raises as ``open_file`` does."""
+    with open_file(path, most_bytes) as file:
+        return file.read()
+
+
+def read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
+    """The content of a regular UTF-8 file; raises as ``open_file`` does, and a ``ValueError`` for other bytes."""
+    return read_bytes(path, most_bytes).decode("utf-8")
+
+
 def parse_json(text: str | bytes) -> Any:
     """What ``json.loads`` gives; a ``ValueError`` also where Python cannot read it for its depth."""
     try:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_json(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> Any:
+    """The JSON in a regular file; raises as ``read_text`` does, and a ``ValueError`` for what is no JSON."""
+    return parse_json(read_text(path, most_bytes))
+
+
+READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What reading a file, and making a dataclass of its JSON, can raise."""
 
 
 def read_form(form: type[Form], path: Path, hint: str) -> Form | None:
@@ -156,10 +202,10 @@ def read_form(form: type[Form], path: Path, hint: str) -> Form | None:
         RunError: the file cannot be read, with ``hint``.
     """
     try:
-        return form.from_json(parse_json(path.read_text(encoding="utf-8")))
+        return form.from_json(read_json(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except READ_ERRORS as error:
         raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}", hint) from None
 
 

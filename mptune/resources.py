@@ -1,4 +1,4 @@
-"""The files that come with mptune: target profiles and search spaces, in the source tree or installed; templates."""
+"""Files that come with mptune, in the source tree or installed: targets, search spaces, the demo's model, templates."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from mptune.errors import EXIT_USAGE, MptuneError
+from mptune.files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,11 +25,21 @@ Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 
 def _folder(kind: Kind) -> Path:
-    """Where the files of a kind lie: inside the package once installed, beside it in the source tree."""
-    package = Path(__file__).resolve().parent
-    inside = package / "search_spaces"
-    root = inside if inside.is_dir() else package.parent / "search_spaces"
+    root = _installed("search_spaces")
     return root / "targets" if kind == "targets" else root
+
+
+def _installed(folder: str) -> Path:
+    """A folder that lies beside the package in the source tree, and inside it once installed."""
+    package = Path(__file__).resolve().parent
+    inside = package / folder
+    return inside if inside.is_dir() else package.parent / folder
+
+
+def demo_model() -> tuple[Path, Path]:
+    """The model of `mptune demo`, an attention network for 8x8 digits, and its calibration samples."""
+    folder = _installed("benchmarks/models")
+    return folder / "digits_vit.onnx", folder / "digits_calib.npz"
 
 
 def read_template(name: str) -> str:
@@ -48,14 +59,20 @@ def find(kind: Kind, name: str) -> Path:
     return _folder(kind) / f"{name}.toml"
 
 
+def is_path(name_or_path: str) -> bool:
+    """Whether a person means a file of their own: a path ends in ``.toml`` or has a folder in it."""
+    path = Path(name_or_path)
+    return path.suffix == ".toml" or len(path.parts) > 1
+
+
 def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
     """The path that a person means by a known name, or by the path of a TOML file of their own.
 
-    A path ends in ``.toml`` or has a folder in it. An ``error`` has close matches in its hint, and the exit code of
+    An ``error`` has close matches in its hint, and the exit code of
     wrong usage.
     """
-    path = Path(name_or_path)
-    if path.suffix == ".toml" or len(path.parts) > 1:
+    if is_path(name_or_path):
+        path = Path(name_or_path)
         if path.is_file():
             return path
         raise _usage(
@@ -87,12 +104,13 @@ def read_toml(
 ) -> Schema:
     """Read a TOML file that a person wrote, checked against a schema."""
     try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = tomllib.loads(read_text(path))
         return schema.model_validate(document)
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", "check the path and its permissions") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise error(f"{path} is not TOML: {problem}", example) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
+        raise error(f"{path} is not TOML: {reason}", example) from None
     except pydantic.ValidationError as problem:
         first = problem.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"

@@ -7,7 +7,6 @@ deleted that a person might miss: ``fresh`` moves the whole directory aside.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import filelock
 
 from mptune.engines.base import SKETCHES, Workspace
 from mptune.errors import RunError
-from mptune.files import delete_scratch, write_json, writing
+from mptune.files import delete_scratch, read_json, read_text, write_json, writing
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
 
 HOME = "../.."
@@ -67,7 +66,7 @@ class RunDirectory:
     def load(self) -> RunFile | None:
         """Read run.json; None where there is none."""
         try:
-            document = json.loads(self.run_json.read_text(encoding="utf-8"))
+            document = read_json(self.run_json)
         except FileNotFoundError:
             return None
         except NotADirectoryError:
@@ -144,9 +143,12 @@ def refuse_links(path: Path) -> None:
     Named pipes, sockets and devices are refused, too: reading one may never end. The user's own files in ``chosen``
     may be links: they are only carried over.
     """
-    root = path.resolve()
+    root = os.path.realpath(path)
     for entry in _entries(path):
-        if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root):
+        target = Path(os.path.realpath(entry.path))
+        if target.is_symlink():
+            raise RunError(f"{entry.path} is a link that leads to itself", "copy the file in its place")
+        if entry.is_symlink() and not target.is_relative_to(root):
             raise RunError(
                 f"{entry.path} is a link out of the run directory, which is not followed",
                 "copy what it points to in its place, if you trust it, or delete the link",
@@ -277,7 +279,7 @@ def _locked(run: RunDirectory) -> Iterator[None]:
 
 def _holder(lock: Path) -> str:
     with suppress(OSError, ValueError):
-        return f" (pid {int(lock.read_text(encoding='ascii'))})"
+        return f" (pid {int(read_text(lock))})"
     return ""
 
 

@@ -271,6 +271,11 @@ def check_limits(max_error: float | None, max_latency_ms: float | None, max_memo
         _check_positive(name, value, "give a number above 0")
 
 
+def _check_whole(option: str, value: object) -> None:
+    if value is not None and not isinstance(value, numbers.Integral):
+        raise SettingsError(f"{option} is {value!r}, not a whole number", "give a whole number")
+
+
 def _check_positive(option: str, value: object, hint: str) -> None:
     if value is not None and not isinstance(value, numbers.Real):
         raise SettingsError(f"{option} is {value!r}, not a number", hint)
@@ -432,6 +437,9 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
+        for name in ("budget", "seed", "steps", "opset"):
+            _check_whole(f"--{name}", getattr(self, name))
+        _check_whole("--batch", self.data_settings.batch)
         _check_positive("--budget", self.budget, "give at least 1; 50 is the default")
         _check_positive("--timeout", self.timeout_s, "give a duration above 0")
         _check_positive("--max-disk", self.max_disk_bytes, "give a size above 0, such as 20GiB")

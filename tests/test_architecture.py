@@ -142,7 +142,7 @@ def test_only_the_command_line_prints_or_exits() -> None:
         module = _module(path)
         may_print = module.startswith(PRINTERS)
         # The worker's child is a process of its own.
-        may_exit = module.startswith(("mptune.__main__", "mptune.cli", "mptune.commands", "mptune.engines"))
+        may_exit = module.startswith(("mptune.__main__", "mptune.cli", "mptune.commands", "mptune.processes"))
         for node in ast.walk(_tree(path)):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""

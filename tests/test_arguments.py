@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import onnx
 import pytest
 
 import mptune
-from mptune.api.arguments import data_argument, recorded_plugins, shapes_argument
+from mptune.api.arguments import data_argument, listening, recorded_plugins, shapes_argument
 from mptune.commands.options import read_options
 from mptune.commands.searching import search as search_command
 from mptune.data.calibration import load_calibration
@@ -24,6 +25,7 @@ from mptune.identity import differences, identity_of, plugins_sha256
 from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from mptune.tuning.front import Front
+from mptune.tuning.listener import Silent
 from tests.fakes import Diary, make_toolchain
 
 pytestmark = pytest.mark.usefixtures("opened_here")
@@ -169,6 +171,38 @@ def test_what_does_not_fit_is_one_line_and_a_hint(
     with pytest.raises(DataError, match=message) as caught:
         load(data, *inputs)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": 2.5}, "budget= is 2.5, not a whole number"),
+        ({"seed": "1"}, "seed= is '1', not a whole number"),
+        ({"model": b"model.onnx"}, "the model cannot be a bytes"),
+        ({"out": "\udce9"}, r"out= \\udce9 is not UTF-8"),
+        ({"data": "\udce9.npz"}, r"data= \\udce9.npz is not UTF-8"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant(place: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        mptune.search(**{"model": "model.onnx", "out": "m.mptune", **arguments})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("progress", [None, True])
+def test_a_program_without_stderr_is_shown_no_progress(progress: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with listening(progress, None) as listener:
+        listener.stage("searching")
+    assert isinstance(listener, Silent)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".onnx"])
+def test_data_in_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    with pytest.raises(DataError):
+        load_calibration(tmp_path / f"pipe{suffix}", (X,), DataSettings(), 0)
 
 
 def test_the_same_arrays_resume_a_run_and_others_do_not(place: Path) -> None:

@@ -11,16 +11,41 @@ import pytest
 
 from mptune.errors import RunError
 from mptune.files import (
+    MOST_TEXT_BYTES,
     disk_error,
     full_disk_as_error,
     is_disk_full,
     link_or_copy,
+    read_json,
     whole_file,
     write_bytes,
     write_json,
     write_text,
     writing,
 )
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for path, reason in (
+        (tmp_path / "pipe", "it is a named pipe"),
+        (Path("/dev/zero"), "it is a named pipe, a socket or a device"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "loop", "Too many levels"),
+    ):
+        with pytest.raises(OSError, match=reason):
+            read_json(path)
+
+
+def test_text_has_a_size_and_a_depth(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(path)
+    os.truncate(path, MOST_TEXT_BYTES + 1)  # sparse
+    with pytest.raises(OSError, match="it is larger than 64 MiB"):
+        read_json(path)
 
 
 def names(folder: Path) -> list[str]:

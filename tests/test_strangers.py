@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import mptune
+from mptune import resources
 from mptune.cli import main
 from mptune.errors import RunError
 from mptune.rundir import open_run, read_run
+from mptune.targets.target import load_target
+from mptune.tuning.runs.model_copy import target_copy
 from tests.conftest import searched_folder
 from tests.fakes import FAST, make_toolchain
 
@@ -87,6 +91,14 @@ class TestLinks:
         with pytest.raises(RunError, match="is a named pipe"):
             read_run("model.mptune")
 
+    @pytest.mark.parametrize("name", ["run.json", "study.journal", "weights/fp32.bin"])
+    def test_a_link_to_itself_is_refused(self, place: Path, name: str) -> None:
+        path = Path("model.mptune") / name
+        path.unlink()
+        path.symlink_to(path.name)
+        with pytest.raises(RunError, match="is a link that leads to itself"):
+            read_run("model.mptune")
+
     def test_links_inside_and_the_users_own_are_let_be(self, place: Path) -> None:
         run = Path("model.mptune")
         (run / "data" / "same.npz").symlink_to("search.npz")
@@ -112,6 +124,25 @@ class TestPaths:
         assert front.chosen is not None
         assert front.chosen.engine_path == str(secret)
         assert not Path("model.mptune/chosen/model.engine").exists()
+
+    @pytest.mark.parametrize("command", [["pick", "--knee"], ["export", "--for", "tensorrt-8.6"]])
+    def test_the_model_is_the_runs_own_copy(self, place: Path, command: list[str]) -> None:
+        outside = place / "outside.onnx"
+        outside.write_bytes(b"another file, which nobody may read")
+        change("model.mptune", lambda document: document.update(model={**document["model"], "path": str(outside)}))  # type: ignore[dict-item]
+        assert main([command[0], "model.mptune", *command[1:]]) == 0
+
+    def test_a_target_in_a_file_is_the_runs_own_copy(self, place: Path) -> None:
+        own = place / "mine.toml"
+        shutil.copy(resources.find("targets", "cpu"), own)
+        search(out="own.mptune", target=str(own))
+        own.write_text("changed")
+        run, file = read_run("own.mptune")
+        assert file.fixed_settings.target == str(own)
+        assert load_target(target_copy(run, str(own))).name == "mine"
+        mptune.export("own.mptune", "own.tar.gz")
+        with tarfile.open("own.tar.gz") as archive:
+            assert "own.mptune/data/target/mine.toml" in archive.getnames()
 
 
 class TestStorages:

@@ -27,6 +27,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.precision import precision_set
 from mptune.identity import PLUGINS, plugins_sha256, refuse_other
+from mptune.printable import printable
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance
@@ -45,6 +46,7 @@ _SHAPES_HINT = "give {'x': (8, 32)} for one shape, or {'x': ((1, 32), (4, 32), (
 
 def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:
     """Where a search keeps its run: ``out``, else the model's name + ``.mptune`` in the working directory."""
+    _refuse_type(model)
     if out is not None:
         return Path(out)
     if isinstance(model, (str, os.PathLike)):
@@ -52,6 +54,11 @@ def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:
     if not model.graph.name:
         raise SettingsError("a ModelProto without a graph name says nowhere to keep the run", "give --out DIR")
     return Path(f"{_file_stem(model)}.mptune")
+
+
+def _refuse_type(model: object) -> None:
+    if not isinstance(model, (str, os.PathLike, onnx.ModelProto)):
+        raise SettingsError(f"the model cannot be a {type(model).__name__}", "give a path or an onnx.ModelProto")
 
 
 def _file_stem(model: onnx.ModelProto) -> str:
@@ -222,8 +229,19 @@ _AS_SETTING: dict[str, Callable[[Any], Any]] = {
 """Argument of ``mptune.search`` -> what makes the setting of it, where a caller may give it in other forms."""
 
 
+def _refuse_other_bytes(name: str, path: str) -> None:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        option = name if name == "model" else f"--{name}"
+        raise SettingsError(f"{option} {printable(path)} is not UTF-8", "rename it") from None
+
+
 def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
     """The settings that the arguments of ``mptune.search`` come to; None is the default."""
+    for name in ("model", "data", "out", "target", "space", "labels"):
+        if isinstance(given := arguments[name], (str, os.PathLike)):
+            _refuse_other_bytes(name, os.fspath(given))
     (metric, function), reported = metric_arguments(arguments["metric"], run, fresh=arguments["fresh"])
     data, more_data = data_arguments(arguments["data"])
     names = {setting.name for setting in fields(SearchSettings)} & {
@@ -282,6 +300,7 @@ def _is_fixed(info: TensorInfo) -> bool:
 @contextlib.contextmanager
 def loaded_model(model: ModelLike, opset: int | None = None, *, any_precision: bool = False) -> Iterator[Model]:
     """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends."""
+    _refuse_type(model)
     if not isinstance(model, onnx.ModelProto):
         yield load_typed_model(Path(model), opset=opset, any_precision=any_precision)
         return
@@ -325,7 +344,9 @@ def listening(
 
     ``progress`` None shows it in a terminal or a notebook, where no listener is given.
     """
-    if progress is None:
+    if sys.stderr is None:
+        progress = False
+    elif progress is None:
         progress = listener is None and (sys.stderr.isatty() or _in_notebook())
     if not progress:
         own_or_silent: Listener = listener or Silent()

@@ -15,7 +15,7 @@ from mptune.rundir import open_run, read_run
 from mptune.settings import Tolerance, Tolerances, check_limits
 from mptune.tuning.front import Front
 from mptune.tuning.runs.confirm_run import known_confirmation
-from mptune.tuning.runs.model_copy import group_as_searched, load_either
+from mptune.tuning.runs.model_copy import group_as_searched, load_copy
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -52,7 +52,7 @@ def pick(
     Raises:
         SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
         PlanError: no such plan, or it is not feasible.
-        RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
+        RunError: it is no run directory, another process uses it, or its copy of the model is gone or damaged.
     """
     check_limits(max_error, max_latency_ms, max_memory_bytes)
     choice = Choice(
@@ -76,6 +76,6 @@ def pick(
         front = front_of(directory, file, record, asked=choice.model_copy(update=kept))
         file = file.model_copy(update={"choice": front.choice})
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
-        grouped = group_as_searched(load_either(directory, file), file)
+        grouped = group_as_searched(load_copy(directory, file), file)
         write_run_files(directory, front, record, grouped, file.environment, confirmation)
         return front

@@ -11,6 +11,7 @@ from mptune.api.arguments import listening, recorded_metric, recorded_plugins
 from mptune.api.reading import with_demands
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import full_disk_as_error, refuse
 from mptune.graph.writing.weak import WEAK_BRANCHES
@@ -23,7 +24,7 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.runs.confirm_run import ConfirmRun
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.model_copy import group_as_searched, load_either, metric_warning, pack
+from mptune.tuning.runs.model_copy import group_as_searched, load_copy, metric_warning, pack
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -82,6 +83,7 @@ def confirm(
     settings = replace(limits, target=target, engine=engine, storage=storage, metric=name, metric_function=function)
     settings = replace(settings, plugins=loaded)
     with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
+        stack.callback(end_scripts)
         listens = stack.enter_context(listening(progress, listener))
         confirming = ConfirmRun(directory, file, settings, listens, open_toolchain)
         stack.callback(confirming.close)
@@ -168,7 +170,7 @@ def _export_weak(
         front = front_of(directory, file, record, asked=asked)
     if front.chosen is None:
         raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
-    grouped = group_as_searched(load_either(directory, file), file)
+    grouped = group_as_searched(load_copy(directory, file), file)
     recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
     check = check_set_of(directory, file, front, front.chosen, grouped)
     folder = directory.path / "weak" if out is None else Path(out)

@@ -21,6 +21,7 @@ from mptune.api.arguments import (
 from mptune.api.joining import only_gpu, worker_starter
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.whole_set import SetFunction
+from mptune.data.scripts import end_scripts
 from mptune.engines.toolchains.choose import probed_ahead
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
@@ -168,6 +169,7 @@ def search(
         load_target(settings.target)
     starter = worker_starter(settings, open_toolchain)
     with contextlib.ExitStack() as stack:
+        stack.callback(end_scripts)
         stack.enter_context(only_gpu(settings.gpus[0] if settings.gpus else None))
         if open_toolchain is None:
             stack.enter_context(probed_ahead(settings.target, tf32=settings.tf32))

@@ -11,9 +11,12 @@ from typing import IO, Any
 import numpy as np
 
 from mptune.errors import DataError
-from mptune.files import parse_json, whole_file, writing
+from mptune.files import open_file, parse_json, whole_file, writing
 
 _FORMAT = 1
+
+_MOST_EMPTY = 1 << 20
+"""Samples of a model without inputs, of which none holds an array."""
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -40,7 +43,7 @@ def _read(
 ) -> np.ndarray | dict[str, np.ndarray]:
     try:
         # Opened here, because NumPy leaves a damaged archive open where it opened it itself.
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             content = np.load(stream, allow_pickle=False)
             if isinstance(content, np.ndarray):
                 return content
@@ -105,28 +108,34 @@ def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.nda
     arrays = read_archive(path, is_wanted)
     foreign = DataError(f"{path} was not written by this mptune", "start the run again with --fresh")
     try:
-        header: Any = parse_json(arrays.pop("header").tobytes())
-        names = header["names"]
-        if header["format"] != _FORMAT:
-            raise foreign
-        count = header["samples"] if first is None else min(first, header["samples"])
-        samples: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
+        samples: list[dict[str, np.ndarray]]
+        names, samples = _empty_samples(arrays.pop("header"), len(arrays), first)
         for key, array in arrays.items():
             number, _, index = key.partition("_")
             samples[int(number)][names[int(index)]] = array
-    except (KeyError, ValueError, IndexError, TypeError):
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError):
         raise foreign from None
     return tuple(samples)
+
+
+def _empty_samples(header: np.ndarray, arrays: int, first: int | None = None) -> tuple[list[str], list[Any]]:
+    """The names in a header, and a dictionary for each sample that it declares, of which each holds an array."""
+    declared = parse_json(header.tobytes())
+    names, count = declared["names"], declared["samples"]
+    count = count if first is None else min(first, count)
+    if declared["format"] != _FORMAT or count > (arrays if names else _MOST_EMPTY):
+        raise ValueError("it declares more samples than it holds")
+    return names, [{} for _ in range(count)]
 
 
 def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:
     """The shape of every array that ``save_samples`` wrote, by sample and name; only headers are read."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             with archive.open("header.npy") as member:
-                header: Any = parse_json(np.lib.format.read_array(member, allow_pickle=False).tobytes())
-            names = header["names"]
-            samples: list[dict[str, tuple[int, ...]]] = [{} for _ in range(header["samples"])]
+                header = np.lib.format.read_array(member, allow_pickle=False)
+            samples: list[dict[str, tuple[int, ...]]]
+            names, samples = _empty_samples(header, len(archive.namelist()) - 1)
             for entry in archive.namelist():
                 number, _, index = entry.removesuffix(".npy").partition("_")
                 if entry != "header.npy":

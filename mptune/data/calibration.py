@@ -69,11 +69,12 @@ def load_calibration(
 def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
     # Slow to import, and a run is read without data.
     from mptune.data.forms.images import declaration_of, load_images
-    from mptune.data.forms.polygraphy import read_json_inputs, run_loader, script_and_function
+    from mptune.data.forms.polygraphy import read_json_inputs, script_and_function
+    from mptune.data.scripts import run_loader
 
     script = script_and_function(path)
     if script is not None:
-        return _from_memory(tuple(run_loader(*script)), inputs, settings, path.name)
+        return _from_memory(run_loader(*script), inputs, settings, path.name)
     declaration = declaration_of(path)
     if declaration is not None:
         return load_images(declaration, inputs, settings.batch)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
 from mptune.data.metrics.row_sets import RowSet, aligned_rows
-from mptune.files import parse_json, write_text
+from mptune.files import READ_ERRORS, read_json, write_text
 from mptune.json_form import encode_float
 
 Outputs = Mapping[str, np.ndarray]
@@ -134,10 +134,10 @@ def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, S
 def load_sketches(path: Path, metric: str) -> tuple[int, dict[str, Sketch]] | None:
     """How many samples there were, and the sketches; None where there are none of this metric, or none readable."""
     try:
-        document: Any = parse_json(path.read_text(encoding="utf-8"))
+        document: Any = read_json(path)
         is_wanted = document["format"] == SKETCHES_FORMAT and document["metric"] == metric
         return (int(document["samples"]), dict(document["outputs"])) if is_wanted else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except READ_ERRORS:
         return None
 
 
@@ -393,7 +393,7 @@ def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
 def read_names(path: Path) -> tuple[str, ...]:
     """The names in ``HELD_OUT_NAMES_JSON``; empty where there are none."""
     try:
-        names: Any = parse_json(path.read_text(encoding="utf-8"))
+        names: Any = read_json(path)
     except (OSError, ValueError):
         return ()
     return tuple(map(str, names)) if isinstance(names, list) else ()

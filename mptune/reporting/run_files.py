@@ -14,7 +14,7 @@ from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import EngineLayers
 from mptune.engines.marks import Marks
 from mptune.errors import PlanError
-from mptune.files import parse_json, write_json
+from mptune.files import read_json, read_text, write_json
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import PrecisionPlan
@@ -130,8 +130,8 @@ def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
 
 def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:
     try:
-        plan = PrecisionPlan.from_json((run.chosen / "plan.json").read_text(encoding="utf-8"))
-        same = bool(parse_json(run.front_json.read_text(encoding="utf-8")) == document)
+        plan = PrecisionPlan.from_json(read_text(run.chosen / "plan.json"))
+        same = bool(read_json(run.front_json) == document)
     except (OSError, ValueError, PlanError):
         return False
     return same and plan.fingerprint == document["chosen"] and run.report_html.exists()

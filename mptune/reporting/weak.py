@@ -170,7 +170,7 @@ def _readme(
     ops = sorted({node.op for node in weak.nodes if node.op in branch.unnamed})
     facts = {
         "plan": evaluation.plan.fingerprint,
-        "model": grouped.model.path.name,
+        "model": front.model_path.name,
         "label": branch.label,
         "version": __version__,
         "named": named,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from mptune.data.rollout import Rollout
 from mptune.diagnosis.sizes import size_text, sizes_of
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.errors import DataError, SettingsError
+from mptune.files import files_sha256
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.interface import state_inputs
@@ -163,4 +163,4 @@ def labels_sha256(path: Path | None) -> str | None:
     """A hash of the file of labels; None where there is none, or it cannot be read (which is said later)."""
     if path is None or not path.is_file():
         return None
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return files_sha256(path)

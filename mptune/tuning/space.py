@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import pydantic
 
 from mptune import resources
 from mptune.errors import SpaceError
+from mptune.files import files_sha256
 from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.settings import Granularity
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
@@ -196,7 +196,7 @@ def load_space(name_or_path: str) -> NamedSpace:
     """
     path = resources.locate("spaces", name_or_path, SpaceError)
     file = resources.read_toml(path, SpaceFile, SpaceError, "start from one of the files in search_spaces/")
-    return NamedSpace(name_or_path, path, hashlib.sha256(path.read_bytes()).hexdigest(), file)
+    return NamedSpace(name_or_path, path, files_sha256(path), file)
 
 
 def list_spaces() -> tuple[NamedSpace, ...]:

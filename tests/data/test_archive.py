@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.data.archive import read_archive, read_array, read_samples, save_samples
+from mptune.data.archive import read_archive, read_array, read_sample_shapes, read_samples, save_samples
 from mptune.errors import DataError, RunError
 
 
@@ -69,6 +69,14 @@ def test_an_archive_of_someone_else(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x\.npz was not written by this mptune") as caught:
         read_samples(tmp_path / "x.npz")
     assert "fresh=True" in caught.value.hint
+
+
+@pytest.mark.parametrize("read", [read_samples, read_sample_shapes])
+def test_more_samples_are_declared_than_there_are(tmp_path: Path, read) -> None:
+    header = np.frombuffer(b'{"format": 1, "samples": 1000000000000, "names": ["x"]}', np.uint8)
+    np.savez(tmp_path / "s.npz", header=header, **{"0_0": np.zeros(3)})
+    with pytest.raises(DataError, match=r"s\.npz"):
+        read(tmp_path / "s.npz")
 
 
 class TestUnreadable:

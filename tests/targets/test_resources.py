@@ -81,7 +81,7 @@ class TestReadToml:
         assert path.name in caught.value.message
         assert "\n" not in caught.value.message
 
-    @pytest.mark.parametrize("content", [b"size =", b"\xff\xfe"])
+    @pytest.mark.parametrize("content", [b"size =", b"\xff\xfe", b"size = " + b"[" * 10_000])
     def test_misfit(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "x.toml").write_bytes(content)
         self.refused(tmp_path / "x.toml", "is not TOML")

@@ -31,7 +31,7 @@ import pydantic
 from mptune.data.checks import check_sample_shape, check_values
 from mptune.data.forms.samples import CalibrationSet, Feed, LazySamples
 from mptune.errors import DataError
-from mptune.files import parse_json
+from mptune.files import read_json
 from mptune.resources import read_toml
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def read_images(path):
 def load_preprocessing(data_dir: Path) -> Mapping[str, Any] | None:
     """The declaration that a run keeps; None where its data were no images."""
     try:
-        document = parse_json((data_dir / PREPROCESS_JSON).read_text(encoding="utf-8"))
+        document = read_json(data_dir / PREPROCESS_JSON)
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) and "input" in document else None

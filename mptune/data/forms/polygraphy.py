@@ -10,28 +10,27 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mptune.data.forms.samples import copied_samples
-from mptune.data.metrics.tasks import run_script
 from mptune.errors import DataError
-from mptune.files import parse_json
+from mptune.files import read_json
 
 LOADER = "load_data"
 """The function of a loader script where none is named."""
 
+_MOST_BYTES = 2 << 30
+"""Arrays as text may be larger than other JSON."""
+
 _HINT = "write it with `polygraphy run ... --save-inputs inputs.json`"
-_CALLED = "it is called without arguments and gives one dictionary of arrays per sample"
 
 
 def read_json_inputs(path: Path) -> tuple[dict[str, np.ndarray], ...]:
     """The feeds of a JSON file of Polygraphy."""
     try:
-        document: Any = parse_json(path.read_text(encoding="utf-8"))
+        document: Any = read_json(path, _MOST_BYTES)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}", "check the path given to --data") from None
     except ValueError as error:
@@ -66,23 +65,3 @@ def script_and_function(source: Path) -> tuple[Path, str] | None:
         return source, LOADER
     file, colon, name = str(source).rpartition(":")
     return (Path(file), name) if colon and Path(file).suffix == ".py" else None
-
-
-def run_loader(script: Path, name: str) -> Iterable[Mapping[str, Any]]:
-    """What a loader script gives. It runs with the user's rights, so only where the user named it."""
-    if not script.is_file():
-        raise DataError(f"no such file: {script}", "check the path given to --data")
-    function = getattr(run_script(script), name, None)
-    if not callable(function):
-        raise DataError(f"{script} has no function {name!r}", f"name it: --data {script.name}:FUNCTION; {_CALLED}")
-    try:
-        given: Any = function()
-        feeds = (given,) if isinstance(given, Mapping) else copied_samples(given)
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        line = str(error).splitlines()[0] if str(error) else ""
-        raise DataError(f"{script}:{name} failed: {type(error).__name__}: {line}", _CALLED) from error
-    odd = next((feed for feed in feeds if not isinstance(feed, Mapping)), None)
-    if odd is not None or not feeds:
-        what = "nothing" if not feeds else f"a {type(odd).__name__}"
-        raise DataError(f"{script}:{name} gives {what}, not dictionaries of arrays", _CALLED)
-    return feeds

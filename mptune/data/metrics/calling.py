@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from mptune.errors import DataError
+from mptune.errors import DataError, MptuneError
+from mptune.processes.forked import child_ends_here
 
 METRIC_TIMEOUT_S = 300.0
 """One call of a metric may take this long by default, seconds."""
@@ -39,6 +40,15 @@ def metric_limit(timeout_s: float) -> Iterator[None]:
         _limit_s.reset(token)
 
 
+def limit_s() -> float:
+    """What one call may take here, seconds."""
+    return _limit_s.get()
+
+
+class MetricFailedError(Exception):
+    """A metric gave no number. The text says why, without the metric's name."""
+
+
 @contextlib.contextmanager
 def guarded_call() -> Iterator[None]:
     """Let the code of a user run: its exceptions pass, and ``MetricTimeoutError`` is raised in the line that runs.
@@ -50,39 +60,60 @@ def guarded_call() -> Iterator[None]:
     def expire(signum: int, frame: FrameType | None) -> NoReturn:
         raise MetricTimeoutError(f"it ran longer than {timeout_s:g} s")
 
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGALRM, expire)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
-        yield
-    finally:
+    with child_ends_here():
+        if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handler = signal.signal(signal.SIGALRM, expire)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, timeout_s)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, handler)
+
+
+def end_limit() -> None:
+    """End the limit of the call that runs: what it calls next has a limit of its own."""
+    if hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, handler)
 
 
 def number_of(metric: str, function: Callable[..., Any], arguments: Sequence[Any], where: str = "") -> float:
     """What a metric returns, as one number; ``where`` says on which sample, for the message."""
-    names = "outputs, reference" if len(arguments) == 2 else "outputs, references, inputs, labels"
-    called = f"it is called as function({names}) with arrays by name, and returns one number"
+    try:
+        return called_number(function, arguments)
+    except MetricFailedError as error:
+        names = "outputs, reference" if len(arguments) == 2 else "outputs, references, inputs, labels"
+        called = f"it is called as function({names}) with arrays by name, and returns one number"
+        raise DataError(f"metric {metric} failed{where}: {error}", called) from error
+
+
+def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    """What a function returns, as one number; MetricFailedError where it raises, or returns something else."""
     try:
         with guarded_call():
             value: Any = function(*arguments)
-    except DataError:
+    except (MptuneError, MetricFailedError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit, MetricTimeoutError) as error:  # the user's code may raise anything
-        kind = "" if isinstance(error, MetricTimeoutError) else f"{type(error).__name__}: "
-        text = f"{kind}{error}".replace("\n", " ")
-        raise DataError(f"metric {metric} failed{where}: {text}{_line_of(error, function)}", called) from error
+    except BaseException as error:  # the user's code may raise anything
+        raise MetricFailedError(what_failed(error, function)) from error
     try:
         if isinstance(value, str | bytes):
             raise TypeError
         return float(value)
+    except OverflowError as error:
+        raise MetricFailedError(f"it returned a number beyond float64{definition_of(function)}") from error
     except (TypeError, ValueError) as error:
         shown = f"{value!r:.60}".replace("\n", " ")
-        what = f"it returned {shown}, which is not one number{definition_of(function)}"
-        raise DataError(f"metric {metric} failed{where}: {what}", called) from error
+        raise MetricFailedError(f"it returned {shown}, which is not one number{definition_of(function)}") from error
+
+
+def what_failed(error: BaseException, function: Callable[..., Any]) -> str:
+    """What a function raised, in one line, with the line of its file."""
+    kind = "" if isinstance(error, MetricTimeoutError) else f"{type(error).__name__}: "
+    text = f"{kind}{error}".replace("\n", " ").removesuffix(": ")
+    return f"{text}{_line_of(error, function)}"
 
 
 def _line_of(error: BaseException, function: Callable[..., Any]) -> str:
@@ -100,6 +131,16 @@ def definition_of(function: Callable[..., Any]) -> str:
     lines = (linecache.getline(code.co_filename, number).strip() for number in itertools.count(code.co_firstlineno))
     line = next(line for line in lines if not line.startswith("@"))
     return f" ({code.co_filename}:{code.co_firstlineno}: {line})"
+
+
+def takes_whole_set(function: Callable[..., Any]) -> bool:
+    """Whether a function asks for ``(outputs, references, inputs, labels)``: four arguments that must be given."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 4 and len([p for p in positional if p.default is p.empty]) >= 3
 
 
 @dataclass(frozen=True)

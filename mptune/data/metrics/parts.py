@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.files import parse_json, write_json
+from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.json_form import JsonForm, encode, encode_float
 
 Floats = NDArray[np.float64]
@@ -355,7 +355,7 @@ def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
 def load_parts(path: Path) -> dict[str, OutputParts] | None:
     """What ``save_parts`` wrote; None where there is nothing that can be read."""
     try:
-        outputs = parse_json(path.read_text(encoding="utf-8"))["outputs"]
+        outputs = read_json(path)["outputs"]
         return {name: OutputParts.from_json(part) for name, part in outputs.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except READ_ERRORS:
         return None

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from mptune.data.metrics.accuracy import TaskMetric, unknown_metric
-from mptune.data.metrics.calling import CodeDefinition, definition_of_function
+from mptune.data.metrics.calling import CodeDefinition, definition_of_function, takes_whole_set
 from mptune.data.metrics.table import METRICS, Metric
-from mptune.data.metrics.whole_set import own_value, takes_whole_set
+from mptune.data.metrics.whole_set import own_value
+from mptune.data.scripts import MetricScript
 from mptune.errors import DataError, RunError, SettingsError
+from mptune.files import files_sha256
 
 TO_MAXIMISE = ":max"
 """Ends the name of a script's function whose value is larger for better plans."""
@@ -49,8 +46,6 @@ def refuse_inside(metric: str, run: Path) -> None:
             "read it; if you trust it, copy it elsewhere and give that copy with --metric script.py:function",
         )
 
-
-_SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
 
 CALLABLE = "callable:"
 """Before the name of a metric that a Python program gave as a function. A run directory holds the name alone."""
@@ -83,7 +78,7 @@ def resolve_metric(spec: str, function: Any = None, *, has_labels: bool = False)
     if ":" in spec or spec.endswith(".py"):
         loaded = load_metric(spec)
         is_directed = undirected(spec) != spec
-        return Metric(spec, "set" if takes_whole_set(loaded) else "sample", loaded, larger_is_better=is_directed)
+        return Metric(spec, "set" if loaded.takes_whole_set else "sample", loaded, larger_is_better=is_directed)
     raise unknown_metric(spec, [*METRICS])
 
 
@@ -126,12 +121,12 @@ def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDef
     """
     script = script_of(spec)
     if script is not None:
-        return CodeDefinition("a script", hashlib.sha256(script.read_bytes()).hexdigest()) if script.is_file() else None
+        return CodeDefinition("a script", files_sha256(script)) if script.is_file() else None
     is_given = function is not None and spec.startswith(CALLABLE)
     return definition_of_function(function) if is_given and function is not None else None
 
 
-def load_metric(spec: str) -> TaskMetric:
+def load_metric(spec: str) -> MetricScript:
     """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
     file, _, name = undirected(spec).rpartition(":")
     path = Path(file)
@@ -139,31 +134,4 @@ def load_metric(spec: str) -> TaskMetric:
         raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
     if not path.is_file():
         raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
-    module = run_script(path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        close = difflib.get_close_matches(name, functions, 1) or functions[:1]
-        raise DataError(f"{path} has no function {name!r}", f"did you mean {close[0]!r}?" if close else _SIGNATURE)
-    loaded: TaskMetric = function
-    return loaded
-
-
-def run_script(path: Path) -> ModuleType:
-    """Execute a script as a module of its own; it can import its neighbours, as when Python runs it."""
-    spec = importlib.util.spec_from_file_location(f"mptune_metric_{path.stem}", path.resolve())
-    assert spec is not None, "its name ends in .py"
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    folder = str(path.resolve().parent)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up there
-    sys.path.insert(0, folder)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        line = str(error).splitlines()[0] if str(error) else ""
-        hint = f"see that `python {path.name}` runs in the environment of mptune"
-        raise DataError(f"{path} failed to load: {type(error).__name__}: {line}", hint) from error
-    finally:
-        sys.path.remove(folder)
-    return module
+    return MetricScript(path, name)

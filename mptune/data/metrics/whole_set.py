@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -443,16 +442,6 @@ _GROUPS = 8
 def own_value(spec: str) -> str:
     """The statistic under which a set metric's own value stands, beside its error."""
     return f"{spec}:value"
-
-
-def takes_whole_set(function: Callable[..., Any]) -> bool:
-    """Whether a function asks for ``(outputs, references, inputs, labels)``: four arguments that must be given."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) >= 4 and len([p for p in positional if p.default is p.empty]) >= 3
 
 
 def together(samples: Sequence[Arrays]) -> dict[str, Any]:

@@ -13,12 +13,12 @@ import numpy as np
 
 from mptune.data.archive import labels_beside, read_outputs, read_samples, save_outputs
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, compare_outputs
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, metric_limit, number_of
+from mptune.data.metrics.calling import METRIC_TIMEOUT_S, metric_limit, number_of, takes_whole_set
 from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.table import Metric
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
-from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values, takes_whole_set
+from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import save_sketches, sketch_outputs
 from mptune.engines.base import EngineError, FailureKind

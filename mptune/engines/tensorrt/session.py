@@ -28,6 +28,7 @@ from mptune.engines.tensorrt.library import (
     open_log,
 )
 from mptune.engines.timing.latency import Stopwatch, monotonic_ms
+from mptune.files import read_bytes
 from mptune.settings import LatencySettings
 
 
@@ -239,7 +240,7 @@ class TensorRtSession:
 
     def _load(self, path: Path) -> Any:
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
         except OSError as error:
             message = f"the engine {path.name} cannot be read: {error.strerror}"
             raise EngineError(FailureKind.ERROR, message) from error

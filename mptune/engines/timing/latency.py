@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import t_quantile
 from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval
-from mptune.files import parse_json
+from mptune.files import READ_ERRORS, read_json
 from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings
 
@@ -265,8 +265,8 @@ class TimingRecord(JsonForm):
     def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
         """The record of an earlier process; None where there is none or its latency settings were others."""
         try:
-            record = cls.from_json(parse_json(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            record = cls.from_json(read_json(path))
+        except READ_ERRORS:
             return None
         return record if record.settings == settings else None
 

@@ -17,7 +17,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.errors import ModelError
-from mptune.files import files_sha256, parse_json, whole_file, writing
+from mptune.files import READ_ERRORS, files_sha256, read_json, whole_file, writing
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import (
@@ -246,7 +246,7 @@ class WeightBank:
     def _read(cls, model: Model, directory: Path, wanted: Mapping[Precision, Collection[str]]) -> WeightBank | None:
         """The bank that is there, if it is whole and this model's."""
         try:
-            document = parse_json((directory / INDEX_FILE).read_text())
+            document = read_json(directory / INDEX_FILE)
             if document["format"] != _FORMAT or document["model_sha256"] != model.sha256:
                 return None
             there = [p for p in Precision if p in wanted or str(p) in document]
@@ -262,7 +262,7 @@ class WeightBank:
             if not all(_is_intact(directory / name, sha256) for name, sha256 in document["sha256"].items()):
                 return None
             return cls(directory, places)
-        except (OSError, ValueError, KeyError, TypeError):
+        except READ_ERRORS:
             return None
 
     def tensor(self, constant: Initializer, name: str, rounded_to: Precision | None = None) -> onnx.TensorProto | None:

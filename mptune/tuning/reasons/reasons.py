@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.engines.base import Failure
-from mptune.files import parse_json, write_json
+from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -116,8 +116,8 @@ class Grounds(JsonForm):
     def load(cls, path: Path) -> Grounds:
         """Read what ``keep_grounds`` wrote; empty where there is nothing that can be read."""
         try:
-            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return cls.from_json(read_json(path))
+        except READ_ERRORS:
             return cls()
 
 

@@ -40,7 +40,8 @@ from mptune.tuning.record.attributes import (
     read_notes,
 )
 from mptune.tuning.record.owner import Heartbeats, is_dead
-from mptune.tuning.record.storage import batch, close_storage, storing
+from mptune.tuning.record.readable import is_readable_note, is_readable_trial
+from mptune.tuning.record.storage import batch, close_storage, damaged, storing
 from mptune.tuning.record.study_trials import Proposal, StudyTrials
 from mptune.tuning.sampler.plan_rows import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
@@ -79,9 +80,18 @@ class StudyRecord:
         self._heartbeats = Heartbeats(storage, study._study_id)
         self.space = space
         self.trials = StudyTrials(study, where, space, metric)
+        self._refuse_unreadable()
         self._names = ParameterNames(space.groups, self.trials.every())
         self._evaluations: tuple[Sequence[FrozenTrial], tuple[Evaluation, ...]] = ((), ())  # of these settled trials
         self.metric = metric
+
+    def _refuse_unreadable(self) -> None:
+        for key, value in self.notes("").items():
+            if not is_readable_note(key, value):
+                raise damaged(f"the note {key!r}", self._where)
+        for trial in self.trials.every():
+            if not is_readable_trial(trial):
+                raise damaged(f"trial {trial.number}", self._where)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -270,7 +280,7 @@ class StudyRecord:
                 with suppress(UpdateFinishedTrialError):  # Another worker was faster.
                     attrs = trial.user_attrs
                     if EVALUATION in attrs:
-                        self._finish(trial.number, Evaluation.from_json(attrs[EVALUATION]).with_metric(self.metric))
+                        self._finish(trial.number, self.trials.evaluation_of(trial))
                         continue
                     if FAILURE in attrs:
                         self._study.tell(trial.number, state=TrialState.PRUNED)

@@ -245,6 +245,16 @@ def storing(where: str) -> Iterator[None]:
         ) from error
 
 
+def damaged(what: str, where: str) -> RunError:
+    """The ``RunError`` for a part of a study that is not what mptune writes."""
+    is_journal = "://" not in where
+    hint = f"`mptune report {Path(where).parent} --repair` sets damaged lines aside and keeps the rest"
+    return RunError(
+        f"damaged: {where}: {what} cannot be read",
+        hint if is_journal else "restore the database from a backup, or start over with --fresh",
+    )
+
+
 def _line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

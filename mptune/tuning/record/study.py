@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 import uuid
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -153,15 +154,25 @@ def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = N
         return optuna.load_study(study_name=f"{name}/{metric}", storage=memory)
 
 
+_quiet_lock = threading.Lock()
+
+_quiet_before: list[int] = []
+"""Optuna's verbosity before, once for each thread and block that is quiet: it is one for the whole process."""
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what Optuna logs of studies that are created, loaded and copied."""
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with _quiet_lock:
+        _quiet_before.append(_quiet_before[0] if _quiet_before else optuna.logging.get_verbosity())
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         yield
     finally:
-        optuna.logging.set_verbosity(verbosity)
+        with _quiet_lock:
+            verbosity = _quiet_before.pop()
+            if not _quiet_before:
+                optuna.logging.set_verbosity(verbosity)
 
 
 def copy_study(name: str, url: str, journal: Path) -> None:

@@ -10,7 +10,6 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure, FailureKind
-from mptune.errors import PlanError, RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.record.attributes import (
@@ -23,7 +22,8 @@ from mptune.tuning.record.attributes import (
     by_group,
     origin_of,
 )
-from mptune.tuning.record.storage import storing
+from mptune.tuning.record.readable import DAMAGE, read_evaluation
+from mptune.tuning.record.storage import damaged, storing
 from mptune.tuning.sampler.trials import PLAN_ATTR
 from mptune.tuning.space import SearchSpace
 
@@ -104,12 +104,9 @@ class StudyTrials:
         """What was recorded of a trial's plan, by the study's metric."""
         if trial.number not in self._decoded:
             try:
-                evaluation = Evaluation.from_json(trial.user_attrs[EVALUATION])
-            except (ValueError, LookupError, TypeError, AttributeError, PlanError) as error:
-                raise RunError(
-                    f"the evaluation of trial {trial.number} in {self._where} cannot be read: {error!r}",
-                    "copy the run directory again, or start over with --fresh",
-                ) from error
+                evaluation = read_evaluation(trial.user_attrs[EVALUATION])
+            except DAMAGE as error:
+                raise damaged(f"the evaluation of trial {trial.number}", self._where) from error
             self._decoded[trial.number] = evaluation.with_metric(self._metric)
         return self._decoded[trial.number]
 

@@ -41,7 +41,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, compare_metric, open_study
 from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plans
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
-from mptune.tuning.runs.model_copy import group_as_searched, load_copy
+from mptune.tuning.runs.model_copy import group_as_searched, load_copy, target_copy
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.seals import NEEDED, present_names, refuse_damaged
 from mptune.tuning.sample_sets import recorded_rollout
@@ -102,8 +102,8 @@ class ConfirmRun(MeasuringRun):
         gpus, named, searched = detect_gpus(), self._search.fixed_settings.target, self._search.target
         if named == "auto" and searched is not None:
             named = searched.name
-        with contextlib.suppress(TargetError):  # It is a file that is not here.
-            profile = load_target(named)
+        with contextlib.suppress(TargetError):  # It is a file of which the run has no copy.
+            profile = load_target(target_copy(self._run, named))
             if profile.kind == "cpu" or any(is_here(profile, gpu) for gpu in gpus):
                 return TargetChoice(profile)
             named = profile.title

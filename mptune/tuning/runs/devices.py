@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from mptune.errors import RunError
-from mptune.files import parse_json
+from mptune.files import READ_ERRORS, read_json
 from mptune.json_form import JsonForm, decode_float
 from mptune.rundir import RunDirectory
 from mptune.tuning.evaluation import Evaluation
@@ -85,7 +85,7 @@ def device_figures(
 
 def _read(path: Path, front: Front, plans: Iterable[str]) -> DeviceFigures:
     try:
-        file = _TimeFile.model_validate(parse_json(path.read_text(encoding="utf-8")))
+        file = _TimeFile.model_validate(read_json(path))
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}", _HINT) from None
     except ValidationError as error:
@@ -115,11 +115,11 @@ def _confirmed(run: RunDirectory, plan: str) -> Iterator[DeviceFigures]:
     """The plan on each device that ``mptune confirm`` has finished."""
     for path in sorted(run.confirmed.glob("*/front.json")):
         try:
-            document: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+            document: dict[str, Any] = read_json(path)
             measured = next((p["measured"] for p in document["plans"] if p["plan"] == plan), None)
             if measured is not None:
                 yield _of_point(plan, "confirmed", document["target"], measured)
-        except (OSError, ValueError, KeyError, TypeError):
+        except READ_ERRORS:
             continue  # A confirmation that is being written, or is damaged, is `mptune report`'s to tell.
 
 

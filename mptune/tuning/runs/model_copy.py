@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from mptune.data.metrics.tasks import CALLABLE, undirected
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError
-from mptune.files import parse_json, whole_file, write_json, writing
+from mptune.files import READ_ERRORS, open_file, read_bytes, read_json, whole_file, write_bytes, write_json, writing
 from mptune.graph.grouping.apart import set_apart
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
@@ -22,6 +22,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank, bank_files
+from mptune.resources import is_path
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.tuning.record.backends.journal import copy_journal
@@ -55,8 +56,7 @@ def load_copy(run: RunDirectory, file: RunFile) -> Model:
     seal = _seal(run)
     if seal is None or seal["model_sha256"] != file.model.sha256 or not (run.weights / MODEL_FILE).exists():
         raise RunError(
-            f"{run.path} holds no copy of its model, and {file.model.path} is not here",
-            "pack the run where the search ran: `mptune export RUN`",
+            f"{run.path} holds no copy of its model", "pack the run where the search ran: `mptune export RUN`"
         )
     damaged = f"the copy of the model in {run.weights} is damaged or not whole"
     try:
@@ -68,35 +68,34 @@ def load_copy(run: RunDirectory, file: RunFile) -> Model:
     return replace(copy, sha256=file.model.sha256)
 
 
-def load_original(file: RunFile) -> Model:
-    """Load the model that the search was made with from where it was."""
-    model = load_typed_model(file.model.path, opset=file.fixed_settings.opset)
-    if model.sha256 != file.model.sha256:
-        raise RunError(
-            f"{file.model.path} has changed since the search", "put the model back, or search again with --fresh"
-        )
-    return model
-
-
-def load_either(run: RunDirectory, file: RunFile) -> Model:
-    """The original where it still is, else the copy."""
-    if Path(file.model.path).is_file():  # no device, no pipe
-        return load_original(file)
-    return load_copy(run, file)
-
-
 def _seal(run: RunDirectory) -> dict[str, Any] | None:
     try:
-        document = parse_json((run.weights / SEAL_FILE).read_text(encoding="utf-8"))
+        document = read_json(run.weights / SEAL_FILE)
         if document["format"] == _FORMAT and document["model_sha256"] and document["copy_sha256"]:
             return dict(document)
-    except (OSError, ValueError, KeyError, TypeError):
+    except READ_ERRORS:
         pass
     return None
 
 
 _COMPRESSION = 1
 """Weights hardly shrink, whatever the effort."""
+
+
+TARGETS = "target"
+"""Folder of the run's data: the target's file, where it is none of mptune's own."""
+
+
+def keep_target(run: RunDirectory, named: str) -> None:
+    """Copy a target's file into the run: a worker reads no other."""
+    place = target_copy(run, named)
+    if place != named:
+        write_bytes(Path(place), [read_bytes(Path(named))])
+
+
+def target_copy(run: RunDirectory, named: str) -> str:
+    """The target of a run as ``load_target`` takes it: a name, or the run's own copy of the file."""
+    return str(run.data / TARGETS / Path(named).name) if is_path(named) else named
 
 
 def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None) -> None:
@@ -120,7 +119,7 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
         ):
             _add(archive, f"{name}/run.json", io.BytesIO(document), len(document), run.run_json.stat().st_mtime)
             for place, path in members.items():
-                with path.open("rb") as content:  # It may be replaced: what is open stays what it is.
+                with open_file(path) as content:  # It may be replaced: what is open stays what it is.
                     status = os.fstat(content.fileno())
                     _add(archive, f"{name}/{place}", content, status.st_size, status.st_mtime)
 
@@ -163,11 +162,11 @@ def _members(run: RunDirectory, file: RunFile, folder: Path, storage: str | None
     yield run.journal.name, journal
     for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE, SEAL_FILE):
         yield f"{run.weights.name}/{name}", run.weights / name
-    for path in sorted(run.data.iterdir()) if run.data.is_dir() else ():
+    for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))):
         # How often to repeat, and the baseline's latency then, are notes about this machine.
         is_left = path.name.startswith((".", "timing-")) or path.suffix == ".tmp"
         if path.is_file() and not is_left:
-            yield f"{run.data.name}/{path.name}", path
+            yield str(path.relative_to(run.data.parent)), path
 
 
 def _add(archive: tarfile.TarFile, name: str, content: BinaryIO, size: int, modified_s: float) -> None:

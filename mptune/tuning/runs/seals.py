@@ -5,13 +5,12 @@ Samples, reference outputs, and what the engine answered before the search.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from mptune.data.metrics.parts import HELD_OUT_PARTS_JSON, PARTS_JSON
 from mptune.errors import RunError
-from mptune.files import files_sha256, write_json
+from mptune.files import READ_ERRORS, files_sha256, read_json, write_json
 from mptune.tuning.steps.kernels import KERNELS_JSON
 
 SEALS_FILE = "seals.json"
@@ -66,7 +65,7 @@ def refuse_damaged(data: Path) -> None:
 
 def _read(data: Path) -> dict[str, str] | None:
     try:
-        document: Any = json.loads((data / SEALS_FILE).read_text(encoding="utf-8"))
+        document: Any = read_json(data / SEALS_FILE)
         return {str(name): str(sha256) for name, sha256 in document["sha256"].items() if name in _EVERY}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except READ_ERRORS:
         return None

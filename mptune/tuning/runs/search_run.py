@@ -17,7 +17,7 @@ from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
-from mptune.files import write_bytes, write_json
+from mptune.files import read_bytes, write_bytes, write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.apart import KIND
 from mptune.graph.grouping.grouped import GroupedModel
@@ -50,7 +50,7 @@ from mptune.tuning.record.study import (
 )
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
-from mptune.tuning.runs.model_copy import keep_model
+from mptune.tuning.runs.model_copy import keep_model, keep_target
 from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
 from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, rollout_of, split_data
@@ -85,11 +85,12 @@ class SearchRun(MeasuringRun):
     """Runs a search on an opened, locked run directory."""
 
     _is_worker = False
+    _model: Model
 
     def __init__(
         self,
         run: RunDirectory,
-        model: Model,
+        model: Model | None,
         settings: SearchSettings,
         listener: Listener,
         opener: OpenToolchain | None = None,
@@ -98,7 +99,8 @@ class SearchRun(MeasuringRun):
         super().__init__(listener, opener)
         self._start_worker = start_worker
         self.directory = run
-        self._model = model
+        if model is not None:
+            self._model = model
         self._settings = settings
         self._limits = Limits(settings, run.path)
         self._toolchain: Toolchain | None = None
@@ -249,9 +251,10 @@ class SearchRun(MeasuringRun):
         self._save(data=section)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = self._make_workload()
-        place, content = self.directory.data / SPACE_FILE, named.path.read_bytes()
-        if not place.exists() or place.read_bytes() != content:
+        place, content = self.directory.data / SPACE_FILE, read_bytes(named.path)
+        if not place.exists() or read_bytes(place) != content:
             write_bytes(place, [content])
+        keep_target(self.directory, self._settings.target)
         if data.preprocessing is not None:
             write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
 

@@ -33,7 +33,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE, read_study
 from mptune.tuning.runs.confirm_run import directory_name
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
-from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE, group_as_searched, load_either
+from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE, TARGETS, group_as_searched, load_copy, target_copy
 from mptune.tuning.runs.result import front_of
 from mptune.tuning.runs.seals import damaged, is_sealed, present_names, refuse_damaged, seal, unseal
 from mptune.tuning.runs.search_run import SPACE_FILE, SearchRun
@@ -79,7 +79,7 @@ class WorkerRun(SearchRun):
             storage=storage,
         )
         self.file = file
-        super().__init__(run, load_either(run, file), settings, listener, opener)
+        super().__init__(run, None, settings, listener, opener)
         self._url = storage
         self._wait_s = wait_s
         self._may_differ = may_differ
@@ -94,6 +94,7 @@ class WorkerRun(SearchRun):
         if recorded.target is None or not self._is_prepared():
             raise RunError(f"{path} is not prepared for workers yet", _PREPARE)
         refuse_damaged(self.directory.data)
+        self._model = load_copy(self.directory, recorded)
         self.grouped = group_as_searched(self._model, recorded)
         self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
         self._workload = self._make_workload()
@@ -207,6 +208,7 @@ class WorkerRun(SearchRun):
 
     def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
         """The search's target; or, where this host may differ, the device here."""
+        settings = replace(settings, target=target_copy(self.directory, settings.target))
         there = self._prepared.target
         if not self._may_differ or there is None or there.latency_source == "predicted":
             return super()._open_by_target(workload, settings)
@@ -306,8 +308,9 @@ def _share(home: RunDirectory, run: RunDirectory) -> None:
         for folder, source, names in (
             (run.weights, home.weights, (*bank_files(Precision), MODEL_FILE, SEAL_FILE)),
             (run.data, home.data, (*present_names(home.data), SPACE_FILE, home.observed_json.name)),
+            (run.data / TARGETS, home.data / TARGETS, [path.name for path in home.data.glob(f"{TARGETS}/*")]),
         ):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for name in names:
                 if name != KERNELS_JSON and (source / name).is_file():
                     (folder / name).unlink(missing_ok=True)

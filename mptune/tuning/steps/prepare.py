@@ -16,7 +16,7 @@ from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, 
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.workload import Workload
-from mptune.files import parse_json, write_json
+from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.fused import of_model
@@ -97,13 +97,13 @@ class Observations(JsonForm):
     def load(cls, path: Path) -> Observations | None:
         """Read what ``save`` wrote; None where there is nothing that can be read."""
         try:
-            document = parse_json(path.read_text(encoding="utf-8"))
+            document = read_json(path)
             tensors = document["tensors"].items()
             shapes = {t: tuple(facts["shape"]) for t, facts in tensors}
             absmax = {t: facts["absmax"] for t, facts in tensors}
             seen = Seen.from_json(document.pop("seen"), shapes) if "seen" in document else Seen()
             return replace(cls.from_json({**document, "absmax": absmax, "shapes": shapes}), seen=seen)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except READ_ERRORS:
             return None
 
 

@@ -102,9 +102,11 @@ def announce(listener: Listener, record: StudyRecord, settings: SearchSettings) 
     """Say how much is left of a search: of its budget, and to confirm a front as long as that of now."""
     baseline, done = record.baseline(), record.spent
     if baseline is not None:
-        points = min(done - len(record.trials.failed()), settings.confirm_points)
+        failed = len(record.trials.failed())
+        points = min(done - failed, settings.confirm_points)
+        size = record.space.in_question(has_failed=bool(failed)).size + 1  # all-FP32 may be outside of it
         confirming = points * rounds_needed(settings, baseline.latency.source)
-        count_down(listener, done, max(0, settings.budget - done) + confirming)
+        count_down(listener, done, max(0, min(settings.budget, size) - done) + confirming)
 
 
 def missing(record: StudyRecord, points: Iterable[Evaluation], rounds: int) -> list[tuple[int, Evaluation]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Toolchain
-from mptune.files import parse_json, write_json
+from mptune.files import read_json, write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
@@ -90,7 +90,7 @@ class Sensitivity(JsonForm):
     def load(cls, path: Path, metric: str) -> Sensitivity:
         """What was written for this metric; empty where there is nothing that can be read."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            kept = cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+            kept = cls.from_json(read_json(path))
             if kept.metric == metric:
                 return kept
         return cls(metric, {})

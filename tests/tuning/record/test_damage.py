@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -126,12 +127,16 @@ def test_where_a_line_is_lost_the_others_keep_their_meaning(place: Path) -> None
     assert lost <= 1
 
 
+DISTRIBUTION = '{"name": "CategoricalDistribution", "attributes": {"choices": ["fp32", "fp16"]}}'
+
 ODD = [
     {"op_code": 8, "user_attr": None},
     {"op_code": 6, "state": 1, "values": [1.0, 2.0], "datetime_complete": "yesterday"},
     {"op_code": 5, "param_name": 7, "param_value_internal": 0, "distribution": "{}"},
     {"op_code": 5, "param_name": "p", "param_value_internal": 0, "distribution": '{"name": "os", "attributes": {}}'},
     {"op_code": True},
+    {"op_code": []},
+    {"op_code": 5, "param_name": "g000", "param_value_internal": math.inf, "distribution": DISTRIBUTION},
 ]
 
 
@@ -156,6 +161,52 @@ def test_an_evaluation_that_is_none(place: Path, capsys: pytest.CaptureFixture[s
     JOURNAL.write_text(text.replace('"latency":{', '"latenzy":{'))
     assert main(["report", "model.mptune"]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ['"text"', "1" + "0" * 400])
+def test_a_statistic_that_is_no_number_is_named_and_set_aside(
+    place: Path, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = evaluated(JOURNAL)
+    before, evaluation, after = JOURNAL.read_text().rpartition('"~evaluation"')
+    JOURNAL.write_text(before + evaluation + after.replace('"relative_l2":[', f'"relative_l2":[{value},', 1))
+    assert main(["report", "model.mptune"]) == 1
+    assert f"damaged: {JOURNAL}: " in capsys.readouterr().err
+    assert main(["report", "model.mptune", "--repair"]) == 0
+    assert len(evaluated(JOURNAL)) == len(known) - 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"op_code": 8, "trial_id": 3, "user_attr": {"attempt": []}},
+        {"op_code": 5, "trial_id": 3, "param_name": math.nan, "param_value_internal": 0, "distribution": DISTRIBUTION},
+        {"op_code": 9, "trial_id": 3, "system_attr": {"fixed_params": {"g000": 5}}},
+        {"op_code": 8, "trial_id": 3, "user_attr": {"~plan": {"g000": "fp99"}}},
+        {"op_code": 2, "study_id": 0, "user_attr": {"~confirm:0123:0": {"error": 10**400}}},
+        {"op_code": 2, "study_id": 0, "user_attr": {"~session:0123:0": [{"baseline": "b"}]}},
+    ],
+)
+def test_what_mptune_does_not_write_is_damage(
+    place: Path, odd: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, lines = evaluated(JOURNAL), JOURNAL.read_text().splitlines()
+    number = [k for k, line in enumerate(lines, 1) if json.loads(line)["op_code"] == CREATE_TRIAL][3]
+    far = {"op_code": 8, "worker_id": "w", "trial_id": 10**12, "user_attr": {}}  # no so many trials were lost
+    lines[number:number] = [json.dumps({"worker_id": "w", **odd}), json.dumps(far)]
+    JOURNAL.write_text("\n".join(lines) + "\n")
+    assert main(["report", "model.mptune"]) == 1
+    assert f"damaged: {JOURNAL}: " in capsys.readouterr().err
+    assert main(["report", "model.mptune", "--repair"]) == 0
+    assert evaluated(JOURNAL) == known
+
+
+def test_a_journal_that_is_a_directory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    JOURNAL.unlink()
+    JOURNAL.mkdir()
+    for command in (["report", str(RUN)], ["report", str(RUN), "--repair"], ["pick", str(RUN), "--knee"]):
+        assert main(command) == 1
+        assert f"{JOURNAL}: Is a directory" in capsys.readouterr().err
 
 
 NESTED = '{"a":' * 100_000

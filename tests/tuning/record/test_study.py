@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
+import optuna
 import pytest
 from sqlalchemy import text
 
@@ -23,9 +25,10 @@ from mptune.tuning.record.attributes import OWNER
 from mptune.tuning.record.backends.journal import repair_journal
 from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import open_study, read_study
+from mptune.tuning.record.study import _quiet, open_study, read_study
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import SHA, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -38,6 +41,29 @@ def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
 
 def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **settings: object) -> Stop:
     return Tuner(record, space, toolchain, SearchSettings(**settings), Silent()).run()  # type: ignore[arg-type]
+
+
+def test_optuna_is_quiet_until_the_last_of_several_searches_is_done() -> None:
+    before, first, second = optuna.logging.get_verbosity(), ExitStack(), ExitStack()
+    first.enter_context(_quiet())
+    second.enter_context(_quiet())
+    first.close()
+    assert optuna.logging.get_verbosity() == optuna.logging.ERROR
+    second.close()
+    assert optuna.logging.get_verbosity() == before
+
+
+def test_a_budget_beyond_all_plans_takes_no_longer_than_all_plans(open_record: OpenRecord, space: SearchSpace) -> None:
+    left: list[int] = []
+
+    class Counting(Silent):
+        def remaining(self, done: int, count: int) -> None:
+            left.append(count)
+
+    record = open_record()
+    run(record, space, make_toolchain(space), budget=3)
+    announce(Counting(), record, SearchSettings(budget=10**9))
+    assert space.size // 2 < left[-1] < 2 * space.size
 
 
 def test_an_evaluation_that_was_written_but_not_told_is_not_lost(

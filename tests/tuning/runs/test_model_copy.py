@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from mptune.engines.loading import load_typed_model
-from mptune.errors import ModelError, RunError
+from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model
@@ -21,8 +21,7 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.run_json import FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
-from mptune.tuning.runs.model_copy import keep_model, load_copy, load_either
-from tests.conftest import save_mlp
+from mptune.tuning.runs.model_copy import keep_model, load_copy
 
 CORPUS = sorted((Path(__file__).parents[2] / "graph").glob("*/*.onnx"))
 
@@ -123,28 +122,3 @@ def test_what_a_journey_damaged_is_told(kept, name: str, damage: Callable[[Path]
     with pytest.raises(RunError, match=match) as caught:
         load_copy(run, file)
     assert caught.value.hint
-
-
-class TestEither:
-    def test_the_original_where_it_is(self, kept) -> None:
-        model, run, file = kept
-        assert load_either(run, file).path == model.path
-
-    def test_the_copy_where_it_is_not(self, kept) -> None:
-        model, run, file = kept
-        away = file.model_copy(update={"model": ModelSection(path="/nowhere/m.onnx", sha256=model.sha256)})
-        assert load_either(run, away).path == run.weights / "model.onnx"
-
-    def test_another_model_in_its_place(self, kept, cnn_path: Path) -> None:
-        model, run, file = kept
-        moved = file.model_copy(update={"model": ModelSection(path=str(cnn_path), sha256=model.sha256)})
-        with pytest.raises(RunError, match="has changed since the search"):
-            load_either(run, moved)
-
-    def test_a_broken_original(self, kept, tmp_path: Path) -> None:
-        model, run, file = kept
-        save_mlp(tmp_path / "broken.onnx")
-        _cut(tmp_path / "broken.onnx")
-        moved = file.model_copy(update={"model": ModelSection(path=str(tmp_path / "broken.onnx"), sha256=model.sha256)})
-        with pytest.raises((ModelError, RunError)):
-            load_either(run, moved)

@@ -14,7 +14,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 
 from mptune.errors import RunError
-from mptune.files import write_bytes, writing
+from mptune.files import open_file, read_bytes, write_bytes, writing
+from mptune.tuning.record.readable import is_readable_operation
 
 
 def remove_stale_locks(journal: Path) -> None:
@@ -36,7 +37,7 @@ def repair_journal(journal: Path) -> Path | None:
     """
     if not journal.exists():
         return None
-    content = journal.read_bytes()
+    content = read_bytes(journal)
     sound = _sound_length(journal, content)
     if sound == len(content):
         return None
@@ -62,7 +63,7 @@ def copy_journal(journal: Path, copy: Path) -> None:
     """Copy a journal as it is at one moment: to the end of the last line that is whole, while others may append."""
     if not journal.exists():
         raise RunError(f"{journal} is missing: the run is not whole", "let `mptune search` go on with it first")
-    content = journal.read_bytes()
+    content = read_bytes(journal)
     write_bytes(copy, [content[: _sound_length(journal, content)]])
 
 
@@ -88,7 +89,7 @@ def decode_record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RecursionError)
 """What Optuna raises at an operation that cannot be carried out."""
 
 _CREATE_TRIAL = 4
@@ -128,21 +129,21 @@ def set_damage_aside(journal: Path) -> Path | None:
 def _without_damage(journal: Path) -> list[bytes] | None:
     """The lines that are sound, and those that keep the numbers of trials; None where nothing is damaged."""
     sound: list[bytes] = []
-    created, gap, example, is_damaged = 0, 0, b"", False
+    created, gap, example, damaged_count = 0, 0, b"", 0
     for _, line, record in _lines(journal):
         if record is None:
-            is_damaged = True
+            damaged_count += 1
             gap = len(sound)  # where a creation that turns out to be missing belongs
             continue
         if record["op_code"] == _CREATE_TRIAL:
             created += 1
             example = example or _empty_trial(record)
         missing = record["trial_id"] - created + 1 if record["op_code"] > _CREATE_TRIAL else 0
-        if missing > 0 and example:
+        if 0 < missing <= damaged_count and example:
             sound[gap:gap] = [example] * missing
             created += missing
         sound.append(line)
-    return sound if is_damaged else None
+    return sound if damaged_count else None
 
 
 def _empty_trial(record: dict[str, Any]) -> bytes:
@@ -179,11 +180,14 @@ class _OneByOne(BaseJournalBackend):
 def _lines(journal: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
     """Number, line and operation, which is None where the line holds none that can be carried out."""
     optuna = _OneByOne()
-    with writing(journal), journal.open("rb") as file:
+    with writing(journal), open_file(journal) as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
                 record = decode_record(line)
-                yield number, line, record if record and _names_a_trial(record) and optuna.carry_out(record) else None
+                is_sound = (
+                    record and _names_a_trial(record) and is_readable_operation(record) and optuna.carry_out(record)
+                )
+                yield number, line, record if is_sound else None
 
 
 def _names_a_trial(record: dict[str, Any]) -> bool:

@@ -1,0 +1,191 @@
+"""What a script of the user's does to its process stays there, and is named as the script's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from mptune.data.forms.samples import copied_samples
+from mptune.data.metrics.calling import called_number, number_of
+from mptune.data.metrics.tasks import load_metric
+from mptune.data.scripts import end_scripts, run_loader
+from mptune.errors import DataError
+
+FAULTS = """
+import os
+import sys
+
+import numpy as np
+
+
+def leaves(*arguments):
+    os._exit(0)
+
+
+def crashes(*arguments):
+    print("about to abort", flush=True)
+    os.abort()
+
+
+def interrupts(*arguments):
+    raise KeyboardInterrupt
+
+
+def closes(*arguments):
+    os.closerange(1, 100)
+    return 0.5
+
+
+def huge(outputs, reference):
+    return 10**400
+
+
+def forks(outputs, reference):
+    child = os.fork()
+    if not child:
+        raise ValueError("in the child")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def moves(outputs, reference):
+    here = os.getcwd()
+    os.chdir("/")
+    return float(here == "/")
+
+
+kept = []
+executed = []
+
+
+def counts(outputs, reference):
+    executed.append(1)
+    return len(executed)
+
+
+def counts_too(outputs, reference):
+    return counts(outputs, reference)
+
+
+def destroys(outputs, reference):
+    kept.append(outputs["y"])
+    if any(array[0] != -1.0 for array in kept[:-1]):
+        return -1.0
+    value = outputs["y"].sum() + outputs["strided"].sum() + reference["y"].sum()
+    outputs["y"][:] = -1.0
+    outputs.clear()
+    reference.clear()
+    return value
+
+
+def loads():
+    return [{"x": np.full((1, 3), k, np.float32)} for k in range(2)]
+
+
+def modules(outputs, reference):
+    import unittest
+
+    return float(hasattr(unittest, "TestCase")) + 2.0 * any(name in sys.modules for name in ("onnx", "scipy"))
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("scripts") / "mine.py"
+    path.write_text(FAULTS)
+    path.with_name("unittest.py").write_text("raise RuntimeError('a stranger')\n")
+    yield path
+    end_scripts()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("leaves", "its process ended: exited with status 0"),
+        ("crashes", "its process ended: killed by SIGABRT ({script}:14); its last output: about to abort"),
+        ("interrupts", "KeyboardInterrupt ({script}:18: raise KeyboardInterrupt)"),
+        ("closes", "its process ended: exited with status 1"),
+        ("huge", "it returned a number beyond float64 ({script}:26: def huge(outputs, reference):)"),
+    ],
+)
+def test_a_metric_that_fails_is_one_error_that_names_it(name: str, words: str, script: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        number_of("m", load_metric(f"{script}:{name}"), ({}, {}), " on sample 3")
+    assert caught.value.message == f"metric m failed on sample 3: {words.format(script=script)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("leaves", "its process ended: exited with status 0"),
+        ("crashes", "its process ended: killed by SIGABRT ({script}:14); its last output: about to abort"),
+        ("interrupts", "KeyboardInterrupt"),
+        ("closes", "its process ended: exited with status 1"),
+    ],
+)
+def test_a_loader_that_fails_is_one_error_that_names_it(name: str, words: str, script: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        run_loader(script, name)
+    assert caught.value.message == f"{script}:{name} failed: {words.format(script=script)}"
+
+
+def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
+    moves, destroys = load_metric(f"{script}:moves"), load_metric(f"{script}:destroys")
+    before = Path.cwd()
+    assert [moves({}, {}), moves({}, {})] == [0.0, 0.0]
+    assert Path.cwd() == before
+    outputs = {"y": np.ones(5), "strided": np.ones((4, 4))[:, ::2], "empty": np.ones((0, 3))}
+    assert [destroys(outputs, {"y": np.ones(2)}) for _ in range(3)] == [15.0] * 3
+    assert outputs["y"].sum() == 5
+
+
+def test_two_functions_of_a_script_share_its_module(script: Path) -> None:
+    end_scripts()
+    first, second = (load_metric(f"{script}:{name}") for name in ("counts", "counts_too"))
+    assert [first({}, {}), second({}, {}), first({}, {})] == [1.0, 2.0, 3.0]
+
+
+def test_a_neighbour_shadows_no_module_and_nothing_heavy_is_imported(script: Path) -> None:
+    end_scripts()
+    assert load_metric(f"{script}:modules")({}, {}) == 1.0
+
+
+def test_a_loaders_arrays_arrive_and_its_process_ends(script: Path) -> None:
+    load_metric(f"{script}:moves")
+    process = scripts_processes()
+    samples = run_loader(script, "loads")
+    assert [sample["x"].tolist() for sample in samples] == [[[0.0] * 3], [[1.0] * 3]]
+    assert len(process) == 1, "one process for all scripts"
+    assert scripts_processes() == []
+
+
+def scripts_processes() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if "mptune.processes" in child.cmdline()]
+
+
+def fork_and_raise(*arguments: Any) -> int:
+    child = os.fork()
+    if not child:
+        raise ValueError("in the child")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fork_and_return(*arguments: Any) -> int:
+    child = os.fork()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 7
+
+
+@pytest.mark.parametrize(("function", "status"), [(fork_and_raise, 1), (fork_and_return, 0)])
+def test_a_process_that_a_callable_forked_ends_with_it(function: Callable[..., int], status: int) -> None:
+    assert called_number(function, ()) == status
+    assert copied_samples(function() for _ in range(1)) == (status,)
+
+
+def test_a_process_that_a_script_forked_ends_with_it(script: Path) -> None:
+    assert load_metric(f"{script}:forks")({}, {}) == 1.0
