@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import SHA, FakeToolchain, Law, make_plan
+from tests.test_joining import until
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import evaluation_of
 
@@ -131,6 +133,27 @@ def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, 
     assert not (tmp_path / "unused").exists()
     one.close()
     two.close()
+
+
+def test_a_worker_proposes_when_the_turn_of_another_is_over(tmp_path: Path, space: SearchSpace) -> None:
+    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
+    order: list[str] = []
+
+    def propose() -> None:
+        two.release(two.ask())
+        order.append("proposed")
+
+    proposing = threading.Thread(target=propose)
+    with one.turn():
+        proposing.start()
+        until(lambda: len(one.trials.running()) == 2)
+        time.sleep(0.2)
+        order.append("turn is over")
+    proposing.join()
+    assert order == ["turn is over", "proposed"]
+    assert (one.spent, one.failures(), one.trials.failed(), one.trials.running()) == (0, (), [], [])
+    for record in (one, two):
+        record.close()
 
 
 def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Path, space: SearchSpace) -> None:

@@ -47,6 +47,9 @@ _REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry", 
 
 _POOL = "mptune"
 logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_POOL}").setLevel(logging.CRITICAL)  # else tracebacks on stderr
+logging.getLogger("optuna.storages._rdb.storage").addFilter(  # The lost connection is told as a wait.
+    lambda record: "Caught an error from sqlalchemy" not in record.getMessage()
+)
 
 
 class PatientStorage:
