@@ -14,7 +14,7 @@ Mode = Literal["pass", "silent", "slow", "reset", "refused"]
 
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 _SLOW_S = 0.003
-"""Of each packet, either way; a plan of 20 groups takes about 400 round trips."""
+"""Of each packet, either way; a plan of 20 groups takes about 150 transactions."""
 
 
 class Proxy:

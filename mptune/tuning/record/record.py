@@ -53,7 +53,7 @@ from mptune.tuning.space import SearchSpace
 IDENTITY = "mptune"
 """Note under which a study says what it was made with."""
 
-_LONGEST_TURN_S, _TURN_POLL_S = 10.0, 0.02
+_LONGEST_TURN_S, _TURN_POLL_S = 10.0, 0.1
 
 
 class StudyRecord:
