@@ -176,6 +176,20 @@ def test_a_worker_waits_for_a_search_with_work(mlp_path: Path, mlp_data: Path, t
     assert sum(map(len, other.built().values())) >= 2
 
 
+def test_a_worker_waits_for_the_run_directory(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
+    place, other, diary = tmp_path / "run.mptune", Opener(tmp_path / "other"), Diary()
+    other.folder.mkdir()
+    joining = threading.Thread(
+        target=mptune.worker, args=(place,), kwargs={"open_toolchain": other, "listener": diary, "wait_s": 60.0}
+    )
+    joining.start()
+    until(lambda: any("run.json" in text for text in diary.stages))
+    search(mlp_path, mlp_data, place, opener, budget=BUDGET)
+    joining.join()
+    assert len(set(evaluated(place))) == BUDGET
+    assert any(other.built().values())
+
+
 def test_a_worker_does_not_wait_for_ever(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
     place, diary = tmp_path / "run.mptune", Diary()
     search(mlp_path, mlp_data, place, opener, budget=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,12 @@ from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import hypervolume, pareto
-from mptune.tuning.record.storage import close_storage, open_storage, storing
+from mptune.tuning.record.backends.waiting import waits_told_to
+from mptune.tuning.record.storage import check_opens, close_storage, open_storage, storing
+from mptune.tuning.record.study import read_study
 from mptune.tuning.runs.result import read_record
-from tests.fakes import Diary
+from tests.fakes import SHA, Diary
+from tests.proxy import Mode, Proxy
 from tests.test_identity import check_two_hosts
 from tests.test_joining import Opener, until
 
@@ -84,7 +89,7 @@ class Server:
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A running server; skips where PostgreSQL is not installed."""
     found = shutil.which("initdb")
@@ -117,6 +122,7 @@ def quality(found: tuple[Evaluation, ...]) -> float:
     return hypervolume(pareto(found), next(e for e in found if e.origin == ORIGIN_FP32))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_restarted_server_lose_nothing(
     server: Server, mlp_path: Path, mlp_data: Path, tmp_path: Path
 ) -> None:
@@ -179,22 +185,152 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
     assert not [text for text in diary.warnings if "died" in text]
 
 
+@pytest.mark.slow
 def test_two_hosts_share_a_study_only_where_their_identity_is_equal(server: Server, tmp_path: Path) -> None:
     check_two_hosts(tmp_path, server.url)
 
 
+def behind(proxy: Proxy, server: Server) -> str:
+    """The URL of the server through the proxy."""
+    return server.url.replace(f":{server.port}/", f":{proxy.port}/")
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """A proxy in front of the server."""
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
 def test_a_server_that_stays_away_is_one_clear_line(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 1.0)
-    storage, _ = open_storage(server.url, tmp_path / "unused")
-    server.stop()
-    try:
-        started = time.monotonic()
-        with pytest.raises(RunError, match="does not answer") as raised, storing("postgresql://..."):
-            storage.get_all_studies()
-        assert time.monotonic() - started >= 1.0
-        assert "\n" not in raised.value.message
-    finally:
-        server.start()
-        close_storage(storage)
+    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 0.5)
+    storage, _ = open_storage(behind(proxy, server), tmp_path / "unused")
+    proxy.set("refused")
+    with pytest.raises(RunError, match="does not answer") as raised, storing("postgresql://..."):
+        storage.get_all_studies()
+    assert "\n" not in raised.value.message
+    close_storage(storage)
+
+
+@pytest.mark.parametrize("mode", ["silent", "reset", "refused", "slow"])
+def test_a_call_survives_a_fault_of_its_connection(
+    server: Server, proxy: Proxy, mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode == "silent":
+        monkeypatch.setattr("mptune.tuning.record.backends.patience.STALL_S", 0.5)
+    waits: list[str] = []
+    storage, _ = open_storage(behind(proxy, server), tmp_path / "unused")
+    before = len(storage.get_all_studies())
+
+    def tell(text: str) -> None:
+        waits.append(text)
+        if mode == "refused":
+            proxy.set("pass")
+
+    proxy.set(mode)
+    with waits_told_to(tell):
+        assert len(storage.get_all_studies()) == before
+    proxy.set("pass")
+    close_storage(storage)
+    assert len(waits) == (mode == "refused"), "the others are overcome by a new connection at once"
+
+
+def test_opening_waits_for_a_server_that_starts(
+    server: Server, proxy: Proxy, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[str] = []
+
+    def tell(text: str) -> None:
+        waits.append(text)
+        proxy.set("pass")
+
+    proxy.set("refused")
+    with waits_told_to(tell):
+        check_opens(behind(proxy, server))
+    assert len(waits) == 1
+    assert "waiting up to" in waits[0]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_database_that_does_not_exist_is_an_error_at_once(server: Server) -> None:
+    waits: list[str] = []
+    with waits_told_to(waits.append), pytest.raises(RunError, match="does not exist"):
+        check_opens(server.url.replace("/postgres", "/missing"))
+    assert not waits
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from mptune.settings import SearchSettings
+from mptune.tuning.listener import Silent
+from mptune.tuning.record.backends.waiting import waits_told_to
+from mptune.tuning.record.study import open_study
+from mptune.tuning.steps.prior import make_prior
+from mptune.tuning.steps.tuner import Tuner
+from tests.fakes import FakeToolchain, Law
+from tests.tuning.conftest import make_small_space
+from tests.tuning.factory import find_sensitivity
+
+url, folder, number = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+
+def tell(text):
+    with (folder / "waits").open("a") as waits:
+        print(text, file=waits)
+
+space = make_small_space(20)
+toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=folder / "diary")
+sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / number, Silent())
+with waits_told_to(tell):
+    record, _ = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
+    record.guide(make_prior(space, sensitivity, toolchain.latency_terms(), exact=False), 0)
+    Tuner(record, space, toolchain, SearchSettings(budget=40), Silent()).run()
+    record.close()
+"""
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["pass", "silent", "slow", "reset", "refused", "restart"])
+def test_workers_build_each_plan_once_whatever_their_connections_do(
+    server: Server, proxy: Proxy, mode: str, tmp_path: Path
+) -> None:
+    diary, waits = tmp_path / "diary", tmp_path / "waits"
+    arguments = [sys.executable, "-c", WORKER, behind(proxy, server), tmp_path]
+    with ExitStack() as stack:
+        workers = [
+            subprocess.Popen([*arguments, str(number)], stderr=subprocess.PIPE, text=True)
+            for number in range(4 if mode == "pass" else 3)
+        ]
+        for worker in workers:
+            stack.callback(worker.kill)
+        until(lambda: len(lines(diary)) >= 10)
+        if mode == "restart":
+            server.stop()
+            server.start()
+        else:
+            proxy.set(mode)  # type: ignore[arg-type]
+        if mode == "refused":
+            until(lambda: bool(lines(waits)))
+            proxy.set("pass")
+
+        def events() -> tuple[int, ...]:
+            return len(lines(diary)), len(lines(waits)), sum(worker.poll() is None for worker in workers)
+
+        while (last := events())[-1]:
+            until(lambda: events() != last)  # no minute passes without a plan, a message or an end
+        assert [worker.communicate()[1] for worker in workers] == [""] * len(workers)
+    record = read_study(model_sha256=SHA, name=tmp_path.name, metric="relative_l2", journal=tmp_path, url=server.url)
+    built = [json.loads(line)[0] for line in lines(diary)]
+    assert len(set(built)) == len(built), "no plan is built twice"
+    assert {e.plan.fingerprint for e in record.evaluations()} == set(built), "nothing is lost"
+    assert record.spent == len(built)
+    assert record.failures() == (), "nor are turns and duplicates failures"
+    assert sum("duplicate" in trial.user_attrs for trial in record.trials.every()) <= 5
+    record.close()

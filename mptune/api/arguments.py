@@ -32,6 +32,7 @@ from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance
 from mptune.tuning.listener import Listener, Silent, passed_on
+from mptune.tuning.record.backends.waiting import waits_told_to
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
 """A path, or a model in memory."""
@@ -348,12 +349,16 @@ def listening(
     elif progress is None:
         progress = listener is None and (sys.stderr.isatty() or _in_notebook())
     if not progress:
-        yield listener or Silent()
+        own_or_silent: Listener = listener or Silent()
+        with waits_told_to(own_or_silent.warning):
+            yield own_or_silent
         return
     from mptune.reporting.terminal.progress import TerminalListener  # rich, which nothing else of a search needs
 
     with TerminalListener(None, max_error, max_latency_ms) as own:
-        yield own if listener is None else passed_on(own, listener)
+        shown = own if listener is None else passed_on(own, listener)
+        with waits_told_to(shown.warning):
+            yield shown
 
 
 def _in_notebook() -> bool:

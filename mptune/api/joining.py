@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -27,6 +28,8 @@ from mptune.tuning.runs.worker_run import MixedRun, WorkerRun, open_device_run
 
 WAIT_S = 60.0
 """So long a worker waits for a search that has no work for it yet."""
+
+_POLL_S = 0.2
 
 _Common: TypeAlias = (
     "tuple[str | None, Listener, OpenToolchain | None, tuple[str, TaskMetric | None], tuple[Path, ...]]"
@@ -79,16 +82,15 @@ def worker(
         BaselineError: The all-FP32 engine is broken already.
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
-    directory, file = read_search(Path(run))
-    named = recorded_metric((file.search.metric, *file.search.reported_metrics), metric, directory.path, "worker")
-    loaded = recorded_plugins(file, plugins, directory.path, "worker")
     _check_gpus("--gpu", () if gpu is None else (gpu,), open_toolchain)
-    with (
-        listening(progress, listener) as listens,
-        full_disk_as_error(directory.path),
-        only_gpu(gpu),
-        joined_run(directory),
-    ):
+    with contextlib.ExitStack() as stack:
+        listens = stack.enter_context(listening(progress, listener))
+        wait_s = _wait_for_run(Path(run), wait_s, listens)
+        directory, file = read_search(Path(run))
+        named = recorded_metric((file.search.metric, *file.search.reported_metrics), metric, directory.path, "worker")
+        loaded = recorded_plugins(file, plugins, directory.path, "worker")
+        for context in (full_disk_as_error(directory.path), only_gpu(gpu), joined_run(directory)):
+            stack.enter_context(context)
         # An exported run names no storage: its journal is a copy.
         url = storage if storage is not None else storage_url(file.storage)
         common = (url, listens, open_toolchain, named, loaded)
@@ -102,6 +104,16 @@ def worker(
                 raise RunError(difference, DIFFERENT_HINT)
             working.close_toolchain()
             return _search_apart(working, difference, common, wait_s)
+
+
+def _wait_for_run(path: Path, wait_s: float, listener: Listener) -> float:
+    """Wait until a run directory has its run.json; how many seconds of ``wait_s`` are left."""
+    run_json, until_s = RunDirectory(path).run_json, time.monotonic() + wait_s
+    if wait_s > 0 and not run_json.exists():
+        listener.stage(f"waiting up to {wait_s:.0f} s for {run_json}")
+    while not run_json.exists() and time.monotonic() < until_s:
+        time.sleep(_POLL_S)
+    return max(0.0, until_s - time.monotonic())
 
 
 def _search_apart(working: WorkerRun, difference: str, common: _Common, wait_s: float) -> Front | None:

@@ -23,6 +23,7 @@ import typer
 
 from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.printable import printable
+from mptune.tuning.record.backends.waiting import waits_told_to
 
 if TYPE_CHECKING:
     from mptune.reporting.terminal.progress import TerminalListener
@@ -49,7 +50,8 @@ def guarded(command: Command) -> Command:
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            with waits_told_to(complain):  # of commands without a listener
+                command(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
             raise typer.Exit(reader_left()) from None

@@ -7,6 +7,7 @@ process dies, a trial either still runs (and is taken up again) or its outcome i
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -51,6 +52,8 @@ from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
 """Note under which a study says what it was made with."""
+
+_LONGEST_TURN_S, _TURN_POLL_S = 10.0, 0.1
 
 
 class StudyRecord:
@@ -167,6 +170,8 @@ class StudyRecord:
         with storing(self._where):
             trial = self._study.ask()
             trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))  # at once: proposing may take long
+            if "fingerprint" not in trial.user_attrs:
+                self._wait_for_turn(trial.number)
             with batch(self._storage):
                 options = self.space.options.items()
                 choices = {group: trial.suggest_categorical(self._names.of(group), every) for group, every in options}
@@ -177,6 +182,31 @@ class StudyRecord:
         return Proposal(
             plan, trial.number, origin_of(attrs), attrs.get("attempt", 0), trial, attrs.get(FAILED_BEFORE, 0)
         )
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let no other worker enqueue or propose a plan meanwhile: a trial without a plan takes the place of a lock."""
+        if self.is_alone:
+            yield
+            return
+        with storing(self._where):
+            trial_id = self._storage.create_new_trial(self._study._study_id)
+            self._storage.set_trial_user_attr(trial_id, OWNER, self._heartbeats.owner(trial_id))
+            try:
+                self._wait_for_turn(self._storage.get_trial(trial_id).number)
+                yield
+            finally:
+                self._heartbeats.stop()
+                with suppress(UpdateFinishedTrialError):
+                    self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+
+    def _wait_for_turn(self, number: int) -> None:
+        """Wait, not for ever, until each running trial before this one has its plan, which the sampler then avoids."""
+        until_s = time.monotonic() + _LONGEST_TURN_S
+        while not self.is_alone and time.monotonic() < until_s:
+            if all("fingerprint" in t.user_attrs for t in self.trials.running() if t.number < number):
+                return
+            time.sleep(_TURN_POLL_S)
 
     def tell_evaluation(
         self,

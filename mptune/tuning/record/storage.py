@@ -210,7 +210,7 @@ def _open_database(url: str) -> PatientStorage:
 
     shown = scheme_of(url)
     try:
-        return PatientStorage(url)
+        return PatientStorage(url, lambda error: without_secrets_of(url, _line(error)))
     except ImportError as error:
         extra = "pip install 'psycopg[binary]'" if "postgres" in shown else "install the driver that the URL names"
         raise RunError(

@@ -166,8 +166,7 @@ class Tuner:
         for repeats in itertools.count(1):
             if is_exhausted(self._record, self._space):
                 return None
-            for seed in due_seeds(self._record, self._space, self._seeds_first):
-                self._record.enqueue(seed.plan, seed.origin)
+            self._enqueue_seeds()
             if self._before_proposal is not None and (not self._record.trials.waiting() or has_proposed(self._record)):
                 self._before_proposal()
             proposal = self._record.ask()
@@ -180,6 +179,14 @@ class Tuner:
                     return None
                 self._record.enqueue(unseen, ORIGIN_SAMPLER)
         raise AssertionError("unreachable")
+
+    def _enqueue_seeds(self) -> None:
+        due = due_seeds(self._record, self._space, self._seeds_first)
+        if {seed.plan.fingerprint for seed in due} <= self._record.trials.waiting():
+            return
+        with self._record.turn():  # Another worker may have been faster.
+            for seed in due_seeds(self._record, self._space, self._seeds_first):
+                self._record.enqueue(seed.plan, seed.origin)
 
     def _unseen(self, started: set[str]) -> PrecisionPlan | None:
         """A plan that is not known: any of few, else one that differs in as few groups as need be from the front."""

@@ -29,7 +29,8 @@ URLS = [
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_what_does_not_open_shows_no_part_of_its_secrets(url: str) -> None:
+def test_what_does_not_open_shows_no_part_of_its_secrets(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 0.0)
     with pytest.raises(RunError, match="cannot open the storage") as caught:
         check_opens(url)
     shown = caught.value.message + caught.value.hint

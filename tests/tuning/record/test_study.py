@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import SHA, FakeToolchain, Law, make_plan
+from tests.test_joining import until
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import evaluation_of
 
@@ -131,6 +133,27 @@ def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, 
     assert not (tmp_path / "unused").exists()
     one.close()
     two.close()
+
+
+def test_a_worker_proposes_when_the_turn_of_another_is_over(tmp_path: Path, space: SearchSpace) -> None:
+    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
+    order: list[str] = []
+
+    def propose() -> None:
+        two.release(two.ask())
+        order.append("proposed")
+
+    proposing = threading.Thread(target=propose)
+    with one.turn():
+        proposing.start()
+        until(lambda: len(one.trials.running()) == 2)
+        time.sleep(0.2)
+        order.append("turn is over")
+    proposing.join()
+    assert order == ["turn is over", "proposed"]
+    assert (one.spent, one.failures(), one.trials.failed(), one.trials.running()) == (0, (), [], [])
+    for record in (one, two):
+        record.close()
 
 
 def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Path, space: SearchSpace) -> None:
@@ -331,8 +354,9 @@ def test_notes(open_record: OpenRecord) -> None:
     "url", ["postgresql+psycopg://me:secret@localhost:1/none", "postgresql+nodriver://me:secret@h/n"]
 )
 def test_a_database_that_cannot_be_had_is_told_without_its_password(
-    tmp_path: Path, space: SearchSpace, url: str
+    tmp_path: Path, space: SearchSpace, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 0.0)
     with pytest.raises(RunError, match="cannot open the storage postgresql") as caught:
         open_study(space, name="x", metric="m", identity={}, journal=tmp_path / "j", url=url)
     assert "secret" not in caught.value.message + caught.value.hint
