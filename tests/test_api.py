@@ -152,6 +152,7 @@ print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30, sampl
 """
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle_of_a_search(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent), prepend=os.pathsep)
     command, diary = [sys.executable, "-c", KILLED], place / "diary"

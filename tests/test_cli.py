@@ -324,7 +324,9 @@ def test_limits_that_no_plan_meets_exit_with_3(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path: Path, number: signal.Signals) -> None:
     # The default sampler knows this little model after a dozen plans, and would be done before the interruption.
     command = [*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=64), "--sampler", "tpe"]
@@ -376,6 +378,7 @@ class TestPipesThatEnd:
         out = process.communicate()[0]
         assert (process.returncode, out) == (2 if options else 1, b"")
 
+    @pytest.mark.slow
     def test_progress_that_nobody_reads_does_not_end_a_search(
         self, mlp_path: Path, mlp_data: Path, tmp_path: Path
     ) -> None:

@@ -52,6 +52,7 @@ def test_memory_in_both_precisions(mlp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "in FP16 (" in shown(inspection, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_look_at_a_large_model_takes_the_first_samples(mlp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(mlp_path.with_name("many.npz"), x=np.eye(8, 32, dtype=np.float32))
     whole = mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"))

@@ -28,6 +28,7 @@ def test_every_network_is_made_sound_and_with_each_fault() -> None:
     assert {code for _, faults in NETWORKS.values() for codes in faults.values() for code in codes} <= set(CODES)
 
 
+@pytest.mark.slow
 def test_a_candidate_that_does_not_load_is_refused_and_its_twin_is_not(tmp_path: Path) -> None:
     make = dict(networks(1))["keypoints sound 0"]
     rows, missed = candidates(make(name="keypoints", place=tmp_path))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import optuna
+import pytest
 
 from benchmarks.samplers import LocalSampler, make_compared
 from tests.tuning.sampler.test_stock import GROUPS, beaten, searched
 
 
+@pytest.mark.slow
 def test_neighbours_find_what_tpe_alone_does_not() -> None:
     local = beaten(searched(make_compared("local", 0, len(GROUPS))))
     assert local > beaten(searched(make_compared("tpe", 0, len(GROUPS))))

@@ -88,6 +88,7 @@ def test_what_is_made_exact_is_so_and_the_rest_of_the_model_stays() -> None:
     assert np.array_equal(law.emulated, hard.emulated)
 
 
+@pytest.mark.slow
 def test_the_figures_of_hard_models_have_a_file_of_their_own(tmp_path: Path) -> None:
     out = tmp_path / "hard.json"
     command = [sys.executable, "-m", "benchmarks.search_quality", "--groups", "5", "--seeds", "1", "--budget", "4"]

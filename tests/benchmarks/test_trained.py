@@ -150,6 +150,7 @@ def test_an_archive_gives_every_variant_back(folder: Path, tmp_path: Path) -> No
     assert len(list((tmp_path / "there" / folder.name / "held_out").iterdir())) == 6
 
 
+@pytest.mark.slow
 def test_a_converted_file_is_predicted_as_the_plan_that_it_is(folder: Path) -> None:
     search(file_of(folder, FP32), data=folder / "search", out=folder / "run.mptune", budget=2, target="h200")
     front = json.loads((folder / "run.mptune" / "front.json").read_text())

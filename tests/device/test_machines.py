@@ -17,7 +17,7 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.engines.tensorrt.library import is_installed
-from mptune.reporting.terminal.front import print_front
+from mptune.reporting.terminal.explanation import print_explanation
 from mptune.selftest.run import engines_here, run_selftest
 from mptune.settings import LatencySettings
 from mptune.targets.detect import detect_gpus
@@ -104,7 +104,7 @@ def assert_builders_choice(front: Front, run: Path) -> None:
     assert not list((run / "engines").glob("free*"))
     assert "Builder's choice" in page
     text = io.StringIO()
-    print_front(front, text)
+    print_explanation(front, text)
     assert "builder's choice: " in text.getvalue()
 
 

@@ -143,7 +143,7 @@ def data_of(model: Path, rng: np.random.Generator, rows: int = 4) -> dict[str, n
     return found
 
 
-LONG = [k for k, (name, plant) in enumerate(PAIRS) if name == "vit" or (name == TRANSFORMER and plant is perturbed)]
+LONG = [k for k, (name, plant) in enumerate(PAIRS) if name in ("vit", TRANSFORMER) and plant in (perturbed, cast)]
 """Pairs that take long, and whose difference other pairs have, too."""
 
 

@@ -145,8 +145,11 @@ def follow(block: Block, names: dict[str, object]) -> None:
                     _DONE.add(command)
 
 
-LONG = {"docs/examples/text.md"}
-"""Whose models are larger: with what is marked ``slow``."""
+LONG = {
+    "docs/examples/text.md",
+    *(f"docs/guide/{name}.md" for name in ("coming-from", "jetson", "report", "spaces-and-targets", "tensorrt-11")),
+}
+"""Whose models are larger, or whose commands others run in much the same way: with what is marked ``slow``."""
 
 
 @pytest.mark.parametrize(

@@ -46,15 +46,15 @@ def test_every_check_holds_on_the_cpu(cases: Sequence[Case], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
-        ("slow clock", "clock"),
+        pytest.param("slow clock", "clock", marks=pytest.mark.slow),
         ("fast clock", "clock"),
         ("all-fp32", "precisions"),
-        ("all-fp16", "precisions"),
+        pytest.param("all-fp16", "precisions", marks=pytest.mark.slow),
         ("tf32", "tf32"),
         ("stale", "repeat"),
-        ("frozen", "repeat"),
+        pytest.param("frozen", "repeat", marks=pytest.mark.slow),
         ("off", "outputs"),
-        ("slightly off", "tf32"),
+        pytest.param("slightly off", "tf32", marks=pytest.mark.slow),
     ],
 )
 def test_each_fault_fails_its_own_line(cases: Sequence[Case], tmp_path: Path, fault: str, line: str) -> None:
