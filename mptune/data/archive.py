@@ -90,7 +90,7 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Non
 
 def write_arrays(path: Path, members: Iterable[tuple[str, np.ndarray]], compression: int) -> None:
     """Write an ``.npz``, whole or not at all; the same arrays give the same bytes."""
-    with whole_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
+    with writing(path), whole_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
         for name, array in members:
             entry = zipfile.ZipInfo(f"{name}.npy")  # without a time
             entry.compress_type = compression

@@ -107,7 +107,10 @@ class WorkerRun(SearchRun):
     def work(self) -> None:
         """Evaluate plans until the search stops; ``join`` has been called."""
         observations = Observations.load(self.directory.observed_json)
-        assert observations is not None
+        if observations is None:
+            raise RunError(
+                f"damaged: {self.directory.observed_json} cannot be read", "the same `mptune search` writes it anew"
+            )
         named = self._named_space()
         _, hazards = split_groups(self._workload, observations, self._kernels)
         space = search_space(self._workload, named, hazards, observations, self._kernels)
