@@ -16,7 +16,7 @@ from mptune.data.rollout import Rollout
 from mptune.diagnosis.sizes import size_text, sizes_of
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.errors import DataError, SettingsError
-from mptune.files import files_sha256
+from mptune.files import files_sha256, writing
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.interface import state_inputs
@@ -74,7 +74,8 @@ class SampleSets:
         self.save(workspace)
         for which in get_args(SampleSet):
             if workspace.reference(which).name in lost:
-                workspace.reference(which).unlink(missing_ok=True)
+                with writing(workspace.reference(which)):
+                    workspace.reference(which).unlink(missing_ok=True)
                 check_reference(open_toolchain().reference_model.reference(which), skip=skip)
         if KERNELS_JSON in lost:
             keep_kernels(open_toolchain(), precisions, workspace.data_dir)

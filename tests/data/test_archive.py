@@ -57,6 +57,13 @@ def test_what_npz_cannot_hold_is_refused_by_name_and_the_old_file_stays(tmp_path
     assert read_samples(path)[0]["x"] == 1.0
 
 
+def test_a_directory_in_the_place_of_an_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").mkdir()
+    with pytest.raises(RunError, match=r"a\.npz") as raised:
+        save_samples(tmp_path / "a.npz", [{"x": np.zeros(1)}])
+    assert raised.value.hint
+
+
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write") as caught:
