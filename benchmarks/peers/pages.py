@@ -49,8 +49,9 @@ def headline(models: Mapping[str, Row]) -> str:
     faster = [beaten_by(entry, _LIMIT) for entry in timed]
     text = (
         f"**Against other searches**, on {len(timed)} networks: the plans of Optuna's samplers, of bisection and of "
-        "four converters were built and timed on an H200 beside mptune's. Another method has a plan within 0.3 of "
-        f"all-FP16's error that is faster than mptune's, beyond the intervals, on {sum(map(bool, faster)) or 'none'}. "
+        "four converters were built and timed on an H200 beside mptune's. With at most 0.3 times all-FP16's error, "
+        "another method's plan is faster than mptune's, beyond the 95 % intervals, on "
+        f"{sum(map(bool, faster)) or 'none'}. "
         "[Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
     )
     return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
