@@ -59,6 +59,7 @@ def test_the_front_has_engines_and_the_chosen_one_ships(
     assert (moved / "chosen" / "model.engine").read_bytes() == (moved / "engines" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_model_that_tensorrt_rtx_does_not_parse_is_predicted_and_the_run_says_why(tmp_path: Path) -> None:
     model = Path(__file__).parent / "graph" / "corpus" / "custom_domain.onnx"
     front = mptune.search(model, target="rtx-4500-ada", budget=2, out=tmp_path / "run")

@@ -57,7 +57,8 @@ def test_every_setting_is_a_keyword_and_documented() -> None:
 
 
 OTHERWISE = {"context", "json_", "gpus", "engine", "shapes", "workspace_mb", "limits", "feedback", "precisions"}
-"""Options whose name or form is another one in Python."""
+OTHERWISE |= {"explain", "open_", "quiet", "help_all"}
+"""Options whose name or form is another one in Python, or which are of the terminal alone."""
 
 
 def test_the_command_line_has_the_same_names_and_defaults() -> None:

@@ -210,6 +210,7 @@ class Heard(Silent):
         self.evaluations.append(evaluation)
 
 
+@pytest.mark.slow
 def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
     groups = find_groups(load_model(DIGITS))
     bad = {  # the seeds meet each: all-FP16, then those with more and more of the first groups in FP32

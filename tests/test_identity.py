@@ -73,6 +73,7 @@ def test_two_hosts_with_one_database(tmp_path: Path, storage: str) -> None:
     check_two_hosts(tmp_path, storage)
 
 
+@pytest.mark.slow
 def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space = Path(mptune.__file__).parent.parent / "search_spaces" / "default.toml"

@@ -264,6 +264,7 @@ class ByGpu(Opener):
         return toolchain
 
 
+@pytest.mark.slow
 def test_a_search_keeps_the_fronts_of_its_gpus_apart_where_they_differ(
     mlp_path: Path, mlp_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_one_size_is_no_range(tmp_path: Path) -> None:
     assert sweep(groups, groups.uniform(Precision.FP16), samples, (one,)) == ((), ())
 
 
+@pytest.mark.slow
 def test_a_search_names_it(tmp_path: Path) -> None:
     onnx.save(pooled("ReduceSum"), tmp_path / "model.onnx")
     shapes = f"image:1x3x8x8,1x3x{SIZE}x{SIZE},1x3x{LARGEST}x{LARGEST}"

@@ -213,6 +213,7 @@ def test_the_same_model_under_other_names_agrees(tmp_path: Path) -> None:
     assert [finding.code for finding in found.findings] == ["agrees"]
 
 
+@pytest.mark.slow
 def test_a_reference_that_is_mixed_itself_is_named(tmp_path: Path) -> None:
     model = models.save(models.mlp(), tmp_path)
     mixed = mptune.apply(model, None, tmp_path / "mixed.onnx", keep_fp32=["op:Softmax"])
@@ -282,6 +283,7 @@ def test_runs_that_differ_are_not_deterministic(tmp_path: Path) -> None:
     assert found.verdict == "differs"
 
 
+@pytest.mark.slow
 def test_the_precisions_of_a_candidate_with_operators_of_onnx_runtime_are_known(tmp_path: Path) -> None:
     """Their types come from ONNX Runtime: without them, what is FP16 in the candidate was not known."""
     model = optimised(transformer(1), tmp_path)

@@ -147,7 +147,18 @@ def follow(block: Block, names: dict[str, object]) -> None:
 
 LONG = {
     "docs/examples/text.md",
-    *(f"docs/guide/{name}.md" for name in ("coming-from", "jetson", "report", "spaces-and-targets", "tensorrt-11")),
+    *(
+        f"docs/guide/{name}.md"
+        for name in (
+            "coming-from",
+            "jetson",
+            "metrics",
+            "report",
+            "spaces-and-targets",
+            "tensorrt-11",
+            "troubleshooting",
+        )
+    ),
 }
 """Whose models are larger, or whose commands others run in much the same way: with what is marked ``slow``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from mptune.data.metrics.accuracy import TaskMetric, unknown_metric
 from mptune.data.metrics.calling import CodeDefinition, definition_of_function, takes_whole_set
 from mptune.data.metrics.table import METRICS, Metric
 from mptune.data.metrics.whole_set import own_value
-from mptune.data.scripts import MetricScript
 from mptune.errors import DataError, RunError, SettingsError
 from mptune.files import files_sha256
+
+if TYPE_CHECKING:
+    from mptune.data.scripts import MetricScript
 
 TO_MAXIMISE = ":max"
 """Ends the name of a script's function whose value is larger for better plans."""
@@ -134,4 +136,6 @@ def load_metric(spec: str) -> MetricScript:
         raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
     if not path.is_file():
         raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
+    from mptune.data.scripts import MetricScript  # with what runs processes: reading a run needs none of it
+
     return MetricScript(path, name)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 import mptune
 from mptune.graph.grouping.grouped import GroupedModel
@@ -62,6 +63,7 @@ def test_nothing_is_set_apart_where_all_fits(tmp_path: Path) -> None:
     assert not pinned
 
 
+@pytest.mark.slow
 def test_a_search_of_a_split_group_is_resumed_picked_and_applied(tmp_path: Path) -> None:
     path = models.save(network(100.0), tmp_path)
     data = {"x": np.random.default_rng(1).standard_normal((16, WIDTH)).astype(np.float32)}

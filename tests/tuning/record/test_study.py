@@ -213,6 +213,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_kill_9_loses_and_repeats_nothing(tmp_path: Path, open_record: OpenRecord, space: SearchSpace) -> None:
     diary = tmp_path / "diary"
     for kill_at in (2, 7, 13):
