@@ -66,6 +66,7 @@ def test_what_fp16_breaks_does_not_agree(tmp_path: Path) -> None:
     assert found.outputs["label"]["largest_difference"] == np.abs(labels).max(), "of all samples, and not their mean"
 
 
+@pytest.mark.slow
 def test_all_fp16_is_that_of_a_search(tmp_path: Path) -> None:
     """A value beyond FP16 on the data pins its group; a constant beyond it is held as 65504, and the error shows it."""
     nodes = [

@@ -302,6 +302,7 @@ def bf16_model(mlp_path: Path, folder: Path) -> tuple[Path, Path, dict[str, np.n
     return mlp_path, mixed, {"x": np.random.default_rng(1).standard_normal((16, 32)).astype(np.float32)}
 
 
+@pytest.mark.slow
 def test_a_difference_that_bf16_makes(mlp_path: Path, tmp_path: Path) -> None:
     """FP16 would make an eighth of it, and explains nothing of it."""
     model, mixed, data = bf16_model(mlp_path, tmp_path)
@@ -331,6 +332,7 @@ def test_outputs_of_an_engine_in_bf16_are_known_as_such(mlp_path: Path, tmp_path
     assert "emulating BF16 reproduces it" in finding.text
 
 
+@pytest.mark.slow
 def test_a_sparse_weight_is_the_same_in_both(tmp_path: Path) -> None:
     places = numpy_helper.from_array(np.array([1, 6, 11], np.int64), "places")
     sparse = helper.make_sparse_tensor(numpy_helper.from_array(np.ones(3, np.float32), "s"), places, [4, 4])

@@ -18,7 +18,7 @@ from mptune.graph.loading.model import load_model
 from tests.graph import models
 from tests.graph.mutate import Said, check_result, complaint, mutant, originals, outcome, write_companions
 
-COUNT = int(os.environ.get("MPTUNE_FUZZ_COUNT", "20"))
+COUNT = int(os.environ.get("MPTUNE_FUZZ_COUNT", "10"))
 CHUNK = 10
 
 

@@ -227,6 +227,7 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
     assert seen == {"ReferenceJob": [], "MeasureJob": [convolves] * 2, "ObserveJob": []}
 
 
+@pytest.mark.slow
 def test_latency_is_corrected_for_drift_across_resumed_runs(
     mlp_workload: Workload,
     settings: SearchSettings,
