@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune.commands.demo import open_page
+from mptune.commands.common import open_page
 from mptune.resources import demo_model
 
 

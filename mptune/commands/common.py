@@ -183,6 +183,16 @@ def finish(
     leave_unmet(front, as_json=as_json)
 
 
+def open_page(run: Path) -> None:
+    """Open a run's page in a browser; without a display, a line says so."""
+    import webbrowser
+
+    page = (run / "report.html").resolve()
+    has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not (has_display and webbrowser.open(page.as_uri())):
+        complain(f"no browser can be opened here: the page is {page}")
+
+
 def leave_unmet(front: Front, *, as_json: bool) -> None:
     """Leave with 3 where no plan meets the limits asked for."""
     if not front.limits_met:
@@ -232,3 +242,5 @@ RecordedMetricOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+OPEN_HELP = "Open report.html in a browser, where there is a display."
+OpenOption = Annotated[bool, typer.Option("--open", help=OPEN_HELP)]

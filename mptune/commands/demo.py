@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mptune.commands.common import complain, finish, resumable
-
-OpenOption = Annotated[bool, typer.Option("--open", help="Open report.html in a browser, where there is a display.")]
+from mptune.commands.common import OPEN_HELP, complain, finish, open_page, resumable
 
 _BUDGET = 20
 
@@ -20,9 +16,7 @@ _BUDGET = 20
 def demo(
     context: typer.Context,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Run directory.")] = Path("demo.mptune"),
-    open_: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open report.html in a browser, where there is a display.")
-    ] = True,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help=OPEN_HELP)] = True,
 ) -> None:
     """Search a small model that comes with mptune, in 20 plans, and open the report.
 
@@ -44,13 +38,5 @@ def demo(
 
         front = searching.search(model, data=data, out=out, budget=_BUDGET, listener=listener)
     if open_:
-        open_page(out)
+        open_page(front.run_dir)
     finish(front, as_json=False, warned=listener.warned)
-
-
-def open_page(run: Path) -> None:
-    """Open a run's page in a browser; without a display, a line says so."""
-    page = (run / "report.html").resolve()
-    has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if not (has_display and webbrowser.open(page.as_uri())):
-        complain(f"no browser can be opened here: the page is {page}")

@@ -10,17 +10,18 @@ import typer
 from mptune.commands.common import (
     JsonOption,
     ModelArgument,
+    OpenOption,
     RecordedMetricOption,
     RunArgument,
     StorageOption,
     at_most_one,
     complain,
     finish,
+    open_page,
     print_csv,
     print_json,
     resumable,
 )
-from mptune.commands.demo import OpenOption, open_page
 from mptune.commands.options import (
     AllowMixedOption,
     HelpAllOption,

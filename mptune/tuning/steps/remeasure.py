@@ -50,6 +50,12 @@ def candidates(
     return tuple(sorted(unique.values(), key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
 
 
+def _chosen(points: Sequence[Evaluation], settings: SearchSettings) -> Evaluation | None:
+    """The point of a front that the search's own limits choose."""
+    limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
+    return choose(points, *limits, is_random=settings.data is None)[0]
+
+
 def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int) -> tuple[Evaluation, ...]:
     """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
 
@@ -65,9 +71,7 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     front = pareto(feasible(sound, settings.tolerance))
     confirmed = confirmed_evaluations(record, rounds, settings.latency, every)[0]
     now = confirmed_front(feasible(confirmed, settings.tolerance))
-    limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
-    is_random = settings.data is None
-    picks = [knee(front)] + [choose(p, *limits, is_random=is_random)[0] for p in (front, now)]
+    picks = [knee(front), *(_chosen(points, settings) for points in (front, now))]
     notes = record.notes(_PREFIX)
     wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
     wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
@@ -135,13 +139,9 @@ def to_measure(
         return todo
     kept, _ = confirmed_evaluations(record, rounds, settings.latency, points)
     kept = feasible(kept, settings.tolerance)
-    limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
     again = {e.plan.fingerprint for e in in_doubt(kept, settings.max_latency_ms)}
-    again |= {
-        e.plan.fingerprint
-        for e in choose(confirmed_front(kept), *limits, is_random=settings.data is None)[:1]
-        if e is not None
-    }
+    if (chosen := _chosen(confirmed_front(kept), settings)) is not None:
+        again.add(chosen.plan.fingerprint)
     wanted = [point for point in points if point.plan.fingerprint in again]
     return next((todo for count in range(2, rounds + 1) if (todo := missing(record, wanted, count))), [])
 
