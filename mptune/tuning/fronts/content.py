@@ -31,7 +31,7 @@ class OtherDevice(JsonForm):
 
 @dataclass(frozen=True)
 class FrontContent:
-    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
+    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table shows."""
 
     run_dir: Path
     model_path: Path
