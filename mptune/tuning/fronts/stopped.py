@@ -50,7 +50,6 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
         },
         "metric": file.search.metric,
         "baseline": {"fp32": None, "fp16": None},
-        "builders_choice": None,
         "points": [],
         "chosen": None,
         "choice": None,

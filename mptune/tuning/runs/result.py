@@ -48,7 +48,6 @@ from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage import same_storage, storage_url
 from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
-from mptune.tuning.steps.free_engine import read_builders_choice
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
 
@@ -147,7 +146,6 @@ def build_front(
         metric=record.metric,
         fp32=fp32,
         fp16=plans.fp16,
-        builders_choice=read_builders_choice(record, fp32),
         points=points,
         chosen=chosen,
         choice=choice,

@@ -58,7 +58,6 @@ from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors
 from mptune.tuning.steps.emulated import PlanEmulator
-from mptune.tuning.steps.free_engine import measure_builders_choice
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, keep_kernels
 from mptune.tuning.steps.limits import Limits
@@ -344,8 +343,6 @@ class SearchRun(MeasuringRun):
             return
         rounds = rounds_needed(settings, baseline.latency.source)
         if to_measure(record, settings, rounds):
-            if self._limits.reached() is None:
-                measure_builders_choice(record, self._open_toolchain(), settings, self._listener)
             confirm(record, self._open_toolchain(), settings, self._listener, rounds, self._limits)
 
     def _tune(self) -> None:
