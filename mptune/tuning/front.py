@@ -40,7 +40,6 @@ class Front(FrontContent):
         metric: the objective statistic.
         fp32: the all-FP32 baseline.
         fp16: all-FP16 after pins; None where it failed or was not evaluated.
-        builders_choice: the engine whose precisions TensorRT 10's builder chose itself; None where there is none.
         points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
         chosen: the plan in ``chosen/``; None where nothing is feasible, or nothing was chosen yet.
         choice: how it was chosen, why, and which limits no plan meets.
@@ -50,7 +49,6 @@ class Front(FrontContent):
         warnings: that have no code, one line each.
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
-        other_devices: whose fronts were kept apart, with their run directories.
         reported_metrics: that were taken beside the objective.
         hint: what ``chosen_reason`` ends with: a point that is much more exact for little latency.
     """

@@ -18,7 +18,6 @@ from mptune.engines.tensorrt.library import (
     AHEAD_OF_TIME,
     RTX_CAPABILITIES,
     Kind,
-    has_weak_types,
     install_line,
     is_installed,
     is_weak,
@@ -183,15 +182,6 @@ class TensorRtBuilder:
         options = replace(self._options, tf32=self._options.tf32 and bool(plan.reduced_groups))
         return self._build(plan, self._engine(plan, self._path(plan)), options)
 
-    def build_freely(self) -> Built | Failure | None:
-        """See ``ChoosesPrecisions``; TF32 allowed, too, as by ``trtexec --fp16``."""
-        if not has_weak_types(self.kind, self._version):
-            return None
-        plan = self._bench.workload.grouped.uniform(Precision.FP32)
-        path = self._workspace.engines_dir / f"free.{self._version}.engine"
-        engine = replace(self._engine(plan, path), nodes={})
-        return self._build(plan, engine, replace(self._options, tf32=True, weak=True))
-
     def _build(self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions) -> Built | Failure:
         space, path = self._workspace, engine.path
         weak = None
@@ -210,7 +200,7 @@ class TensorRtBuilder:
                 self._bench.workload.rewriter.write(plan, model)
             else:
                 weak.write(model)
-                options = options if options.weak else replace(options, told=weak.document())
+                options = replace(options, told=weak.document())
             job = BuildJob(
                 model=model,
                 engine_path=path,
