@@ -112,7 +112,7 @@ def test_what_an_engine_cannot_take_is_one_clear_error(here: Here, model: Path, 
 
 def test_an_engine_holds_no_inner_values_to_trace(model: Path, data: Path, tmp_path: Path) -> None:
     engine = write_engine(tmp_path / "m.engine", load_model(str(model)), MACHINES["ada"])
-    with pytest.raises(SettingsError, match="trace.* needs two ONNX models"):
+    with pytest.raises(SettingsError, match="needs two ONNX models"):
         mptune.compare(model, engine, data=data, trace=True)
 
 
