@@ -52,9 +52,7 @@ def compare(
     ignore: IgnoreOption = None,
     trace: Annotated[
         bool,
-        typer.Option(
-            "--trace", help="Find the first group whose values differ; with an engine, find where its FP32 is wrong."
-        ),
+        typer.Option("--trace", help="Find the first group whose values differ between two ONNX models."),
     ] = False,
     repeat: Annotated[
         int, typer.Option(metavar="N", help="Run CANDIDATE (or MODEL) N times, and compare the runs.")

@@ -23,7 +23,6 @@ from mptune.commands.common import (
     resumable,
 )
 from mptune.commands.options import (
-    AllowMixedOption,
     HelpAllOption,
     IgnoreOption,
     LimitOption,
@@ -100,7 +99,6 @@ def worker(
     gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
     metric: RecordedMetricOption = None,
     plugins: PluginOption = None,
-    allow_mixed: AllowMixedOption = False,
     wait: Annotated[
         str,
         typer.Option(

@@ -48,7 +48,6 @@ class Front(FrontContent):
         warnings: that have no code, one line each.
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
-        other_devices: whose fronts were kept apart, with their run directories.
         reported_metrics: that were taken beside the objective.
         hint: what ``chosen_reason`` ends with: a point that is much more exact for little latency.
     """

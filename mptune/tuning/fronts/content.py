@@ -11,22 +11,13 @@ from typing import Any
 from mptune.choice import Choice
 from mptune.finding import Finding
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.json_form import JsonForm, encode
+from mptune.json_form import encode
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.fronts.dominance import Neighbour, neighbours
 from mptune.tuning.fronts.limits import metric_values, shown_metrics
 
 FRONT_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class OtherDevice(JsonForm):
-    """Where the front of another device of the same search is: ``mptune worker --allow-mixed`` keeps it."""
-
-    run_dir: Path
-    device: str
-    engine: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,6 @@ class FrontContent:
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
-    other_devices: tuple[OtherDevice, ...] = ()
     reported_metrics: tuple[str, ...] = ()
     hint: str = ""
 
@@ -79,7 +69,6 @@ class FrontContent:
                 "hypervolume": self.hypervolume,
                 "findings": self.findings,
                 "warnings": self.warnings,
-                "other_devices": self.other_devices,
             }
         )
         return content

@@ -58,7 +58,6 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
         "hypervolume": None,
         "findings": [finding.to_json() for finding in by_severity(file.findings)],
         "warnings": list(file.warnings),
-        "other_devices": [],
     }
 
 

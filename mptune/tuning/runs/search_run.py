@@ -26,7 +26,7 @@ from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import has_shared_units
-from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_other_runs
+from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_confirmation
 from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import RunDirectory, has_workers
@@ -213,7 +213,7 @@ class SearchRun(MeasuringRun):
         )
         recorded = earlier = self.directory.load()
         place = self.directory.path
-        refuse_other_runs(place, recorded)
+        refuse_confirmation(place, recorded)
         if recorded is not None:
             check = partial(check_same, place, recorded, model.sha256, fixed)
             recorded = recorded if self._holds(check, recorded) else None
