@@ -68,7 +68,7 @@ def evaluate(plan: PrecisionPlan, number: int, origin: Origin, generator: np.ran
 
 def open_one(space: SearchSpace, journal: Path) -> StudyRecord:
     """The study of the journal."""
-    return open_study(space, name="large", metric="relative_l2", identity={}, journal=journal)[0]
+    return open_study(space, name="large", metric="relative_l2", identity={}, journal=journal)
 
 
 def fill(space: SearchSpace, journal: Path, count: int) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
@@ -14,9 +13,9 @@ from mptune.data.calibration import load_calibration
 from mptune.data.forms.samples import CalibrationSet
 from mptune.data.rollout import Rollout
 from mptune.diagnosis.sizes import size_text, sizes_of
-from mptune.engines.base import SampleSet, Toolchain, Workspace
+from mptune.engines.base import Workspace
 from mptune.errors import DataError, SettingsError
-from mptune.files import files_sha256, writing
+from mptune.files import files_sha256
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.interface import state_inputs
@@ -24,9 +23,6 @@ from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
 from mptune.targets.unsearched import nothing_to_tune
-from mptune.tuning.runs.seals import damaged, seal
-from mptune.tuning.steps.baseline import check_reference
-from mptune.tuning.steps.kernels import KERNELS_JSON, keep_kernels
 from mptune.tuning.steps.prepare import save_samples
 
 Labels = Sequence[dict[str, np.ndarray]]
@@ -58,29 +54,6 @@ class SampleSets:
         save_samples(workspace, self.search, self.held_out)
         save_labels(workspace.samples("search"), self.labels[0])
         save_labels(workspace.samples("held_out"), self.labels[1])
-
-    def repair(
-        self,
-        workspace: Workspace,
-        open_toolchain: Callable[[], Toolchain],
-        *,
-        skip: bool,
-        precisions: Sequence[str] = ("fp32", "fp16"),
-    ) -> tuple[str, ...]:
-        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan."""
-        lost = damaged(workspace.data_dir)
-        if not lost:
-            return ()
-        self.save(workspace)
-        for which in get_args(SampleSet):
-            if workspace.reference(which).name in lost:
-                with writing(workspace.reference(which)):
-                    workspace.reference(which).unlink(missing_ok=True)
-                check_reference(open_toolchain().reference_model.reference(which), skip=skip)
-        if KERNELS_JSON in lost:
-            keep_kernels(open_toolchain(), precisions, workspace.data_dir)
-        seal(workspace.data_dir)
-        return (f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and is written anew",)
 
 
 def load_data(

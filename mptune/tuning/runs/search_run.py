@@ -17,7 +17,7 @@ from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
-from mptune.files import read_bytes, write_bytes, write_json
+from mptune.files import read_bytes, write_bytes, write_json, writing
 from mptune.finding import Finding
 from mptune.graph.grouping.apart import KIND
 from mptune.graph.grouping.grouped import GroupedModel
@@ -52,7 +52,7 @@ from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import keep_model, keep_target
 from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
-from mptune.tuning.runs.seals import seal
+from mptune.tuning.runs.sample_files import damaged_file
 from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
@@ -124,8 +124,8 @@ class SearchRun(MeasuringRun):
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
-        repaired = self._open_study(space)
-        self._warn(*repaired)
+        incomparable = self._open_study(space)
+        self._warn(*incomparable)
         self._tune()
         self._confirm()
         self._check_begun(self._limits)
@@ -136,7 +136,7 @@ class SearchRun(MeasuringRun):
         )
         host = () if self.environment is None else self.environment.warnings
         about_model = *self._kernels.warnings, *space.warnings
-        warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *repaired)
+        warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *incomparable)
         self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
         return self._at_other_sizes(self._front(), other_sizes)
 
@@ -272,12 +272,16 @@ class SearchRun(MeasuringRun):
         return Workload(self.grouped, self.directory.workspace(self._model.path.resolve()), self._settings.precisions)
 
     def _observe(self, samples: SampleSets) -> Observations:
-        """What the model shows on the samples, looked at once; samples that were lost meanwhile are written anew."""
+        """What the model shows on the samples, looked at once; its file is written last, when the data are prepared."""
         workspace, skip, precisions = self._workload.workspace, self._settings.skip_checks, self._settings.precisions
         kept = Observations.load(self.directory.observed_json)
         if kept is not None:
-            self._warn(*samples.repair(workspace, self._open_toolchain, skip=skip, precisions=precisions))
-            return kept
+            lost = damaged_file(workspace.data_dir)
+            if lost is None:
+                return kept
+            self._warn(f"{lost} is missing or damaged: the data are prepared again")
+            with writing(self.directory.observed_json):
+                self.directory.observed_json.unlink()
         self._warn(*samples.warnings, *(finding.message for finding in samples.findings))
         samples.save(workspace)
         toolchain = self._open_toolchain()
@@ -292,7 +296,6 @@ class SearchRun(MeasuringRun):
         }
         seen = observe(toolchain, self._listener, self._model, indices, skip=skip, meanwhile=ask)
         observations = check_memory(seen, self._model, self._target, measured=toolchain.latency_source == "measured")
-        seal(workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations
 
@@ -319,8 +322,9 @@ class SearchRun(MeasuringRun):
         return MissingKernels.load(self._workload.workspace.data_dir / KERNELS_JSON)
 
     def _open_study(self, space: SearchSpace) -> tuple[str, ...]:
+        """Open the study; what cannot be compared of its metrics."""
         settings = self._settings
-        repaired = self._hold(
+        self._hold(
             open_study(
                 space,
                 name=self.file.study,
@@ -334,7 +338,7 @@ class SearchRun(MeasuringRun):
             )
         )
         metrics = settings.metric, *settings.reported_metrics
-        return (*repaired, *check_metrics(self.record, metrics, settings.metric_function))
+        return check_metrics(self.record, metrics, settings.metric_function)
 
     def _confirm(self) -> None:
         """Measure what is missing of the confirmed front."""
