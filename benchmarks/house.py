@@ -2,11 +2,14 @@
 
 How each row is counted:
 
-- *lines, files*: ``git ls-files``, the working tree's content, blank lines and comments too.
+- *lines, files*: ``git ls-files``, the working tree's content, blank lines and comments too; *page scripts, styles,
+  templates* are the files of ``mptune/`` that are not Python modules.
+- *protocols*: a class implements one that has its members, inherited ones and attributes set in methods included.
 - *hops*: the functions of ``mptune/`` on the call stack when the first plan's latency is taken, from the command's
   function to the job that the parent sends (``Worker.call``), and from the child's ``main`` to the first value
   (``value_ms``): two real stacks of one search on this CPU, read by a profile hook in both processes. A hop *only
   forwards* if its body, without the docstring, is one call, perhaps returned, perhaps inside one ``with``.
+- *widest import list*: the lines of a file's import statements.
 - *widest protocol, widest class*: public and private methods and properties; attributes count as members of protocols.
 - *files to touch*: files whose code (neither comments nor docstrings) names BF16, as the newest precision; that name
   ``tensorrt-rtx`` outside a folder of that name, as the newest backend; that name a code of a finding,
@@ -16,14 +19,12 @@ How each row is counted:
 from __future__ import annotations
 
 import ast
-import io
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ DATA = Path(__file__).parent / "models" / "digits_calib.npz"
 
 _HOOK = """
 import json, os, sys, threading, time
-PARENT = ("worker/parent.py", "call")
+PARENT = ("processes/parent.py", "call")
 CHILD = "value_ms"
 LOG = os.environ["HOUSE_LOG"]
 def stack(frame):
@@ -62,24 +63,27 @@ threading.setprofile(hook)
 
 def main() -> int:
     """Print the table."""
-    code = list(_files("mptune"))
+    code = list(_files("mptune/*.py"))
+    trees = [ast.parse(path.read_text()) for path in code]
     print("| | |\n| --- | --- |")
     for name, value in (
         ("lines of Python in `mptune/`", f"{_lines(code):,}"),
         ("files there", f"{len(code)}"),
-        ("lines in `tests/`", f"{_lines(_files('tests')):,}"),
+        ("page scripts, styles, templates", f"{_lines(set(_files('mptune/**')) - set(code)):,}"),
+        ("lines in `tests/`", f"{_lines(_files('tests/*.py')):,}"),
+        ("lines of Python in `benchmarks/`", f"{_lines(_files('benchmarks/*.py')):,}"),
+        ("protocols; of which have one implementation", _protocols(trees)),
         ("hops from `mptune search` to a timed plan, of which only forward", _hops()),
-        ("members of the widest protocol; methods of the widest class", _widest(code)),
+        ("widest import list", f"{max(map(_import_lines, trees))} lines"),
+        ("members of the widest protocol; methods of the widest class", _widest(trees)),
         ("files to touch for a new precision; a new backend; a new finding; a new metric", _touched(code)),
     ):
         print(f"| {name} | {value} |")
     return 0
 
 
-def _files(folder: str) -> Iterator[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", f"{folder}/*.py"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
+def _files(pattern: str) -> Iterator[Path]:
+    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return (path for line in listed.splitlines() if (path := ROOT / line).exists())
 
 
@@ -123,23 +127,47 @@ def _is_call(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Return | ast.Expr) and isinstance(statement.value, ast.Call)
 
 
-def _widest(files: Iterable[Path]) -> str:
-    protocols, classes = {"": 0}, {"": 0}
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-                if any("Protocol" in ast.unparse(base) for base in node.bases):
-                    members = {
-                        i.target.id
-                        for i in node.body
-                        if isinstance(i, ast.AnnAssign) and isinstance(i.target, ast.Name)
-                    }
-                    protocols[node.name] = len(methods | members)
-                else:
-                    classes[node.name] = len(methods)
-    protocol, widest = max(protocols, key=protocols.__getitem__), max(classes, key=classes.__getitem__)
-    return f"{protocols[protocol]} ({protocol}); {classes[widest]} ({widest})"
+def _import_lines(tree: ast.Module) -> int:
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return sum((node.end_lineno or 0) - node.lineno + 1 for node in statements)
+
+
+def _classes(trees: Iterable[ast.Module]) -> tuple[list[ast.ClassDef], list[ast.ClassDef]]:
+    """The protocols, and the other classes."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    protocols = [node for node in classes if any("Protocol" in ast.unparse(base) for base in node.bases)]
+    return protocols, [node for node in classes if node not in protocols]
+
+
+def _methods(node: ast.ClassDef) -> set[str]:
+    return {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+
+
+def _members(node: ast.ClassDef) -> set[str]:
+    fields = (item for item in node.body if isinstance(item, ast.Assign | ast.AnnAssign))
+    names = (name for item in fields for name in ast.walk(item) if isinstance(name, ast.Name))
+    return _methods(node) | {name.id for name in names if isinstance(name.ctx, ast.Store)}
+
+
+def _protocols(trees: Iterable[ast.Module]) -> str:
+    protocols, classes = _classes(trees)
+    named = {node.name: node for node in (*protocols, *classes)}
+
+    def having(node: ast.ClassDef) -> set[str]:
+        stored = (i for i in ast.walk(node) if isinstance(i, ast.Attribute) and isinstance(i.ctx, ast.Store))
+        bases = (named.get(ast.unparse(base).partition("[")[0]) for base in node.bases)
+        return _members(node).union({item.attr for item in stored}, *(having(base) for base in bases if base))
+
+    have = [having(node) for node in classes]
+    counts = [sum(having(protocol) <= members for members in have) for protocol in protocols]
+    return f"{len(protocols)}; {counts.count(1)}"
+
+
+def _widest(trees: Iterable[ast.Module]) -> str:
+    protocols, classes = _classes(trees)
+    protocol = max(protocols, key=lambda node: len(_members(node)))
+    widest = max(classes, key=lambda node: len(_methods(node)))
+    return f"{len(_members(protocol))} ({protocol.name}); {len(_methods(widest))} ({widest.name})"
 
 
 def _touched(files: Iterable[Path]) -> str:
@@ -162,18 +190,11 @@ def _touched(files: Iterable[Path]) -> str:
 
 def _code(path: Path) -> str:
     """The file without comments and docstrings: what a change of behaviour has to touch."""
-    source = path.read_text()
-    docstrings = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            docstrings.add((node.value.lineno, node.value.col_offset))
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    kept = [
-        t.string
-        for t in tokens
-        if t.type != tokenize.COMMENT and (t.type != tokenize.STRING or t.start not in docstrings)
-    ]
-    return " ".join(kept)
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ...
+    return ast.unparse(tree)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ ARGUMENTS = {
         for name in (
             *("budget", "data", "out", "target", "space", "engine", "precisions", "opset", "batch", "shapes"),
             *("max-error", "max-latency-ms", "metric", "labels", "tolerance", "ignore", "feedback", "steps"),
-            *("storage", "gpus", "gpu", "seed", "fresh", "tf32", "sampler", "skip-checks", "allow-mixed"),
+            *("storage", "gpus", "gpu", "seed", "fresh", "tf32", "sampler", "skip-checks"),
             *("keep-fp32", "keep-bf16", "force", "knee", "plan"),
             *("outputs", "reference-outputs", "trace", "repeat", "stress", "explain", "against"),
         )
@@ -58,7 +58,7 @@ ARGUMENTS = {
 }
 """Option, without its dashes -> argument of the Python functions, and field of the settings."""
 
-_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "allow-mixed", "trace", "stress", "explain"})
+_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "trace", "stress", "explain"})
 
 _VALUE = r"[A-Z]{2,}\b|X\b|\d[\w.]*|fp32,[\w,]+|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+"
 _OPTION = re.compile(rf"--({'|'.join(ARGUMENTS)})(?![\w-])(?:[ =]({_VALUE}))?")

@@ -23,7 +23,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
-from mptune.reporting.recipe import ENGINE_FILE, MARKED_FILE, BuildRecipe, is_on_cpu, timing_cache_of
+from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu, timing_cache_of
 from mptune.resources import read_template
 from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
@@ -36,7 +36,7 @@ CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 OWN_FILES = frozenset(
     {
         *("model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"),
-        *(CHECK_FILE, EMULATION_FILE, MARKED_FILE, TIMING_CACHE),
+        *(CHECK_FILE, EMULATION_FILE, TIMING_CACHE),
     }
 )
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
@@ -94,9 +94,6 @@ def write_chosen(
             with faults.tolerated("chosen/infer.py"):
                 script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
                 (fresh / "infer.py").write_text(script_text, encoding="utf-8")
-            if recipe.marked:
-                store = rewriter.beside(evaluation.plan, model_file, metadata)
-                rewriter.write(evaluation.plan, fresh / MARKED_FILE, marked=recipe.marked, store=store)
             if not is_on_cpu(front):
                 with faults.tolerated("chosen/build.sh"):
                     script = fresh / "build.sh"

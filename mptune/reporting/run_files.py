@@ -12,7 +12,6 @@ from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import EngineLayers
-from mptune.engines.marks import Marks
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json, writing
 from mptune.graph.grouping.grouped import GroupedModel
@@ -68,7 +67,6 @@ def write_run_files(
             recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, shape_inputs(grouped.model))
             with faults.tolerated("chosen/check.npz"):
                 check = check_set_of(run, file, front, front.chosen, grouped)
-        recipe = replace(recipe, marked=Marks.load(run.engines).of(front.chosen.plan))
         opset = None if file is None else file.fixed_settings.opset
         faults.warnings += write_chosen(
             front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset

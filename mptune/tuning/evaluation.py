@@ -323,24 +323,6 @@ class Evaluation(JsonForm, metaclass=_ListsPublicNames):
         return point
 
 
-@dataclass(frozen=True)
-class BuildersChoice:
-    """The baseline whose precisions TensorRT 10's builder chose: no plan, so that it is on no front.
-
-    Attributes:
-        evaluation: its figures, of a plan without groups; None where it failed.
-        failure: why, one line; empty where it was measured.
-    """
-
-    evaluation: Evaluation | None
-    failure: str = ""
-
-    def to_point(self) -> dict[str, Any]:
-        """Its figures in front.json, named as a POINT's."""
-        point = {} if self.evaluation is None else self.evaluation.to_point()
-        return {**{name: point.get(name) for name in ("latency", "error", "speedup")}, "failure": self.failure or None}
-
-
 def _ratio(baseline_ms: float, ms: float) -> float:
     """The speedup; a graph that does nothing is predicted to take no time."""
     return baseline_ms / ms if ms > 0 else 1.0 if baseline_ms <= 0 else math.inf

@@ -19,11 +19,10 @@ from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
 from mptune.tuning.fronts.limits import excess as excess_of
-from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text, plot_front
+from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +39,6 @@ class Front(FrontContent):
         metric: the objective statistic.
         fp32: the all-FP32 baseline.
         fp16: all-FP16 after pins; None where it failed or was not evaluated.
-        builders_choice: the engine whose precisions TensorRT 10's builder chose itself; None where there is none.
         points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
         chosen: the plan in ``chosen/``; None where nothing is feasible, or nothing was chosen yet.
         choice: how it was chosen, why, and which limits no plan meets.
@@ -50,7 +48,6 @@ class Front(FrontContent):
         warnings: that have no code, one line each.
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
-        other_devices: whose fronts were kept apart, with their run directories.
         reported_metrics: that were taken beside the objective.
         hint: what ``chosen_reason`` ends with: a point that is much more exact for little latency.
     """
@@ -96,20 +93,6 @@ class Front(FrontContent):
                 "Front.to_dataframe needs pandas, which is not installed", "pip install pandas"
             ) from None
         return pandas.DataFrame(front_records(self))
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot error (logarithmic) against latency with matplotlib.
-
-        Args:
-            ax: the Axes to draw on; None makes a figure.
-
-        Returns:
-            The Axes; ``.figure.savefig(path)`` saves it.
-
-        Raises:
-            MissingPackageError: matplotlib is not installed.
-        """
-        return plot_front(self, ax)
 
     def __repr__(self) -> str:
         return front_text(self)

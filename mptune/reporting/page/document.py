@@ -23,7 +23,6 @@ from mptune.reporting.confirmation_text import place_of, searched_baseline, sour
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
-    builders_choice_line,
     describe_engine,
     environment_facts,
     error_source,
@@ -140,7 +139,6 @@ def page_document(content: PageContent) -> dict[str, Any]:
             f"Latency: {latency_source(front)}.",
             *([] if is_on_cpu(front) else [f"{TRUE_FP32}."]),
             f"Error: {error_source(front)}.",
-            *(f"Builder's choice: {line}." for line in [builders_choice_line(front)] if line),
         ],
         "chosen": None if front.chosen is None else place[front.chosen.plan],
         "chosen_reason": front.choice.text,

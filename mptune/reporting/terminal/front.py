@@ -184,7 +184,7 @@ def print_answer(console: Console, front: Front) -> None:
     print_facts(console, [("chosen", _chosen(front)), *_gains(front), *_breaks(front)])
     if front.chosen is not None and (reasons := because(front, front.chosen)):
         print_text(console, f"{KEPT_BECAUSE}: {reasons}")
-    print_facts(console, [*_written_files(front), *_another(front), *_other_devices(front)])
+    print_facts(console, [*_written_files(front), *_another(front)])
     print_fact(console, "details", f"mptune report {shell_path(front.run_dir)} --explain", _WIDTH)
     if not front.limits_met:
         print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
@@ -257,12 +257,4 @@ def _written_files(front: Front) -> list[tuple[str, str]]:
         (name, f"python {shell_path(path)}" if name == "try it" else short_path(path))
         for name, path in paths
         if path.exists()
-    ]
-
-
-def _other_devices(front: Front) -> list[tuple[str, str]]:
-    """The fronts of other devices of the same search, and where they are."""
-    return [
-        ("also on" if index == 0 else "", f"{other.device} ({other.engine}): mptune report {shell_path(other.run_dir)}")
-        for index, other in enumerate(front.other_devices)
     ]

@@ -27,7 +27,7 @@ from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import has_shared_units
-from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_other_runs
+from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_confirmation
 from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import LateFaults, RunDirectory, has_workers
@@ -59,7 +59,6 @@ from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors
 from mptune.tuning.steps.emulated import PlanEmulator
-from mptune.tuning.steps.free_engine import measure_builders_choice
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, keep_kernels
 from mptune.tuning.steps.limits import Limits
@@ -218,7 +217,7 @@ class SearchRun(MeasuringRun):
         )
         recorded = earlier = self.directory.load()
         place = self.directory.path
-        refuse_other_runs(place, recorded)
+        refuse_confirmation(place, recorded)
         if recorded is not None:
             check = partial(check_same, place, recorded, model.sha256, fixed)
             recorded = recorded if self._holds(check, recorded) else None
@@ -348,8 +347,6 @@ class SearchRun(MeasuringRun):
             return
         rounds = rounds_needed(settings, baseline.latency.source)
         if to_measure(record, settings, rounds):
-            if self._limits.reached() is None:
-                measure_builders_choice(record, self._open_toolchain(), settings, self._listener)
             confirm(record, self._open_toolchain(), settings, self._listener, rounds, self._limits)
 
     def _tune(self) -> None:
