@@ -20,9 +20,8 @@ HEAVY = (
     "scipy",
     "sqlalchemy",
     "pandas",
-    "matplotlib",
 )
-OPTIONAL = ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "cuda", "torch", "psycopg", "sklearn", "pandas", "matplotlib")
+OPTIONAL = ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "cuda", "torch", "psycopg", "sklearn", "pandas")
 
 LIST_HEAVY = f"""
 import json, sys

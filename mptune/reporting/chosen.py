@@ -23,7 +23,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
-from mptune.reporting.recipe import ENGINE_FILE, MARKED_FILE, BuildRecipe, is_on_cpu, timing_cache_of
+from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu, timing_cache_of
 from mptune.resources import read_template
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
@@ -35,7 +35,7 @@ CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 OWN_FILES = frozenset(
     {
         *("model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"),
-        *(CHECK_FILE, EMULATION_FILE, MARKED_FILE, TIMING_CACHE),
+        *(CHECK_FILE, EMULATION_FILE, TIMING_CACHE),
     }
 )
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
@@ -84,9 +84,6 @@ def write_chosen(
             script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
             (fresh / "infer.py").write_text(script_text, encoding="utf-8")
             recipe = recipe or BuildRecipe()
-            if recipe.marked:
-                store = rewriter.beside(evaluation.plan, model_file, metadata)
-                rewriter.write(evaluation.plan, fresh / MARKED_FILE, marked=recipe.marked, store=store)
             if not is_on_cpu(front):
                 script = fresh / "build.sh"
                 script.write_text(recipe.script(evaluation.plan), encoding="utf-8")

@@ -12,7 +12,6 @@ from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import EngineLayers
-from mptune.engines.marks import Marks
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json
 from mptune.graph.grouping.grouped import GroupedModel
@@ -62,7 +61,6 @@ def write_run_files(
         recipe = BuildRecipe()
         if file is not None:
             recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, shape_inputs(grouped.model))
-        recipe = replace(recipe, marked=Marks.load(run.engines).of(front.chosen.plan))
         check = None if file is None else check_set_of(run, file, front, front.chosen, grouped)
         opset = None if file is None else file.fixed_settings.opset
         write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)

@@ -19,11 +19,10 @@ from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
 from mptune.tuning.fronts.limits import excess as excess_of
-from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text, plot_front
+from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,20 +93,6 @@ class Front(FrontContent):
                 "Front.to_dataframe needs pandas, which is not installed", "pip install pandas"
             ) from None
         return pandas.DataFrame(front_records(self))
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot error (logarithmic) against latency with matplotlib.
-
-        Args:
-            ax: the Axes to draw on; None makes a figure.
-
-        Returns:
-            The Axes; ``.figure.savefig(path)`` saves it.
-
-        Raises:
-            MissingPackageError: matplotlib is not installed.
-        """
-        return plot_front(self, ax)
 
     def __repr__(self) -> str:
         return front_text(self)

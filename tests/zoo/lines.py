@@ -152,7 +152,6 @@ LINES = [
         f"{_REACH}test_what_the_optimiser_writes_at_its_extended_level_is_no_finding",
     ),
     Line("engine-differs", "", "device", ""),
-    Line("fusion", "", "device", ""),
     Line(
         "reference-depends-on-optimisation",
         "on and off differ",

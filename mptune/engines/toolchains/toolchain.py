@@ -20,7 +20,6 @@ from mptune.engines.backends.backend import (
     ProfilesLayers,
     Rounds,
 )
-from mptune.engines.backends.tensorrt import TensorRtBuilder
 from mptune.engines.base import (
     EmulatedSamples,
     ErrorSource,
@@ -43,7 +42,6 @@ from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, Repetitions, TimingRecord
 from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.toolchains.marking import Marking
 from mptune.engines.toolchains.reference import ReferenceModel, worker_environment
 from mptune.engines.workload import Workload
 from mptune.errors import MptuneError
@@ -400,12 +398,6 @@ class MeasuredToolchain(TargetToolchain):
         if not isinstance(layers, Failure) and built.is_kept:
             write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
         return with_group_times(measurement, layers, self.workload.grouped)
-
-    @cached_property
-    def marking(self) -> Marking | None:
-        """See ``MarksValues``."""
-        builder = self.builder
-        return Marking(self._bench, builder, self.predictor.emulation) if isinstance(builder, TensorRtBuilder) else None
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         built = self.builder.build(plan)

@@ -81,32 +81,13 @@ class Rewriter:
         self._constants = NeededConstants(self.types, bank, self._suffixes)
         self._store: ConstantStore = inline if bank is None else banked(bank)
 
-    def write(
-        self,
-        plan: PrecisionPlan,
-        path: Path,
-        folded: FoldedValues | None = None,
-        marked: Sequence[str] = (),
-        store: ConstantStore | None = None,
-    ) -> Path:
+    def write(self, plan: PrecisionPlan, path: Path, folded: FoldedValues | None = None) -> Path:
         """Write the typed model to ``path``, which must lie in the weight bank's folder.
 
         Args:
             folded: values that are constants already, in place of the nodes that compute them.
-            marked: values that are outputs, too, as they are computed (``computed_names``).
-            store: holds the constants in place of the weight bank; ``path`` may then lie elsewhere.
         """
-        proto, large = self._typed(plan, store or self._store, folded=folded)
-        resolution = self.types.resolve(plan.stored)
-        for value, name in self.computed_names(plan, marked).items():
-            code = resolution.computed_in(value).onnx_type
-            proto.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
-        return write_bytes(path, serialized(proto, large))
-
-    def computed_names(self, plan: PrecisionPlan, values: Sequence[str]) -> dict[str, str]:
-        """The names under which floating values of the model are computed in the typed model of a plan."""
-        resolution = self.types.resolve(plan.stored)
-        return {value: self._computed_name(value, resolution) for value in values}
+        return write_bytes(path, serialized(*self._typed(plan, self._store, folded=folded)))
 
     def export(self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None) -> Path:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.

@@ -1,4 +1,4 @@
-"""A Front as rows, as the short table that Python and notebooks print, and as a plot."""
+"""A Front as rows, and as the short table that Python and notebooks print."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptune.data.metrics.paired import is_compared_by_ratio
-from mptune.errors import MissingPackageError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import WIDEST, cut, printable
 from mptune.printable import printable_html as escape
@@ -17,11 +16,7 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import reason_counts
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import LEAST_EXACTER, faster_beyond_noise, shared_errors
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.limits import error_cell, format_error, is_larger_in_search, metric_cell, metric_values
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_ROWS = 12
 """A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
@@ -364,45 +359,3 @@ def _justify(line: Sequence[str], widths: Sequence[int]) -> list[str]:
         text.ljust(width) if column in words else text.rjust(width)
         for column, (text, width) in enumerate(zip(line, widths, strict=True))
     ]
-
-
-_MARKERS = {"all-FP32": "s", "all-FP16": "^"}
-
-
-def plot_front(front: FrontContent, ax: Axes | None) -> Axes:
-    """Draw the front on matplotlib Axes, a new figure's for None; errors below ``ERROR_FLOOR`` are drawn there."""
-    if ax is None:
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingPackageError(
-                "Front.plot needs matplotlib, which is not installed", "pip install matplotlib"
-            ) from None
-        _, ax = pyplot.subplots()
-
-    def error(evaluation: Evaluation) -> float:
-        return max(evaluation.judged_error, ERROR_FLOOR)
-
-    points = sorted(front.points, key=lambda point: point.latency.median_ms)
-    x, y = [point.latency.median_ms for point in points], [error(point) for point in points]
-    ax.plot(x, y, drawstyle="steps-post", color="tab:blue", alpha=0.5, zorder=1)
-    ax.scatter(x, y, color="tab:blue", label="front", zorder=2)
-    for row in front_rows(front):
-        name, marker = next((named for named in _MARKERS.items() if named[0] in row.marks), ("", ""))
-        if name and row.evaluation.is_finite:
-            place = (row.evaluation.latency.median_ms, error(row.evaluation))
-            ax.scatter(*place, marker=marker, s=90, facecolors="none", edgecolors="black", label=name, zorder=3)
-    if front.chosen is not None:
-        place = (front.chosen.latency.median_ms, error(front.chosen))
-        ax.scatter(*place, marker="*", s=160, color="tab:red", label="chosen", zorder=4)
-    for beside in front.neighbours:
-        place = (beside.evaluation.latency.median_ms, error(beside.evaluation))
-        marker = "<" if beside.role == "faster" else "v"
-        ax.scatter(*place, marker=marker, s=90, color="tab:orange", label=beside.role, zorder=3)
-    ax.set_yscale("log")
-    ax.set_xlabel(f"latency, ms ({front.fp32.latency.source})")
-    clipped = any(point.judged_error < ERROR_FLOOR for point in (*points, front.fp32))
-    ax.set_ylabel(f"error, {front.metric}" + (f" (below {ERROR_FLOOR:.0e}: drawn there)" if clipped else ""))
-    ax.set_title(f"{front.model_path.stem} on {front.target}")
-    ax.legend()
-    return ax

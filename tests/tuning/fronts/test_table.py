@@ -1,4 +1,4 @@
-"""A Front in Python and in notebooks: table, HTML, DataFrame, plot; taking one point; pickle and copy."""
+"""A Front in Python and in notebooks: table, HTML, DataFrame; taking one point; pickle and copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,8 +22,6 @@ from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.fronts.table import MOST_ROWS
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
-
-mpl.use("Agg")
 
 FP32 = make_evaluation(10.0, 1e-8, origin=ORIGIN_FP32)
 
@@ -153,27 +150,11 @@ def test_the_dataframe_has_a_row_for_each_point_and_baseline() -> None:
     assert math.isnan(frame["error"].iloc[0])
 
 
-def test_the_plot_draws_every_point(tmp_path: Path) -> None:
-    ax = FRONT.plot()
-    assert ax.get_yscale() == "log"
-    drawn = {tuple(map(float, place)) for collection in ax.collections for place in collection.get_offsets()}
-    assert drawn >= {(p.latency.median_ms, p.judged_error) for p in FRONT.points[:-1]}
-    assert (10.0, 1e-7) in drawn, "errors below FP32's rounding are drawn at its floor"
-    assert FRONT.plot(ax) is ax
-    labels = ax.get_legend_handles_labels()[1]
-    assert FRONT.neighbours
-    assert {beside.role for beside in FRONT.neighbours} <= set(labels)
-    ax.figure.savefig(tmp_path / "front.png")
-    assert (tmp_path / "front.png").read_bytes()[:4] == b"\x89PNG"
-    mpl.pyplot.close(ax.figure)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("package", "call"), [("pandas", "to_dataframe"), ("matplotlib", "plot")])
-def test_a_missing_package_is_named(package: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackageError, match=f"Front.{call} needs {package}") as caught:
-        getattr(FRONT, call)()
-    assert caught.value.hint == f"pip install {package}"
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingPackageError, match=r"Front.to_dataframe needs pandas") as caught:
+        FRONT.to_dataframe()
+    assert caught.value.hint == "pip install pandas"
     assert isinstance(caught.value, MptuneError)
     assert isinstance(caught.value, ImportError)
     again = pickle.loads(pickle.dumps(caught.value))
