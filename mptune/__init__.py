@@ -99,8 +99,3 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value
-
-
-def __dir__() -> list[str]:
-    """List the public names, imported or not."""
-    return sorted(__all__)
