@@ -22,9 +22,8 @@ HEAVY = (
     "cuda",
     "scipy",
     "sqlalchemy",
-    "pandas",
 )
-OPTIONAL = ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "cuda", "torch", "psycopg", "sklearn", "pandas")
+OPTIONAL = ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "cuda", "torch", "psycopg", "sklearn")
 
 LIST_HEAVY = f"""
 import json, sys
