@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
