@@ -30,7 +30,6 @@ from mptune.finding import Finding
 from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
-from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings, read_error
 from mptune.targets.unsearched import already_mixed_findings
 from mptune.tuning.listener import Listener
@@ -53,7 +52,6 @@ def compare(
     repeat: int = 1,
     stress: bool = False,
     batch: int = 1,
-    out: str | os.PathLike[str] | None = None,
     listener: Listener | None = None,
 ) -> Comparison:
     """Compare recorded outputs, or another model, with a model in true FP32, and name the cause of a difference.
@@ -79,7 +77,6 @@ def compare(
         repeat: Run the right side so often, and compare the runs with each other.
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
-        out: Folder for ``comparison.json`` and the page ``comparison.html``; it is made where it is not there.
         listener: Receives the stages of the work.
 
     Returns:
@@ -92,7 +89,6 @@ def compare(
         DataError: The data, or what was recorded, do not fit the model.
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
-        RunError: ``out`` cannot be written.
     """
     is_recorded = outputs is not None
     limit = read_error(max_error)
@@ -113,10 +109,7 @@ def compare(
     )
     sources = _Sources(outputs, reference_outputs, tolerance, limit, ignore, batch)
     with _open(model, candidate, data, sources, listener) as opened:
-        comparison = opened.explained(repeat, stress=stress, trace=trace)
-    if out is not None:
-        write_comparison(comparison, Path(out))
-    return comparison
+        return opened.explained(repeat, stress=stress, trace=trace)
 
 
 def check(

@@ -61,10 +61,6 @@ def compare(
         bool, typer.Option("--stress", help="Run it in several threads at once, and compare with single runs.")
     ] = False,
     batch: BatchOption = DataSettings.batch,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FOLDER", help="Write comparison.json and comparison.html to this folder."),
-    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Name what makes outputs differ from a model in FP32.

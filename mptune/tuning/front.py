@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.errors import MissingPackageError, PlanError
+from mptune.errors import PlanError
 from mptune.settings import Tolerance, check_limits
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
@@ -19,11 +18,7 @@ from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
 from mptune.tuning.fronts.limits import excess as excess_of
-from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text, plot_front
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
+from mptune.tuning.fronts.table import format_bytes, front_text, latency_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,39 +76,8 @@ class Front(FrontContent):
             raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
         return point
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """The points and both baselines as a pandas DataFrame, sorted by latency (milliseconds).
-
-        Raises:
-            MissingPackageError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise MissingPackageError(
-                "Front.to_dataframe needs pandas, which is not installed", "pip install pandas"
-            ) from None
-        return pandas.DataFrame(front_records(self))
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot error (logarithmic) against latency with matplotlib.
-
-        Args:
-            ax: the Axes to draw on; None makes a figure.
-
-        Returns:
-            The Axes; ``.figure.savefig(path)`` saves it.
-
-        Raises:
-            MissingPackageError: matplotlib is not installed.
-        """
-        return plot_front(self, ax)
-
     def __repr__(self) -> str:
         return front_text(self)
-
-    def _repr_html_(self) -> str:
-        return front_html(self)
 
 
 def pareto(

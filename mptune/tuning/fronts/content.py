@@ -22,7 +22,7 @@ FRONT_FORMAT = 1
 
 @dataclass(frozen=True)
 class FrontContent:
-    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
+    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table shows."""
 
     run_dir: Path
     model_path: Path

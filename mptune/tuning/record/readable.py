@@ -104,12 +104,12 @@ def are_objectives(values: Any, state: TrialState) -> bool:
 
 
 def _precisions(value: Any) -> None:
-    _entries(value, Precision)
+    _entries(value, Precision.named)
 
 
 def _distribution(text: Any) -> None:
     for choice in parse_json(text)["attributes"]["choices"]:
-        Precision(choice)
+        Precision.named(choice)
 
 
 def _text(value: Any) -> None:
