@@ -77,9 +77,9 @@ def _differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Which values differ, shape of both, by the one rounding that explains most of them."""
     same = [_equal(a, b)]
     with np.errstate(over="ignore", invalid="ignore"):
-        for one, other in ((a, b), (b, a)):
-            if one.dtype.kind == "f":
-                same += [_equal(each, other) for each in _held(one)]
+        for values, others in ((a, b), (b, a)):
+            if values.dtype.kind == "f":
+                same += [_equal(each, others) for each in _held(values)]
     differs: np.ndarray = ~max(same, key=np.count_nonzero)
     return differs
 
