@@ -626,7 +626,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, dict[str, dict[str, float] | str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for precision in map(Precision, options.precisions):
+        for precision in map(Precision.named, options.precisions):
             rows = found.setdefault(str(precision), {})
             for name, case in cases(precision).items():
                 print(f"{precision.name}: {name}")

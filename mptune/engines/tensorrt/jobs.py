@@ -24,7 +24,7 @@ from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_en
 from mptune.engines.tensorrt.library import Kind, install_line, load_library, made, open_log
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession, cast_feed
 from mptune.files import whole_file
-from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision
 from mptune.processes.child import WorkerState
 from mptune.targets.detect import detect_gpus
 
@@ -309,7 +309,7 @@ def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Laye
             nodes.get(name, ()),
             steady_mean([execution.get(name, 0.0) for execution in executions]),
             name,
-            tuple(precision for precision in Precision if precision in types.get(name, ())),
+            tuple(precision for precision in PRECISIONS if precision in types.get(name, ())),
         )
         for name in names
     )

@@ -25,7 +25,7 @@ from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import Initializer, fill_value, is_external
-from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.model_file import (
     add_cast,
     add_metadata,
@@ -74,7 +74,7 @@ class Rewriter:
     def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
         self.types = value_types(grouped)
         self._model = model = grouped.model
-        self._suffixes = {precision: new_suffix(model, str(precision)) for precision in Precision}
+        self._suffixes = {precision: new_suffix(model, str(precision)) for precision in PRECISIONS}
         self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
         self._barrier, self._zero = new_suffix(model, "barrier"), new_suffix(model, "zero")
         self._frame = frame_of(model)
@@ -196,7 +196,7 @@ class Rewriter:
         if needed is None:
             return
         computed = resolution.computed_in(value)
-        for precision in Precision:
+        for precision in PRECISIONS:
             if precision not in needed:
                 continue
             default = value + self._suffixes[precision], self._name(value, precision, computed)
