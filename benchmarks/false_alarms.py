@@ -8,7 +8,7 @@ Every model is inspected with data (``mptune inspect MODEL --data``). What is ri
 * the zoo of the tests: each situation shows its code, each sound twin none;
 * models and recordings that are compared (``mptune compare MODEL --data``), faulty and sound;
 * the corpus of graphs and the exported networks: nobody planted a fault; what is right for them stands in ``KNOWN``,
-  with the reason, and in the tests' expectations of the networks. Their data are drawn, as ``random-data`` says.
+  with the reason, and in the tests' expectations of the networks. Their data are drawn.
 
 Each of the six networks is compared with its own FP16 model, too, which must load, and with a copy whose value_info
 contradicts it, which must be refused.
@@ -96,7 +96,6 @@ HELD_FAULTS = frozenset({("encoder", "mask")})
 _INFO = {"long-sum", "norm-written-out"}
 """Of the zoo: what is no more than ``info`` once data were seen."""
 
-DRAWN = frozenset({"random-data"})
 MOST = 1 / 50
 
 Named: TypeAlias = "tuple[str, Callable[..., Case]]"
@@ -245,17 +244,15 @@ def zoo() -> Iterator[Named]:
     for name, twins in {**SHOWN, **FURTHER}.items():
         code = name.split()[0].rstrip(",:")
         for kind, make, planted in (("", twins[0], {code}), (" (twin)", twins[1], set[str]())):
-            right = frozenset(BESIDE.get(name + kind, {})) | DRAWN  # vectors of noise are what most of these take
+            right = frozenset(BESIDE.get(name + kind, {}))
             held = frozenset(planted if name in HELD else ())
             show, shown = make(), frozenset(planted - _INFO) - held
             data = dict(show.data)
             yield f"zoo {name}{kind}", partial(placed, show.proto, data, right=right, planted=shown, held=held)
     for name, one in specimens().items():
         codes = frozenset({one.code} - {""})
-        yield (
-            f"zoo {name}",
-            partial(placed, one.proto, dict(one.data), right=DRAWN | BESIDE.get(name, {}).keys(), planted=codes),
-        )
+        right = frozenset(BESIDE.get(name, {}))
+        yield f"zoo {name}", partial(placed, one.proto, dict(one.data), right=right, planted=codes)
     for name, (broken, sound, _) in {**GRAPHS, **FURTHER_GRAPHS}.items():
         code = name.split()[0].rstrip(":")
         severe = frozenset({code} if CODES[code].severity != "info" else set())
@@ -329,14 +326,14 @@ def drawn(path: Path, right: frozenset[str], name: str, place: Path) -> Case:
     """A model of the tests with eight drawn samples, one file each."""
     model = load_typed_model(path, any_precision=True)
     save_folder(place / "data", [feeds(model, seed, batch=1) for seed in range(8)])
-    return Case(name, path, place / "data", right | DRAWN)
+    return Case(name, path, place / "data", right)
 
 
 def network(stem: str, name: str, place: Path) -> Case:
     """A network of the tests, with the findings that its test expects."""
     path, wanted = filled(stem, place), expected(stem)
     save_folder(place / "data", samples(load_typed_model(path, any_precision=True)))
-    return Case(name, path, place / "data", wanted.findings | wanted.on_data | DRAWN)
+    return Case(name, path, place / "data", wanted.findings | wanted.on_data)
 
 
 def save_folder(folder: Path, every: list[dict[str, np.ndarray]]) -> None:

@@ -97,7 +97,7 @@ def _evaluation(
     error = float(np.sqrt((errors[half] ** 2).sum()))
     ms = 10.0 - float(gains[half].sum()) + 0.002 * int(np.diff(half).sum()) + float(random.normal(0, 0.003))
     samples = tuple(float(v) for v in error * np.exp(random.normal(0, 0.1, SAMPLES)))
-    names = ("relative_l2", "max_abs", "mean_abs", "cosine_distance", "non_finite")
+    names = ("relative_l2", "max_abs", "mean_abs", "non_finite")
     per_output = {"y": {name: samples if name != "non_finite" else (0.0,) * SAMPLES for name in names}}
     origin = {0: Origin("seed", "all-fp32"), 1: Origin("seed", "all-fp16")}.get(number, Origin("sampler"))
     return Evaluation(

@@ -1,7 +1,7 @@
 """Draw the pictures of the page in README and docs: ``python -m benchmarks.page_picture``.
 
 Runs the README's command and photographs its report.html: the top of the page, the network and the outputs, and a phone
-in the dark. Needs what ``benchmarks.browser`` needs, and Pillow, which matplotlib brings.
+in the dark. Needs what ``benchmarks.browser`` needs, and Pillow.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
-from mptune.graph.plan import PLAN_FORMAT, REDUCED, Precision, PrecisionPlan
+from mptune.graph.plan import PLAN_FORMAT, PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.inspection.model import observe_values
 from mptune.settings import Granularity
@@ -291,11 +291,11 @@ def _node_precisions(nodes: Any, path: Path) -> dict[str, Precision]:
     if not isinstance(nodes, dict):
         raise PlanError(f"{path}: 'nodes' is not an object", _PLAN_HINT)
     for name, precision in nodes.items():
-        if precision not in [p.value for p in Precision]:
+        if precision not in [p.value for p in PRECISIONS]:
             raise PlanError(
-                f"{path}: node {name!r} has precision {precision!r}", f"a precision is one of: {', '.join(Precision)}"
+                f"{path}: node {name!r} has precision {precision!r}", f"a precision is one of: {', '.join(PRECISIONS)}"
             )
-    return {name: Precision(precision) for name, precision in nodes.items()}
+    return {name: Precision.named(precision) for name, precision in nodes.items()}
 
 
 def _by_groups(model: Model, plan: PrecisionPlan, nodes: Mapping[str, Precision]) -> ResolvedPlan:

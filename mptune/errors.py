@@ -11,8 +11,7 @@
     |-- TargetError      a target or toolchain is unknown, invalid or not available here
     |-- RunError         the run directory: another model's, in use, not writable, disk full
     |   `-- EndedEarlyError   --timeout or --max-disk ended it before there was a front    (exit code 3)
-    |-- BaselineError    the FP32 baseline is broken already: precision is not the problem    (4 with its findings)
-    `-- MissingPackageError   an optional package is not installed (an ImportError, too)
+    `-- BaselineError    the FP32 baseline is broken already: precision is not the problem    (4 with its findings)
 
 A candidate that fails to build or to run is not an error but a value: ``mptune.engines.base.Failure``.
 """
@@ -50,7 +49,7 @@ ARGUMENTS = {
         for name in (
             *("budget", "data", "out", "target", "space", "engine", "precisions", "opset", "batch", "shapes"),
             *("max-error", "max-latency-ms", "metric", "labels", "tolerance", "ignore", "feedback", "steps"),
-            *("storage", "gpus", "gpu", "seed", "fresh", "tf32", "sampler", "skip-checks", "allow-mixed"),
+            *("storage", "gpus", "gpu", "seed", "fresh", "tf32", "sampler", "skip-checks"),
             *("keep-fp32", "keep-bf16", "force", "knee", "plan"),
             *("outputs", "reference-outputs", "trace", "repeat", "stress", "explain", "against"),
         )
@@ -58,7 +57,7 @@ ARGUMENTS = {
 }
 """Option, without its dashes -> argument of the Python functions, and field of the settings."""
 
-_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "allow-mixed", "trace", "stress", "explain"})
+_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "trace", "stress", "explain"})
 
 _VALUE = r"[A-Z]{2,}\b|X\b|\d[\w.]*|fp32,[\w,]+|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+"
 _OPTION = re.compile(rf"--({'|'.join(ARGUMENTS)})(?![\w-])(?:[ =]({_VALUE}))?")
@@ -176,7 +175,3 @@ class BaselineError(MptuneError):
 
     def __reduce__(self) -> tuple[type[MptuneError], tuple[object, ...]]:
         return type(self), (self._message, self._hint, self.findings)
-
-
-class MissingPackageError(MptuneError, ImportError):
-    """An optional package, which only this call needs, is not installed."""

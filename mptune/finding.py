@@ -182,8 +182,6 @@ class Finding:
 
         Or BF16, where it is FP16's range that the values leave; or FP16, where only BF16 has too few digits.
         """
-        if self.code == "fusion":  # The engine is at fault, in any precision.
-            return self
         groups = self.where.groups
         if self.is_of_bf16_alone:
             does_no_harm = not any(group in bf16_groups for group in groups)

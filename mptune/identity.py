@@ -108,15 +108,10 @@ def _value_text(value: object) -> str:
     return " ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
 
 
-def refuse_other_runs(path: Path, recorded: RunFile | None) -> None:
-    """Refuse to search in the directory of a confirmation, or of the front of another device."""
+def refuse_confirmation(path: Path, recorded: RunFile | None) -> None:
+    """Refuse to search in the directory of a confirmation."""
     if recorded is not None and recorded.confirms is not None:
         raise RunError(f"{path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
-    if recorded is not None and recorded.accompanies is not None:
-        raise RunError(
-            f"{path} is the front of another device",
-            "go on with it: `mptune worker --allow-mixed` with the run around it",
-        )
 
 
 def check_data(path: Path, recorded: RunFile, data: DataSection) -> None:

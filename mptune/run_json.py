@@ -136,9 +136,8 @@ class RunFile(_Section):
     """The content of run.json.
 
     ``confirms`` is the way from a confirmation, which is a run directory of its own, to the run that it confirms; null
-    in the run of a search. ``accompanies`` is the way from the front of another device to the search that it belongs
-    to, in whose storage its study is; null in the run of the search. ``nodes_apart`` are the nodes that are FP32 under
-    any plan although their groups are not (``mptune.graph.grouping.apart``).
+    in the run of a search. ``nodes_apart`` are the nodes that are FP32 under any plan although their groups are not
+    (``mptune.graph.grouping.apart``).
     """
 
     format: int = RUN_FORMAT
@@ -156,7 +155,6 @@ class RunFile(_Section):
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     confirms: str | None = None
-    accompanies: str | None = None
 
     @classmethod
     def of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,32 +18,27 @@ import filelock
 
 from mptune.engines.base import SKETCHES, Workspace
 from mptune.errors import RunError
-from mptune.files import delete_scratch, read_json, read_text, write_json, writing
+from mptune.files import delete_scratch, read_json, read_text, write_json, write_text, writing
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
 
 HOME = "../.."
-"""The way from ``RUN/confirmed/DEVICE`` and ``RUN/devices/DEVICE`` to ``RUN``."""
-
-
-class RunInUseError(RunError):
-    """Another process holds the lock of a run directory."""
+"""The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
 
 
 class RunDirectory:
     """The paths of one run, and its run.json. Made by ``open_run`` (to write) or ``read_run`` (to read).
 
-    A confirmation has its weights and its data from the run that it confirms; the front of another device has its
-    study in the journal of the search that it accompanies.
+    A confirmation has its weights and its data from the run that it confirms.
     """
 
-    def __init__(self, path: Path, confirms: Path | None = None, accompanies: Path | None = None) -> None:
+    def __init__(self, path: Path, confirms: Path | None = None) -> None:
         self.path = path
         home = path if confirms is None else confirms
         self.run_json = path / "run.json"
         self.lock = path / "run.lock"
         self.workers_lock = path / "workers.lock"
         self.source_onnx = path / "source.onnx"
-        self.journal = (path if accompanies is None else accompanies) / "study.journal"
+        self.journal = path / "study.journal"
         self.weights = home / "weights"
         self.front_json = path / "front.json"
         self.report_html = path / "report.html"
@@ -52,7 +48,6 @@ class RunDirectory:
         self.logs = path / "logs"
         self.data = home / "data"
         self.confirmed = path / "confirmed"
-        self.devices = path / "devices"
         self.sketches = path / "data" / SKETCHES
         self.observed_json = self.data / "observed.json"
 
@@ -84,8 +79,7 @@ class RunDirectory:
         For a run without an evaluation: all of it is made anew.
         """
         with writing(self.path):
-            if self.journal.parent == self.path:
-                self.journal.unlink(missing_ok=True)
+            self.journal.unlink(missing_ok=True)
             for folder in (self.weights, self.engines, self.data):
                 if folder.is_dir() and not folder.is_symlink():
                     shutil.rmtree(folder)
@@ -93,6 +87,31 @@ class RunDirectory:
     def save(self, file: RunFile) -> None:
         """Write run.json, whole or not at all."""
         write_json(self.run_json, file.model_dump(mode="json"))
+
+
+class LateFaults:
+    """Faults of what accompanies a result: each is a warning, with its traceback in ``logs/``, and takes nothing away.
+
+    Errors of the system, such as a full disk, are not among them: they are raised, and the same command goes on.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self.warnings: list[str] = []
+        self._logs = logs
+
+    @contextmanager
+    def tolerated(self, what: str) -> Iterator[None]:
+        """Turn an exception in the block, which makes ``what``, into a warning."""
+        try:
+            yield
+        except (OSError, RunError):
+            raise
+        except Exception as error:
+            log = self._logs / f"{what.replace('/', '-').replace(' ', '-')}.log"
+            log.parent.mkdir(exist_ok=True)
+            write_text(log, "".join(traceback.format_exception(error)))
+            reason = " ".join(str(error).split()) or "no message"
+            self.warnings.append(f"{what} could not be made ({type(error).__name__}: {reason}): see {log}")
 
 
 _OWN = frozenset(path.parts[0] for path in vars(RunDirectory(Path())).values() if path.parts)
@@ -117,24 +136,15 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
         what = "is no run directory (it has no run.json)" if run.path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}", "`mptune search MODEL` makes one: MODEL.mptune in the working directory")
     if file.confirms is not None:
-        what, where = "run that it confirms", "a confirmation lies in RUN/confirmed/DEVICE"
-        run = RunDirectory(run.path, confirms=_home(run, run.confirmed.name, file.confirms, what, where))
-    elif file.accompanies is not None:
-        what, where = "search that it accompanies", "the front of another device lies in RUN/devices/DEVICE"
-        run = RunDirectory(run.path, accompanies=_home(run, run.devices.name, file.accompanies, what, where))
-    for directory in {run.weights.parent, run.journal.parent} - {run.path}:
-        refuse_links(directory)
+        if file.confirms != HOME or run.path.resolve().parent.name != run.confirmed.name:
+            raise RunError(
+                f"{run.run_json} names {file.confirms!r} as the run that it confirms: only the run around it is "
+                "believed",
+                "give the run directory of the search: a confirmation lies in RUN/confirmed/DEVICE",
+            )
+        run = RunDirectory(run.path, confirms=run.path / HOME)
+        refuse_links(run.weights.parent)
     return run, file
-
-
-def _home(run: RunDirectory, folder: str, recorded: str, what: str, where: str) -> Path:
-    """The run that a confirmation, or the front of another device, belongs to: run.json may name no other."""
-    if recorded != HOME or run.path.resolve().parent.name != folder:
-        raise RunError(
-            f"{run.run_json} names {recorded!r} as the {what}: only the run around it is believed",
-            f"give the run directory of the search: {where}",
-        )
-    return run.path / recorded
 
 
 def refuse_links(path: Path) -> None:
@@ -165,8 +175,8 @@ def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
                 continue
             yield entry
             if entry.is_dir(follow_symlinks=False) and entry.name in _OWN - {"chosen"}:
-                # Each entry of these two is a run directory, whose turn comes when it is opened.
-                yield from _below(entry.path, deep=entry.name not in ("confirmed", "devices"))
+                # Each confirmation is a run directory, whose turn comes when it is opened.
+                yield from _below(entry.path, deep=entry.name != "confirmed")
 
 
 def _below(path: str, *, deep: bool) -> Iterator[os.DirEntry[str]]:
@@ -264,7 +274,7 @@ def _locked(run: RunDirectory) -> Iterator[None]:
         try:
             lock.acquire()
         except filelock.Timeout:  # An OSError itself, so it must not reach ``writing``.
-            raise RunInUseError(
+            raise RunError(
                 f"{run.path} is in use by another process{holder}",
                 "wait for it, or give this search a run directory of its own with --out DIR",
             ) from None

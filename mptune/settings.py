@@ -432,9 +432,6 @@ class SearchSettings:
     seed: int = _option(0, ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")
     tf32: bool = _option(False, ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
     tensorrt: TensorRtSettings = field(default_factory=TensorRtSettings)
-    allow_mixed: bool = _option(
-        False, ADVANCED, "Accept GPUs or hosts that differ; each gets a front of its own. Default: refuse them."
-    )
     skip_checks: bool = _option(
         False, ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong."
     )

@@ -17,7 +17,7 @@ from mptune.errors import PlanError, RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from tests.graph import models
 from tests.graph.helpers import relative_l2, run
@@ -111,7 +111,7 @@ def test_a_plan_of_any_granularity_is_known_by_its_nodes(granularity: str, tmp_p
     path = models.save(models.decomposed_norm(), tmp_path)
     model = load_model(path)
     groups = find_groups(model, granularity)  # type: ignore[arg-type]
-    plan = PrecisionPlan(model.sha256, {g.id: list(Precision)[k % 2] for k, g in enumerate(groups)})
+    plan = PrecisionPlan(model.sha256, {g.id: list(PRECISIONS)[k % 2] for k, g in enumerate(groups)})
     expected = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "expected.onnx")
     document = plan.to_json(Rewriter(GroupedModel(model, groups)).node_precisions(plan))
     assert mptune.apply(path, write(**document), tmp_path / "out.onnx").read_bytes() == expected.read_bytes()

@@ -30,7 +30,6 @@ INFO = {
     "target-not-here",
 }
 WARNINGS = {
-    "fusion",
     "overflow",
     "vanishing-epsilon",
     "vanishing-values",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from mptune.rundir import read_run
 from mptune.settings import DataSettings, LatencySettings, TensorRtSettings
 from mptune.tuning.front import Front
 from mptune.tuning.record.study import settle_study, study_name
+from mptune.tuning.runs.result import read_record
 from tests.conftest import save_mlp
 from tests.test_joining import Opener
-from tests.test_mixed import evaluated_in
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
@@ -41,6 +42,12 @@ def search(tmp_path: Path, host: str, storage: str, **changed: Any) -> Front:
 
 def study(tmp_path: Path, host: str) -> str:
     return read_run(tmp_path / host / "run.mptune")[1].study
+
+
+def evaluated_in(place: Path, storage: str) -> list[str]:
+    directory, file = read_run(place)
+    with contextlib.closing(read_record(directory, file, storage)) as record:
+        return [evaluation.plan.fingerprint for evaluation in record.evaluations()]
 
 
 def check_two_hosts(tmp_path: Path, storage: str) -> None:
@@ -119,6 +126,13 @@ def test_what_names_an_equal_search_space_does_not_count(tmp_path: Path, storage
     search(tmp_path, "a", storage, budget=1)
     search(tmp_path, "b", storage, budget=4, space=tmp_path / "mine.toml")
     assert study(tmp_path, "a") == study(tmp_path, "b"), "nor does the budget, by which the granularity was fitted"
+
+
+def test_two_searches_of_one_study_need_one_device(tmp_path: Path, storage: str) -> None:
+    search(tmp_path, "a", storage)
+    with pytest.raises(RunError, match=r"another target .*Fake 1000 there.*Fake 2000 here") as refused:
+        search(tmp_path, "b", storage, open_toolchain=Opener(tmp_path / "diaries", 0.0, device="Fake 2000"))
+    assert "give this run another name" in refused.value.hint
 
 
 def test_a_refused_search_that_is_given_the_same_settings_shares(tmp_path: Path, storage: str) -> None:

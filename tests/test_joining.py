@@ -15,6 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 import mptune
+from mptune.engines.environment import Environment
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, SettingsError
 from mptune.rundir import has_workers, joined_run, open_run, read_run
@@ -48,6 +49,38 @@ class Opener:
             lines = [json.loads(line) for line in diary.read_text().splitlines()]
             found[int(diary.suffix[1:])] = [fingerprint for fingerprint, which in lines if which == "search"]
         return found
+
+
+class VersionedToolchain(FakeToolchain):
+    """A fake one of another version of ONNX Runtime."""
+
+    def environment(self) -> Environment:
+        return Environment(versions={"onnxruntime": "1.99"}, os="none", cpu="none", cpu_count=1)
+
+
+class VersionedOpener(Opener):
+    """Opens fake toolchains of another version."""
+
+    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
+        return VersionedToolchain(Law([group.id for group in workload.groups]), noise=0.0, device=self.device)
+
+
+class ByGpu(Opener):
+    """Each GPU is another device."""
+
+    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
+        toolchain = super().__call__(workload, settings)
+        toolchain.device = f"GPU {os.environ['CUDA_VISIBLE_DEVICES']}"
+        return toolchain
+
+
+class Stops(Opener):
+    """Interrupted before the first evaluation."""
+
+    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
+        toolchain = super().__call__(workload, settings)
+        toolchain.interrupt_after = 0
+        return toolchain
 
 
 @pytest.fixture(autouse=True)
@@ -216,3 +249,40 @@ def test_a_worker_shares_the_time_limit_of_its_search(
     mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=0.0)
     assert "stopped: the time is over" in diary.stages
     assert len(evaluated(place)) == 2
+
+
+def test_another_device_or_version_is_refused_in_one_line(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+) -> None:
+    place, folder = tmp_path / "run.mptune", opener.folder
+    search(mlp_path, mlp_data, place, opener, budget=2)
+    for other, named in ((Opener(folder, device="Fake 2000"), "another target"), (VersionedOpener(folder), "1.99")):
+        with pytest.raises(RunError, match=f"differs from the one that the search was prepared on.*{named}") as raised:
+            mptune.worker(place, open_toolchain=other, wait_s=0.0)
+        assert "\n" not in raised.value.message
+        assert "run directory of its own" in raised.value.hint
+    assert len(evaluated(place)) == 2
+
+
+def test_another_device_is_refused_before_the_first_evaluation_too(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+) -> None:
+    place = tmp_path / "run.mptune"
+    with pytest.raises(KeyboardInterrupt):
+        search(mlp_path, mlp_data, place, Stops(opener.folder, 0.0), budget=BUDGET)
+    with pytest.raises(RunError, match="another target"):
+        mptune.worker(place, open_toolchain=Opener(opener.folder, device="Fake 2000"), wait_s=0.0)
+    mptune.worker(place, open_toolchain=Opener(opener.folder, 0.0), wait_s=0.0)
+    assert len(evaluated(place)) == BUDGET
+
+
+@pytest.mark.slow
+def test_a_gpu_that_differs_from_the_first_is_refused(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+) -> None:
+    diary = Diary()
+    front = search(
+        mlp_path, mlp_data, tmp_path / "run.mptune", ByGpu(opener.folder, 0.0), gpus=(0, 1), budget=2, listener=diary
+    )
+    assert any("GPU 1 stopped: this host differs" in text for text in diary.warnings)
+    assert front.evaluations == 2

@@ -10,16 +10,16 @@ import pytest
 
 import mptune
 from mptune.graph.loading.model import load_model
-from mptune.graph.precision import Precision
+from mptune.graph.precision import Precision, add_precision, remove_precision
 from mptune.graph.writing.rewrite import rewrite
 from tests.graph.models import model, node, save, value, weight
 
 
 @pytest.fixture
 def tf32() -> Iterator[Precision]:
-    row = Precision.add("tf32", "float", 10, (-126, 127), 4, "tf32_tflops", (8, 0))
+    row = add_precision("tf32", "float", 10, (-126, 127), 4, "tf32_tflops", (8, 0))
     yield row
-    Precision.remove(row)
+    remove_precision(row)
 
 
 @pytest.fixture

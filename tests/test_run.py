@@ -95,8 +95,8 @@ def test_pick_keeps_the_limit_of_the_run(run: mptune.Run) -> None:
     assert run.pick(knee=True).chosen_reason == f"the knee of the points with {limit}"
     assert run.pick(plan=front.points[0].plan.fingerprint).chosen == front.points[0]
     assert run.pick(max_error=1.0, limits=()).chosen == front.points[0], "another one is given: none"
-    with pytest.raises(mptune.SettingsError, match="limits= psnr>=3: the metrics are"):
-        run.pick(limits="psnr>=3")
+    with pytest.raises(mptune.SettingsError, match="limits= map>=3: the metrics are"):
+        run.pick(limits="map>=3")
 
 
 def test_tolerance_and_ignore_of_a_run(run: mptune.Run) -> None:

@@ -17,7 +17,7 @@ from mptune.data.calibration import load_calibration
 from mptune.data.forms.samples import CalibrationSet
 from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.engines import EngineRunner, engine_kinds, fault_finding, is_engine
+from mptune.diagnosis.engines import EngineRunner, engine_kinds, is_engine
 from mptune.diagnosis.limits import parse_tolerances
 from mptune.diagnosis.pairs.structure import align, structure_finding, with_candidate_plan
 from mptune.diagnosis.pairs.tracing import first_difference
@@ -30,7 +30,6 @@ from mptune.finding import Finding
 from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
-from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings, read_error
 from mptune.targets.unsearched import already_mixed_findings
 from mptune.tuning.listener import Listener
@@ -53,7 +52,6 @@ def compare(
     repeat: int = 1,
     stress: bool = False,
     batch: int = 1,
-    out: str | os.PathLike[str] | None = None,
     listener: Listener | None = None,
 ) -> Comparison:
     """Compare recorded outputs, or another model, with a model in true FP32, and name the cause of a difference.
@@ -75,12 +73,10 @@ def compare(
         max_error: Largest error of what no tolerance is about.
         ignore: Outputs that are not compared.
         trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``: beyond the
-            smallest tolerance given, else beyond FP32 rounding. Where the candidate is an engine: build the all-FP32
-            engine, and where that is wrong, find the output whose marking cures it, with dozens of builds.
+            smallest tolerance given, else beyond FP32 rounding.
         repeat: Run the right side so often, and compare the runs with each other.
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
-        out: Folder for ``comparison.json`` and the page ``comparison.html``; it is made where it is not there.
         listener: Receives the stages of the work.
 
     Returns:
@@ -93,7 +89,6 @@ def compare(
         DataError: The data, or what was recorded, do not fit the model.
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
-        RunError: ``out`` cannot be written.
     """
     is_recorded = outputs is not None
     limit = read_error(max_error)
@@ -106,18 +101,15 @@ def compare(
             "give a CANDIDATE, --outputs FILE or --reference-outputs FILE",
         ),
         (
-            trace and candidate is None,
-            "--trace needs two models",
-            "give a CANDIDATE; recorded outputs hold no inner values",
+            trace and (candidate is None or _engine_path(candidate) is not None),
+            "--trace needs two ONNX models",
+            "give one as CANDIDATE; recorded outputs and engines hold no inner values",
         ),
         *_of_limits(data, batch, limit),
     )
     sources = _Sources(outputs, reference_outputs, tolerance, limit, ignore, batch)
     with _open(model, candidate, data, sources, listener) as opened:
-        comparison = opened.explained(repeat, stress=stress, trace=trace)
-    if out is not None:
-        write_comparison(comparison, Path(out))
-    return comparison
+        return opened.explained(repeat, stress=stress, trace=trace)
 
 
 def check(
@@ -176,14 +168,13 @@ class _Sources:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Both sides, run; what was asked of their loading; a folder for temporary files."""
+    """Both sides, run; what was asked of their loading."""
 
     left: Runner
     right: Runner | EngineRunner | None
     sides: Sides
     samples: CalibrationSet
     loading: Sequence[str]
-    folder: Path
     sources: _Sources
 
     def explained(self, repeat: int = 1, *, stress: bool = False, trace: bool = False) -> Comparison:
@@ -194,8 +185,6 @@ class _Opened:
         if isinstance(right, Runner):
             sides, structural, traced = _models_compared(sides, right, trace=trace)
             more += traced
-        elif right is not None and trace and (fault := fault_finding(left, right, self.folder / "marking")):
-            more.append(fault)
         if self.sources.reference_outputs is None:
             shapes = static_shapes(left.model, self.sources.batch).shapes
             more += already_mixed_findings(left.grouped, shapes, "compare")
@@ -233,7 +222,7 @@ def _open(
             tolerances=tolerances,
             max_error=sources.max_error,
         )
-        yield _Opened(left, right, sides, samples, loading, folder, sources)
+        yield _Opened(left, right, sides, samples, loading, sources)
 
 
 def _of_limits(data: Any, batch: int, max_error: float | None) -> tuple[tuple[bool, str, str], ...]:
@@ -278,13 +267,20 @@ def _output_names(model: Model, ignore: Collection[str]) -> list[str]:
     return names
 
 
+def _engine_path(candidate: ModelLike) -> Path | None:
+    """Where a candidate is an engine: its path."""
+    if isinstance(candidate, onnx.ModelProto) or not is_engine(Path(candidate)):
+        return None
+    return Path(candidate)
+
+
 @contextlib.contextmanager
 def _opened(candidate: ModelLike | None) -> Iterator[Model | Path | None]:
     """The candidate: a model that was read, the path of an engine, or None."""
     if candidate is None:
         yield None
-    elif not isinstance(candidate, onnx.ModelProto) and is_engine(Path(candidate)):
-        yield Path(candidate)
+    elif (engine := _engine_path(candidate)) is not None:
+        yield engine
     else:
         with loaded_model(candidate, any_precision=True) as loaded:
             yield loaded

@@ -7,36 +7,26 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from mptune.api.arguments import listening, recorded_metric, recorded_plugins
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import script_of
-from mptune.errors import RunError, TargetError
+from mptune.errors import TargetError
 from mptune.files import full_disk_as_error
-from mptune.reporting.run_files import write_run_files
 from mptune.rundir import RunDirectory, joined_run, read_search
 from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus, gpu_variables
-from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.runs.crew import StartWorker
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.worker_process import WorkerProcess
-from mptune.tuning.runs.worker_run import MixedRun, WorkerRun, open_device_run
+from mptune.tuning.runs.worker_run import WorkerRun
 
 WAIT_S = 60.0
 """So long a worker waits for a search that has no work for it yet."""
 
 _POLL_S = 0.2
-
-_Common: TypeAlias = (
-    "tuple[str | None, Listener, OpenToolchain | None, tuple[str, TaskMetric | None], tuple[Path, ...]]"
-)
-"""Storage, listener, what opens the toolchain, the metric with its function, and libraries of plugins."""
-
-DIFFERENT_HINT = "install the same versions on the same device, or keep a front of this host's own with --allow-mixed"
 
 
 def worker(
@@ -46,19 +36,16 @@ def worker(
     gpu: int | None = None,
     metric: str | TaskMetric | Sequence[str | TaskMetric] | None = None,
     plugins: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-    allow_mixed: bool = False,
     wait_s: float = WAIT_S,
     progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
-) -> Front | None:
+) -> None:
     """Join a search: evaluate plans of it until it stops. Any number of workers may, on several hosts with a database.
 
     The search must have been started. When the workers have ended, the call that started it confirms the front.
 
-    A host with another device, engine or version is refused: its figures cannot be compared. With ``allow_mixed`` it
-    searches for itself, with the budget of the search: its front is in ``RUN/devices/DEVICE``, a run directory for
-    ``report``, ``pick``, ``confirm`` and ``export``, and its study is called ``NAME@DEVICE`` in the same storage.
+    A host with another device, engine or version is refused: its figures cannot be compared.
 
     Args:
         run: The run directory of the search, or its unpacked ``export`` on another host.
@@ -66,20 +53,15 @@ def worker(
         gpu: Use this GPU of those that CUDA shows, counted by their PCI addresses.
         metric: The search's metric, where it is a function or a script; several where reported metrics are scripts.
         plugins: The search's libraries with TensorRT plugins.
-        allow_mixed: Keep a front of its own where this host's figures cannot be compared with the search's.
         wait_s: Wait up to so many seconds for a search that is not prepared yet, or whose budget is spent.
         progress: Show progress on stderr, as in ``search``.
         listener: Is called at each step.
         open_toolchain: Opens what evaluates plans, in place of the toolchain of the search's target and engine.
 
-    Returns:
-        The confirmed front of this device where it is kept apart, and no other worker does that; else None.
-
     Raises:
         RunError: It is no run directory, the search was not started, this host differs from the one that started it,
             or the storage does not answer.
         TargetError: The target or engine is not available here.
-        BaselineError: The all-FP32 engine is broken already.
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
     _check_gpus("--gpu", () if gpu is None else (gpu,), open_toolchain)
@@ -93,17 +75,10 @@ def worker(
             stack.enter_context(context)
         # An exported run names no storage: its journal is a copy.
         url = storage if storage is not None else storage_url(file.storage)
-        common = (url, listens, open_toolchain, named, loaded)
-        working = WorkerRun(directory, file, *common, wait_s=wait_s, may_differ=allow_mixed)
+        working = WorkerRun(directory, file, url, listens, open_toolchain, named, loaded, wait_s)
         with contextlib.closing(working):
-            difference = working.join()
-            if not difference:
-                working.work()
-                return None
-            if not allow_mixed:
-                raise RunError(difference, DIFFERENT_HINT)
-            working.close_toolchain()
-            return _search_apart(working, difference, common, wait_s)
+            working.join()
+            working.work()
 
 
 def _wait_for_run(path: Path, wait_s: float, listener: Listener) -> float:
@@ -114,23 +89,6 @@ def _wait_for_run(path: Path, wait_s: float, listener: Listener) -> float:
     while not run_json.exists() and time.monotonic() < until_s:
         time.sleep(_POLL_S)
     return max(0.0, until_s - time.monotonic())
-
-
-def _search_apart(working: WorkerRun, difference: str, common: _Common, wait_s: float) -> Front | None:
-    """Search for the device here: its front, or None where another worker keeps that, whose search is joined then."""
-    _, listener, *_ = common
-    with open_device_run(working) as (place, device, is_locked):
-        listener.stage(f"{difference}; its front is kept in {place.path}")
-        if not is_locked:
-            with contextlib.closing(WorkerRun(place, device, *common, wait_s=wait_s)) as sharing:
-                sharing.join()
-                sharing.work()
-            return None
-        budget, began_s = working.read_budget()
-        with contextlib.closing(MixedRun(place, device, *common)) as mixed:
-            front = mixed.search(budget, began_s)
-            write_run_files(place, front, mixed.record, mixed.grouped, mixed.environment)
-        return front
 
 
 def worker_starter(
@@ -155,7 +113,6 @@ def worker_starter(
                 "storage": settings.storage,
                 "metric": own,
                 "plugins": settings.plugins,
-                "allow_mixed": settings.allow_mixed,
                 "wait_s": 0.0,
                 "progress": False,
                 "open_toolchain": open_toolchain,

@@ -96,7 +96,7 @@ def apply(
     check_out(given, written, force=force)
     loaded = load_for_plan(Path(model), given, opset)
     samples = None if source is None else load_samples(loaded, source, batch)
-    resolved = resolve_plan(loaded, given, keep_fp32, samples, reduced=Precision(reduced), keep_bf16=keep_bf16)
+    resolved = resolve_plan(loaded, given, keep_fp32, samples, reduced=Precision.named(reduced), keep_bf16=keep_bf16)
     doubts = write_model(loaded, resolved, written, force=force)
     if warn is not None:
         for text in (*resolved.warnings, *doubts):

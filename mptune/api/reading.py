@@ -17,7 +17,6 @@ from mptune.tuning.front import Front
 
 if TYPE_CHECKING:
     from mptune.engines.jobs.layer_times import EngineLayers
-    from mptune.tuning.runs.devices import DeviceFigures
 
 
 def report(
@@ -54,28 +53,6 @@ def report(
     if wanted.chosen == front.choice.chosen:
         return front
     return replace(front, hint=f"; `mptune pick` with the same options would choose {wanted.chosen}, {wanted.reason}")
-
-
-def report_devices(
-    run: str | Path, files: Sequence[str | Path], *, storage: str | None = None
-) -> tuple[DeviceFigures, ...]:
-    """The figures that ``time.py`` of an exported folder wrote, beside the plan's in the search and on other devices.
-
-    Args:
-        run: the run directory.
-        files: ``time.json`` of each device.
-        storage: as in ``report``.
-
-    Raises:
-        RunError: it is no run directory, or a file is none of ``time.py``, or of another run.
-    """
-    directory, file = read_run(run)
-    from mptune.tuning.runs.devices import device_figures
-    from mptune.tuning.runs.result import front_of, read_record
-
-    with contextlib.closing(read_record(directory, file, storage)) as record:
-        front = front_of(directory, file, record)
-        return device_figures(directory, front, record.evaluations(), [Path(path) for path in files])
 
 
 def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:

@@ -65,7 +65,6 @@ def search(
     max_disk_bytes: int | None = None,
     storage: str | None = None,
     gpus: Sequence[int] = (),
-    allow_mixed: bool = False,
     seed: int = 0,
     fresh: bool = False,
     tf32: bool = False,
@@ -130,7 +129,6 @@ def search(
         storage: Optuna storage URL, to share a search: run directories of one name share a study if model, data and
             settings are the same. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
         gpus: GPUs of this machine that share the search, one worker process each: a ``metric`` must be importable.
-        allow_mixed: GPUs that differ from the first keep fronts of their own, as in ``worker``.
         seed: Of the calibration split, the sampler and random inputs.
         fresh: Start over; what the run directory holds is moved aside, not deleted. In ``storage``: a new study.
         tf32: Let FP32 groups use TF32. The reference never does.
@@ -185,6 +183,4 @@ def search(
         session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))
         stack.enter_context(contextlib.closing(session))
         stack.enter_context(findings_kept(run))
-        front = session.run()
-        write_run_files(run, front, session.record, session.grouped, session.environment)
-    return front
+        return write_run_files(run, session.run(), session.record, session.grouped, session.environment)

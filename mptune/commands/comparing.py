@@ -52,9 +52,7 @@ def compare(
     ignore: IgnoreOption = None,
     trace: Annotated[
         bool,
-        typer.Option(
-            "--trace", help="Find the first group whose values differ; with an engine, find where its FP32 is wrong."
-        ),
+        typer.Option("--trace", help="Find the first group whose values differ between two ONNX models."),
     ] = False,
     repeat: Annotated[
         int, typer.Option(metavar="N", help="Run CANDIDATE (or MODEL) N times, and compare the runs.")
@@ -63,10 +61,6 @@ def compare(
         bool, typer.Option("--stress", help="Run it in several threads at once, and compare with single runs.")
     ] = False,
     batch: BatchOption = DataSettings.batch,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FOLDER", help="Write comparison.json and comparison.html to this folder."),
-    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Name what makes outputs differ from a model in FP32.

@@ -23,7 +23,6 @@ from mptune.commands.common import (
     resumable,
 )
 from mptune.commands.options import (
-    AllowMixedOption,
     HelpAllOption,
     IgnoreOption,
     LimitOption,
@@ -100,7 +99,6 @@ def worker(
     gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
     metric: RecordedMetricOption = None,
     plugins: PluginOption = None,
-    allow_mixed: AllowMixedOption = False,
     wait: Annotated[
         str,
         typer.Option(
@@ -137,14 +135,6 @@ def report(
         bool, typer.Option("--all", help="Show all plans of the front. Default: at most a dozen.")
     ] = False,
     csv_: Annotated[bool, typer.Option("--csv", help="Print all plans of the front as CSV on stdout.")] = False,
-    with_: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--with",
-            metavar="FILE",
-            help="Show a device's time.json, of `mptune export --for`, beside the plan's other figures. Repeatable.",
-        ),
-    ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="First move damaged lines of the journal aside, and keep the rest.")
     ] = False,
@@ -162,10 +152,9 @@ def report(
       mptune report model.mptune --explain
       mptune report model.mptune --layers
       mptune report model.mptune --csv > front.csv
-      mptune report model.mptune --with time.json
       mptune report model.mptune --json | jq '.points[].latency.median_ms'
     """
-    at_most_one({"--explain": explain, "--csv": csv_, "--layers": layers, "--with": with_})
+    at_most_one({"--explain": explain, "--csv": csv_, "--layers": layers})
     at_most_one({"--json": json_, "--csv": csv_})
     from mptune.api import reading
 
@@ -174,15 +163,6 @@ def report(
 
         copy = repair_run(run)
         complain("nothing in the journal is damaged" if copy is None else f"the journal as it was is {copy} now")
-    if with_:
-        rows = reading.report_devices(run, with_, storage=storage)
-        if json_:
-            print_json([row.to_json() for row in rows])
-            return
-        from mptune.reporting.terminal.devices import print_devices
-
-        print_devices(rows)
-        return
     if layers:
         engine = reading.layers(run, storage=storage)
         if json_:

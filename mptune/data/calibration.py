@@ -105,7 +105,7 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
         for _ in range(settings.random_samples)
     )
     evidence = {"samples": len(samples)}
-    drawn = Finding.of("random-data", "search", Where(inputs=tuple(shapes)), evidence, kind="drawn")
+    drawn = Finding.of("random-data", "search", Where(inputs=tuple(shapes)), evidence)
     return CalibrationSet(samples, RANDOM_SOURCE, True, findings=(drawn,))
 
 

@@ -26,7 +26,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model
-from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.widened import Rounding, uses_products, write_changed, write_tf32, write_widened
 from mptune.processes.child import Job
@@ -86,7 +86,7 @@ class Runner(InWorker):
             place.mkdir(parents=True)
         self.workspace = Workspace(model.path.resolve(), *places)
         self.grouped = grouped or GroupedModel(model, find_groups(model))
-        self.workload = Workload(self.grouped, self.workspace, tuple(map(str, Precision)))
+        self.workload = Workload(self.grouped, self.workspace, tuple(map(str, PRECISIONS)))
         self._settings = replace(SearchSettings(), data_settings=DataSettings(batch=batch))
         super().__init__(Worker(self.workspace.logs_dir, environment=NO_TF32))
         self.samples_path = self.workspace.samples("search")

@@ -253,8 +253,8 @@ class Toolchain(Protocol):
     """Builds, runs and times engines for one target. Lives in the parent process.
 
     Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
-    back as a ``Failure``. Methods may be called in any order. ``TimesLayers``, ``Reopens``, ``NamesKernels``,
-    ``MeasuresFreeEngine`` and ``ReportsProgress`` are what it may have besides.
+    back as a ``Failure``. Methods may be called in any order. ``TimesLayers``, ``Reopens``, ``NamesKernels`` and
+    ``ReportsProgress`` are what it may have besides.
     """
 
     name: str
@@ -314,15 +314,6 @@ class Reopens(Protocol):
 
         Empty where latency is predicted.
         """
-        ...
-
-
-@runtime_checkable
-class MeasuresFreeEngine(Protocol):
-    """What a toolchain may have: the engine whose precisions the builder chooses itself, as a baseline."""
-
-    def measure_free_engine(self) -> Measurement | Failure | None:
-        """Build, run and time it on the search samples; None where there is none."""
         ...
 
 

@@ -24,21 +24,12 @@ _OTHER_FEEDS = {
 """How a deployment feeds the samples otherwise: what that means, and what to do."""
 
 DATA: Mapping[str, CodeInfo] = {
-    "random-data": CodeInfo(
+    "random-data": row(
         "warning",
-        "the samples are random numbers, or look like them",
-        {
-            "": Wording(
-                "the samples of input {input!r} look like random numbers ({distribution}, neighbours correlate at"
-                " {correlation:.2f})",
-                "precision is decided on what real inputs make the network compute: give those",
-            ),
-            "drawn": Wording(
-                "random inputs: no calibration data was given, so every error here is the error on noise, and real"
-                " inputs can differ by far",
-                "give --data",
-            ),
-        },
+        "no samples were given, and mptune drew random numbers",
+        "random inputs: no calibration data was given, so every error here is the error on noise, and real inputs can"
+        " differ by far",
+        "give --data",
     ),
     "constant-data": row(
         "warning",

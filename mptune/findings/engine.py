@@ -36,12 +36,6 @@ _OUT_OF_REACH = (
 )
 
 _OFF = "[held_out?on the held-out samples ]the all-FP32 engine is off by {shown} against the reference"
-_IS_OFF = "{engine} is off by {relative_l2:.1e} at output {output!r} (relative L2, limit {limit:.0e})"
-_WRONG_FUSION = (
-    _IS_OFF + "; with {marked!r}[ and {others:/# value/# values} like it in other blocks] marked as"
-    " {values_marked:/an output/outputs} all outputs are within {relative_l2_marked:.1e}, so what goes wrong is how the"
-    " engine fuses {region}[, in its layers {layers}]"
-)
 
 _NOT_MEASURED = "{target} is not measured here: latency is predicted and errors are emulated"
 _CONFIRM = "`mptune confirm` measures both on the device"
@@ -111,28 +105,6 @@ ENGINE: Mapping[str, CodeInfo] = {
                 " try another --engine",
             ),
             "near": Wording(_OFF + ": that much is not FP16's doing", "look for TF32 in the engine", "warning"),
-            "no cure": Wording(
-                _IS_OFF + ", first among {region}; no single value marked as an output cured it",
-                "build with another version of TensorRT, or write these nodes in another way",
-            ),
-        },
-    ),
-    "fusion": CodeInfo(
-        "warning",
-        "an engine is wrong for how it fuses layers, and is right with values inside marked as outputs",
-        {
-            "": Wording(
-                _WRONG_FUSION,
-                "engines of such plans are built and timed with {values_marked:/that value as one more output/those"
-                " values as further outputs}, which the model for deployment has not: chosen/build.sh builds them of"
-                " marked.onnx. Another version of TensorRT may do without",
-            ),
-            "compare": Wording(
-                _WRONG_FUSION,
-                "build the engine of the model with {marked!r}[ and the {others:/# other/# others}] as"
-                " {values_marked:/one more output/further outputs} (onnx.helper.make_tensor_value_info,"
-                " model.graph.output.append), as `mptune search` does, or with another version of TensorRT",
-            ),
         },
     ),
     "reference-depends-on-optimisation": row(

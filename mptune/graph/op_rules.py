@@ -16,7 +16,7 @@ from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.loading.value_dependent import REASON, shape_arithmetic
-from mptune.graph.plan import Precision
+from mptune.graph.plan import PRECISIONS, Precision
 from mptune.graph.schemas import OperatorSchema, onnx_schema
 
 _FIRST_OPSET = 19
@@ -128,7 +128,7 @@ _QUANTISED = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8
 _WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
 """Operators that are named so and compute with activations that are not quantised."""
 
-FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in Precision}
+FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in PRECISIONS}
 """Names of the element types of tensors -> the precision that each is."""
 
 _READS_ANY = frozenset({"Shape", "Size", "Cast"})

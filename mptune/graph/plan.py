@@ -10,9 +10,9 @@ from typing import Any
 
 from mptune.errors import PlanError
 from mptune.files import parse_json
-from mptune.graph.precision import DEFAULT_PRECISIONS, REDUCED, Precision
+from mptune.graph.precision import DEFAULT_PRECISIONS, PRECISIONS, REDUCED, Precision
 
-__all__ = ["DEFAULT_PRECISIONS", "PLAN_FORMAT", "REDUCED", "Precision", "PrecisionPlan"]
+__all__ = ["DEFAULT_PRECISIONS", "PLAN_FORMAT", "PRECISIONS", "REDUCED", "Precision", "PrecisionPlan"]
 
 PLAN_FORMAT = 1
 
@@ -31,7 +31,7 @@ class PrecisionPlan:
 
     def __post_init__(self) -> None:
         """Freeze the mapping."""
-        rows = {p: Precision(p) for p in {*self.precision.values()}}
+        rows = {p: Precision.named(p) for p in {*self.precision.values()}}
         object.__setattr__(self, "precision", {group: rows[p] for group, p in self.precision.items()})
 
     def __hash__(self) -> int:
@@ -132,7 +132,7 @@ class PrecisionPlan:
         if document.get("format") != PLAN_FORMAT:
             raise PlanError(f"{source} has format {document.get('format')!r}, this mptune reads {PLAN_FORMAT}", hint)
         try:
-            precision = {str(g): Precision(p) for g, p in document["precision"].items()}
+            precision = {str(g): Precision.named(p) for g, p in document["precision"].items()}
         except ValueError as error:
-            raise PlanError(f"{source}: {error}", f"a precision is one of: {', '.join(Precision)}") from None
+            raise PlanError(f"{source}: {error}", f"a precision is one of: {', '.join(PRECISIONS)}") from None
         return cls(str(document.get("model_sha256", "")), precision)

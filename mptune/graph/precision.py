@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from itertools import combinations
 from typing import Any, ClassVar
 
 from mptune.errors import SettingsError
 
-_reduced: list[Precision] = []
-REDUCED: Sequence[Precision] = _reduced
-"""The rows but FP32: the precisions that a plan may lower a group to."""
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Precision(str):
+    """The floating-point type that a layer group computes in: its name as text (``"fp16"``), and a row of the table.
 
-class _Table(type):
-    """Iterates over the rows, FP32 first, and the reduced precisions in the order in which they are preferred."""
-
-    _rows: dict[str, Precision] = {}  # noqa: RUF012
-
-    def __iter__(cls) -> Iterator[Precision]:
-        return iter(tuple(_Table._rows.values()))
-
-
-class Precision(str, metaclass=_Table):
-    """The floating-point type that a layer group computes in: a row of the table, and its name as text (``"fp16"``).
-
-    ``Precision("fp16")`` looks a row up; ``Precision.add`` adds one. A precision may be stored as another one's ONNX
-    type: TF32 has FP32's range and storage, and FP16's mantissa.
+    There is one object of each, also in a worker process, so that ``is`` compares them. A precision may be stored as
+    another one's ONNX type: TF32 has FP32's range and storage, and FP16's mantissa.
 
     Attributes:
+        value: its name in files and options, such as ``fp16``.
         dtype: name of the ONNX element type that holds its values, such as ``float16``.
         mantissa_bits: stored ones; a significand has one more.
         exponents: least and largest exponent of normal values.
@@ -42,69 +32,40 @@ class Precision(str, metaclass=_Table):
     FP16: ClassVar[Precision]
     BF16: ClassVar[Precision]
 
+    value: str
     dtype: str
     mantissa_bits: int
     exponents: tuple[int, int]
     nbytes: int
     throughput: str
-    since: tuple[int, int]
+    since: tuple[int, int] = (5, 3)
 
-    def __new__(cls, name: str) -> Precision:
+    def __new__(cls, value: str, *row: Any) -> Precision:
+        """The text is the name."""
+        return str.__new__(cls, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the whole row: a worker process knows those of mptune only."""
+        return add_precision, astuple(self)
+
+    @classmethod
+    def named(cls, name: str) -> Precision:
         """The row of a name.
 
         Raises:
             ValueError: there is none.
         """
-        row = _Table._rows.get(name) if isinstance(name, str) else None
-        if row is None:
-            raise ValueError(f"{name!r} is not a valid Precision")
-        return row
+        for precision in PRECISIONS:
+            if precision == name:
+                return precision
+        raise ValueError(f"{name!r} is not a valid Precision")
 
-    @classmethod
-    def add(
-        cls,
-        name: str,
-        dtype: str,
-        mantissa_bits: int,
-        exponents: tuple[int, int],
-        nbytes: int,
-        throughput: str,
-        since: tuple[int, int] = (5, 3),
-    ) -> Precision:
-        """Add a row; the precisions of a search prefer earlier rows. Arguments as the attributes."""
-        row = str.__new__(cls, name)
-        row.__dict__.update(dtype=dtype, mantissa_bits=mantissa_bits, exponents=exponents, nbytes=nbytes)
-        row.__dict__.update(throughput=throughput, since=since)
-        if name not in _Table._rows:
-            _Table._rows[name] = row
-            _reduced[:] = tuple(Precision)[1:]
-        return _Table._rows[name]
-
-    @classmethod
-    def remove(cls, precision: Precision) -> None:
-        """Take a row out of the table again."""
-        del _Table._rows[precision]
-        _reduced.remove(precision)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a precision cannot be changed: {name}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the whole row: a worker process knows those of mptune only."""
-        return Precision.add, (str(self), *self.__dict__.values())
-
-    def __repr__(self) -> str:
-        return f"Precision.{self.name}"
+    from_json = named
 
     @property
     def name(self) -> str:
         """Its name in texts, such as ``FP16``."""
         return self.upper()
-
-    @property
-    def value(self) -> str:
-        """Its name in files and options, such as ``fp16``."""
-        return str(self)
 
     @property
     def largest(self) -> float:
@@ -134,7 +95,7 @@ class Precision(str, metaclass=_Table):
     @property
     def stored(self) -> Precision:
         """The precision whose ONNX type holds its values: itself, where ONNX has its type."""
-        return next(row for row in Precision if row.dtype == self.dtype)
+        return next(row for row in PRECISIONS if row.dtype == self.dtype)
 
     @property
     def onnx_type(self) -> int:
@@ -159,9 +120,31 @@ def _onnx_type(dtype: str) -> int:
     return int(onnx.TensorProto.DataType.Value(dtype.upper()))
 
 
-Precision.FP32 = Precision.add("fp32", "float", 23, (-126, 127), 4, "fp32_tflops")
-Precision.FP16 = Precision.add("fp16", "float16", 10, (-14, 15), 2, "fp16_tflops")
-Precision.BF16 = Precision.add("bf16", "bfloat16", 7, (-126, 127), 2, "bf16_tflops", (8, 0))
+PRECISIONS: list[Precision] = []
+"""The table: FP32 first, then the reduced precisions in the order in which they are preferred."""
+
+REDUCED: list[Precision] = []
+"""The rows but FP32: the precisions that a plan may lower a group to."""
+
+
+def add_precision(*row: Any) -> Precision:
+    """Add a row with these fields, or find the one of that name; the precisions of a search prefer earlier rows."""
+    added = Precision(*row)
+    if added not in PRECISIONS:
+        PRECISIONS.append(added)
+        REDUCED[:] = PRECISIONS[1:]
+    return Precision.named(added)
+
+
+def remove_precision(precision: Precision) -> None:
+    """Take a row out of the table again."""
+    PRECISIONS.remove(precision)
+    REDUCED.remove(precision)
+
+
+Precision.FP32 = add_precision("fp32", "float", 23, (-126, 127), 4, "fp32_tflops")
+Precision.FP16 = add_precision("fp16", "float16", 10, (-14, 15), 2, "fp16_tflops")
+Precision.BF16 = add_precision("bf16", "bfloat16", 7, (-126, 127), 2, "bf16_tflops", (8, 0))
 
 
 def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
@@ -174,7 +157,7 @@ def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
     sets = [(Precision.FP32, *reduced) for count in counts for reduced in combinations(REDUCED, count)]
     if tuple(names) not in sets:
         raise SettingsError(f"--precisions is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}")
-    return tuple(map(Precision, names))
+    return tuple(map(Precision.named, names))
 
 
 DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)

@@ -30,7 +30,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import node_rule
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
 from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, ShapeTable, group_costs, is_folded, node_flops, ungrouped_cost
@@ -102,7 +102,7 @@ def known_values(
     samples = every
     if not all_samples:
         samples = replace(every, samples=every.samples[: _observed_count(grouped, every)])
-    ranges, findings = observe_values(grouped, samples, tuple(map(str, Precision)), stage)
+    ranges, findings = observe_values(grouped, samples, tuple(map(str, PRECISIONS)), stage)
     shapes = {name: seen.shape for name, seen in ranges.items()}
     return KnownValues(shapes, {}, samples, len(every.samples), ranges, findings)
 
@@ -199,7 +199,7 @@ def inspect_model(
     hazards = worst_first(of_fp16)
     space = make_space(grouped, named, hazards, values.absmax)
     no_bf16 = _without_bf16(grouped, every)
-    precisions = tuple(map(str, Precision))
+    precisions = tuple(map(str, PRECISIONS))
     of_three = make_space(grouped, named, hazards, values.absmax, {Precision.BF16: no_bf16}, precisions)
     floats = [t for t in all_tensors(model.proto.graph) if t.data_type in _WEIGHTS]
     samples = values.samples

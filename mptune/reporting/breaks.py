@@ -137,7 +137,7 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
             "no finding says why",
             f"{error_outcome(worth.one_group_error or 0.0)} in the outputs, with this group alone in {name}",
             None if front.chosen is None else worth.group in kept,
-            precision=Precision(name.lower()),
+            precision=Precision.named(name.lower()),
         )
         for worth in worst
         if worth.group not in explained
@@ -152,7 +152,7 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
         plain = f"{what} in the outputs of {front.fp16_name}"
         groups = fp16.plan.reduced_groups
         where = Where(groups=groups if len(groups) <= _NAMED else ())
-        places.append(Break(kind, where, why, plain, None, precision=Precision(name.lower())))
+        places.append(Break(kind, where, why, plain, None, precision=Precision.named(name.lower())))
     return places
 
 

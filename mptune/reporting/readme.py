@@ -10,7 +10,7 @@ from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import printable
-from mptune.reporting.recipe import ENGINE_FILE, MARKED_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
+from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
     environment_facts,
     finding_lines,
@@ -36,9 +36,6 @@ check.onnx   the same plan in FP32 with roundings to {reduced}, which that error
 _TIMING_CACHE = """
 timing.cache what TensorRT measured of its tactics here: with it build.sh chooses them as the search did"""
 
-_MARKED = f"""
-{MARKED_FILE}  model.onnx with further outputs, which only the engine has; for build.sh (finding "fusion" below)"""
-
 _MOST_KEPT = 12
 """So many FP32 groups are named in README.txt."""
 
@@ -60,7 +57,6 @@ def readme_text(
         "emulation": _EMULATION.format(reduced=reduced_names([evaluation.plan]))
         if has_check and evaluation.error_source == "emulated"
         else "",
-        "marked": _MARKED if recipe.marked else "",
         **_plan_facts(front, evaluation),
         **_figures(front, evaluation),
         "findings": _block(f"  - {line}" for line in findings) or "  nothing",

@@ -39,10 +39,6 @@ ENGINE_FILE = "model.engine"
 """The very engine that was measured, where the toolchain builds files: another build may choose other kernels."""
 
 
-MARKED_FILE = "marked.onnx"
-"""model.onnx with outputs that only the engine has: trtexec marks debug tensors, and no outputs of an ONNX model."""
-
-
 def is_on_cpu(front: Front) -> bool:
     """Whether the target is a CPU, which no engine is built for."""
     return front.target == "cpu"
@@ -59,7 +55,6 @@ class BuildRecipe:
         settings: workspace and optimization level.
         timing_cache: the run has one, and a copy lies beside ``build.sh``.
         plugins: paths of libraries with plugins of the user's.
-        marked: values that the engine has as further outputs (``mptune.engines.marks``).
         weak: the version of TensorRT that the run measured with, where it takes no typed model.
     """
 
@@ -69,7 +64,6 @@ class BuildRecipe:
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: bool = False
     plugins: tuple[str, ...] = ()
-    marked: tuple[str, ...] = ()
     weak: str = ""
 
     @classmethod
@@ -103,7 +97,7 @@ class BuildRecipe:
 
     def options(self, plan: PrecisionPlan) -> tuple[str, ...]:
         """The options of trtexec: names as of TensorRT 10.0 to 11 (samples/common/sampleOptions.cpp)."""
-        options = [f"--onnx={MARKED_FILE if self.marked else 'model.onnx'}", "--stronglyTyped"]
+        options = ["--onnx=model.onnx", "--stronglyTyped"]
         if not self.uses_tf32(plan):
             options.append("--noTF32")
         for position, bound in enumerate(("min", "opt", "max") if self.ranges else ()):
@@ -132,9 +126,6 @@ class BuildRecipe:
             "# Builds the engine of model.onnx with TensorRT, on the device that will run it. Written by mptune.",
             f"# {about_tf32}, as in the search. Options that are given to this script go to trtexec after these.",
         ]
-        if self.marked:
-            lines.append(f"# {MARKED_FILE} is model.onnx with further outputs, without which the engine is wrong.")
-            lines.append("# Give each an address (setTensorAddress) where you run the engine, and ignore its values.")
         lines += [f"# {line}" for line in self.warnings]
         lines += [
             "set -eu",

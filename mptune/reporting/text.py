@@ -15,20 +15,13 @@ from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.content import fp16_name
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.limits import error_text
-from mptune.tuning.fronts.table import compared, front_rows, latency_text, noise_ms, speedup_of
+from mptune.tuning.fronts.table import compared, front_rows, speedup_of
 
 KEPT_BECAUSE = "kept in FP32 because"
 """Above the FP32 groups of a plan with their reasons, in every view."""
 
 _MOST_OF_A_CODE = 3
 """So many findings of one code are shown one by one among the warnings; the others are counted."""
-
-
-def format_interval(evaluation: Evaluation) -> str:
-    """Half the width of the 95 % interval of a measured median, in percent; empty for a predicted one."""
-    noise, median_ms = noise_ms(evaluation), evaluation.latency.median_ms
-    return f"+-{100 * noise / median_ms:.1f}%" if noise > 0 and median_ms > 0 else ""
 
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
@@ -108,18 +101,6 @@ def explain_kept(kept: Kept) -> str:
 def more_in_explain(count: int, run: str) -> str:
     """Where the rest of a list is that is cut here; ``run`` is the run's directory."""
     return f"and {count} more: mptune report {run} --explain"
-
-
-def builders_choice_line(front: Front) -> str:
-    """The baseline whose precisions the builder chose, in a sentence; empty where there is none."""
-    choice = front.builders_choice
-    if choice is None:
-        return ""
-    own = choice.evaluation
-    if own is None:
-        return f"failed: {choice.failure}"
-    figures = f"{latency_text(own)} ms ({speedup_text(own, front.fp32)}), error {error_text(own)}"
-    return f"{figures}, on the search samples: what TensorRT 10 builds of FP32 with --fp16; no plan, not to be chosen"
 
 
 def kept_lines(front: Front, evaluation: Evaluation, most: int, run: str) -> list[str]:

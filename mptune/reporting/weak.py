@@ -64,7 +64,7 @@ def write_weak_folder(
         PlanError: the plan has a precision that it lacks.
     """
     branch, plan = WEAK_BRANCHES[target], evaluation.plan
-    recipe, plugins = replace(recipe, timing_cache=False, plugins=(), marked=(), weak=""), recipe.plugins
+    recipe, plugins = replace(recipe, timing_cache=False, plugins=(), weak=""), recipe.plugins
     there = [name for name in _OWN_FILES if (directory / name).exists()]
     if directory.exists() and (not directory.is_dir() or (there and not force)):
         what = f"holds {there[0]}" if there else "is a file"

@@ -128,7 +128,7 @@ def load_target(name_or_path: str) -> Target:
 
 def check_precisions(target: Target, precisions: Collection[str]) -> None:
     """Refuse precisions that a device lacks."""
-    for precision in map(Precision, precisions):
+    for precision in map(Precision.named, precisions):
         if getattr(target, precision.throughput) is None:
             since = ".".join(map(str, precision.since))
             raise TargetError(

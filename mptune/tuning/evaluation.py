@@ -76,20 +76,8 @@ class EmulatedError:
     samples: int | None
 
 
-class _ListsPublicNames(type):
-    """``dir(Evaluation)`` is what its users read; the search's own methods are left out."""
-
-    def __dir__(cls) -> list[str]:
-        return [
-            *("plan", "number", "origin", "latency", "speedup", "error", "metric", "error_value", "judged_error"),
-            *("error_source", "emulated", "disagrees", "operators", "held_out", "held_out_value", "held_out_least"),
-            *("part", "is_finite", "remeasured", "confirmed", "warnings", "memory", "power_mode", "engine_path"),
-            *("to_json", "to_point"),
-        ]
-
-
 @dataclass(frozen=True)
-class Evaluation(JsonForm, metaclass=_ListsPublicNames):
+class Evaluation(JsonForm):
     """A plan that was built, run and timed (or predicted and emulated).
 
     Attributes:
@@ -134,9 +122,6 @@ class Evaluation(JsonForm, metaclass=_ListsPublicNames):
     memory: EngineMemory | None = None
     power_mode: PowerMode | None = None
     ignored: tuple[str, ...] = ()
-
-    def __dir__(self) -> list[str]:
-        return dir(type(self))
 
     @classmethod
     def from_measurement(
@@ -321,24 +306,6 @@ class Evaluation(JsonForm, metaclass=_ListsPublicNames):
         }
         point: dict[str, Any] = encode(figures)
         return point
-
-
-@dataclass(frozen=True)
-class BuildersChoice:
-    """The baseline whose precisions TensorRT 10's builder chose: no plan, so that it is on no front.
-
-    Attributes:
-        evaluation: its figures, of a plan without groups; None where it failed.
-        failure: why, one line; empty where it was measured.
-    """
-
-    evaluation: Evaluation | None
-    failure: str = ""
-
-    def to_point(self) -> dict[str, Any]:
-        """Its figures in front.json, named as a POINT's."""
-        point = {} if self.evaluation is None else self.evaluation.to_point()
-        return {**{name: point.get(name) for name in ("latency", "error", "speedup")}, "failure": self.failure or None}
 
 
 def _ratio(baseline_ms: float, ms: float) -> float:

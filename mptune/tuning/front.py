@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.errors import MissingPackageError, PlanError
+from mptune.errors import PlanError
 from mptune.settings import Tolerance, check_limits
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
@@ -19,11 +18,7 @@ from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
 from mptune.tuning.fronts.limits import excess as excess_of
-from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text, plot_front
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
+from mptune.tuning.fronts.table import format_bytes, front_text, latency_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +35,6 @@ class Front(FrontContent):
         metric: the objective statistic.
         fp32: the all-FP32 baseline.
         fp16: all-FP16 after pins; None where it failed or was not evaluated.
-        builders_choice: the engine whose precisions TensorRT 10's builder chose itself; None where there is none.
         points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
         chosen: the plan in ``chosen/``; None where nothing is feasible, or nothing was chosen yet.
         choice: how it was chosen, why, and which limits no plan meets.
@@ -50,7 +44,6 @@ class Front(FrontContent):
         warnings: that have no code, one line each.
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
-        other_devices: whose fronts were kept apart, with their run directories.
         reported_metrics: that were taken beside the objective.
         hint: what ``chosen_reason`` ends with: a point that is much more exact for little latency.
     """
@@ -83,39 +76,8 @@ class Front(FrontContent):
             raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
         return point
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """The points and both baselines as a pandas DataFrame, sorted by latency (milliseconds).
-
-        Raises:
-            MissingPackageError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise MissingPackageError(
-                "Front.to_dataframe needs pandas, which is not installed", "pip install pandas"
-            ) from None
-        return pandas.DataFrame(front_records(self))
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot error (logarithmic) against latency with matplotlib.
-
-        Args:
-            ax: the Axes to draw on; None makes a figure.
-
-        Returns:
-            The Axes; ``.figure.savefig(path)`` saves it.
-
-        Raises:
-            MissingPackageError: matplotlib is not installed.
-        """
-        return plot_front(self, ax)
-
     def __repr__(self) -> str:
         return front_text(self)
-
-    def _repr_html_(self) -> str:
-        return front_html(self)
 
 
 def pareto(

@@ -16,7 +16,7 @@ import pydantic
 from mptune import resources
 from mptune.errors import SpaceError
 from mptune.files import files_sha256
-from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.settings import Granularity
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 
@@ -57,7 +57,7 @@ class SpaceFile(_Strict):
     format: Literal[1]
     description: str = ""
     granularity: Granularity = "fusion"
-    pin: dict[Annotated[str, pydantic.AfterValidator(Precision)], tuple[str, ...]] = {}
+    pin: dict[Annotated[str, pydantic.AfterValidator(Precision.named)], tuple[str, ...]] = {}
     seed: tuple[SeedPatterns, ...] = ()
 
 
@@ -102,7 +102,7 @@ def choices_in_question(options: Mapping[str, Sequence[str]], *, has_failed: boo
         group: tuple(
             name
             for number, name in enumerate(choices)
-            if needs_all or number < 2 or not Precision(name).backs_up(Precision(choices[1]))
+            if needs_all or number < 2 or not Precision.named(name).backs_up(Precision.named(choices[1]))
         )
         for group, choices in options.items()
     }
@@ -151,15 +151,15 @@ class SearchSpace:
     def in_question(self, *, has_failed: bool) -> SearchSpace:
         """The plans that may be worth a build: what only backs up FP16 is where something overflows, or may have."""
         choices = choices_in_question(self.options, has_failed=has_failed)
-        return replace(self, reduced={group: tuple(map(Precision, own[1:])) for group, own in choices.items()})
+        return replace(self, reduced={group: tuple(map(Precision.named, own[1:])) for group, own in choices.items()})
 
     def plan(self, choices: Mapping[str, Precision | str]) -> PrecisionPlan:
         """The whole plan for a choice of every free group; pinned groups as they are pinned."""
         return PrecisionPlan(
             self.model_sha256,
             {
-                group.id: self.pinned[group.id].precision if group.id in self.pinned else Precision(choices[group.id])
-                for group in self.groups
+                g.id: self.pinned[g.id].precision if g.id in self.pinned else Precision.named(choices[g.id])
+                for g in self.groups
             },
         )
 
@@ -270,7 +270,7 @@ def make_space(
         else:
             pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
     wanted = {
-        precision: _matched(named.file.pin.get(precision, ()), groups, named.name, warnings) for precision in Precision
+        precision: _matched(named.file.pin.get(precision, ()), groups, named.name, warnings) for precision in PRECISIONS
     }
     for precision in REDUCED:
         if wanted[precision] and precision not in allowed:

@@ -1,16 +1,10 @@
-"""Random numbers given as calibration data are noticed; what could be real is left alone."""
+"""Constants and copies given as calibration data are noticed; what could be meant is left alone."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 
-from mptune.data.calibration import load_calibration
 from mptune.data.plausibility import data_findings
-from mptune.graph.loading.tensors import TensorInfo
-from mptune.settings import DataSettings
 
 RNG = np.random.default_rng(3)
 
@@ -20,50 +14,6 @@ def image(seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     waves = np.add.outer(np.sin(np.arange(32) / 5 + rng.random()), np.cos(np.arange(32) / 7 + rng.random()))
     return ((waves + 2) / 4)[None, None].repeat(3, 1).astype(np.float32)
-
-
-@pytest.mark.parametrize(
-    ("draw", "distribution"),
-    [
-        (lambda shape: RNG.standard_normal(shape), "standard normal"),
-        (lambda shape: RNG.random(shape), "uniform"),
-        (lambda shape: RNG.uniform(-1, 1, shape), "uniform"),
-    ],
-)
-def test_drawn_numbers_look_drawn(draw: object, distribution: str) -> None:
-    samples = [{"image": draw((1, 3, 32, 32)).astype(np.float32)} for _ in range(4)]  # type: ignore[operator]
-    (found,) = data_findings(samples)
-    assert (found.code, found.where.inputs) == ("random-data", ("image",))
-    assert found.evidence["distribution"] == distribution
-    assert float(found.evidence["correlation"]) < 0.05
-    assert "'image'" in found.text
-    assert found.cure
-
-
-@pytest.mark.parametrize(
-    "sample",
-    [
-        {"image": image()},
-        {"features": RNG.standard_normal((64, 512)).astype(np.float32)},
-        {"noise": RNG.standard_normal((1, 4, 32, 32)).astype(np.float32), "image": image()},
-        {"tokens": RNG.integers(0, 100, (1, 64, 64))},
-        {"few": RNG.standard_normal((1, 4, 4)).astype(np.float32)},
-        {"black": np.zeros((1, 3, 32, 32), np.float32)},
-        {"counts": RNG.poisson(1.0, (1, 3, 32, 32)).astype(np.float32)},
-    ],
-    ids=lambda sample: next(iter(sample)),
-)
-def test_what_may_be_real_is_left_alone(sample: dict[str, np.ndarray]) -> None:
-    assert [found for found in data_findings([sample]) if found.code == "random-data"] == []
-    assert data_findings([]) == ()
-
-
-def test_calibration_warns(tmp_path: Path) -> None:
-    info = TensorInfo("image", "float", ("batch", 3, 32, 32))
-    np.savez(tmp_path / "drawn.npz", image=RNG.standard_normal((4, 3, 32, 32)).astype(np.float32))
-    (finding,) = load_calibration(tmp_path / "drawn.npz", [info], DataSettings(), 0).findings
-    assert finding.code == "random-data"
-    assert "look like random numbers" in finding.text
 
 
 def test_an_input_that_is_the_same_everywhere_is_constant() -> None:

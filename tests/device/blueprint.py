@@ -39,7 +39,6 @@ NUMPY_TYPES: Mapping[str, type[Any]] = {
 }
 """NumPy's type of each ``DataType`` that it has."""
 
-_NARROW = {TensorProto.FLOAT: TensorProto.FLOAT16}
 _WIDE = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 _HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU")
 _FULL_MS, _LIGHT_MS, _CAST_MS = 0.2, 0.04, 0.008
@@ -81,7 +80,6 @@ class Blueprint:
         capability: of the GPU that it was built for.
         tf32: whether FP32 layers use TF32.
         is_typed: whether the network was strongly typed.
-        is_half: without strong types, whether the builder could choose FP16, as it then does for all layers.
         averaged: timings of a tactic that were averaged.
         is_detailed: whether the inspector knows more of a layer than its name.
         shapes: of dynamic inputs, by the optimization profile.
@@ -96,7 +94,6 @@ class Blueprint:
     capability: tuple[int, int] = (8, 9)
     tf32: bool = False
     is_typed: bool = True
-    is_half: bool = False
     averaged: int = 1
     is_detailed: bool = True
     shapes: Mapping[str, Range] = field(default_factory=dict)
@@ -148,7 +145,7 @@ class Blueprint:
 
     def program(self) -> Program:
         """What the engine computes."""
-        return _program(self.model, self.tf32, self.is_typed, self.is_half)
+        return _program(self.model, self.tf32, self.is_typed)
 
     def timed_layers(self, program: Program) -> tuple[Layer, ...]:
         """The engine's layers: FP16 takes half the time, a Cast costs a little."""
@@ -156,8 +153,7 @@ class Blueprint:
             return tuple(Layer(name, ms, metadata, (), ()) for name, ms, metadata in self.layers)
         found = []
         for index, (node, *types) in enumerate(program.layers):
-            chosen = _NARROW if self.is_half else _WIDE
-            inputs, outputs = types if self.is_typed else ([chosen.get(one, one) for one in some] for some in types)
+            inputs, outputs = types if self.is_typed else ([_WIDE.get(one, one) for one in some] for some in types)
             is_half = TensorProto.FLOAT16 in outputs
             ms = (_FULL_MS if node.op_type in _HEAVY else _LIGHT_MS) / (2 if is_half else 1)
             metadata = f"[ONNX Layer: {node.name}]" if node.name else ""
@@ -169,9 +165,9 @@ class Blueprint:
 
 
 @lru_cache(maxsize=4)
-def _program(model: bytes, tf32: bool, is_typed: bool, is_half: bool) -> Program:
+def _program(model: bytes, tf32: bool, is_typed: bool) -> Program:
     """Engines of one file share what ONNX Runtime compiled: a file is opened dozens of times to be timed."""
-    return Program(ModelProto.FromString(model), tf32=tf32, is_typed=is_typed, is_half=is_half)
+    return Program(ModelProto.FromString(model), tf32=tf32, is_typed=is_typed)
 
 
 def dimensions(kind: Any) -> tuple[int, ...]:

@@ -24,9 +24,6 @@ _RTX_CAPABILITIES = {(8, 7): "SM86", (8, 6): "SM86", (8, 9): "SM89", (9, 0): "SM
 """What TensorRT-RTX builds for in place of a GPU; for an Orin and an H200 the nearest."""
 
 BuilderFlag = enumeration("BuilderFlag", TF32=6)
-BuilderFlag10 = enumeration("BuilderFlag", FP16=0)
-"""Until 10 the builder could be allowed FP16; it has the other flags as well."""
-BuilderFlag10.TF32 = BuilderFlag.TF32
 MemoryPoolType = enumeration("MemoryPoolType", WORKSPACE=0)
 NetworkDefinitionCreationFlag = enumeration("NetworkDefinitionCreationFlag", _EXPLICIT_BATCH=0, STRONGLY_TYPED=1)
 NetworkDefinitionCreationFlag11 = enumeration("NetworkDefinitionCreationFlag", STRONGLY_TYPED=0)
@@ -246,9 +243,6 @@ class Builder(Native):
         module = self._module
         inputs = [network._rtx.get_input(k) for k in range(network.num_inputs)]
         is_typed = module._number >= (11,) or bool(network._flags & _STRONGLY_TYPED)
-        if is_typed and BuilderFlag10.FP16 in config._flags:  # "mutually exclusive with precision flags" (NvInfer.h)
-            self._log._say("ERROR", "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (FP16 was set)")
-            return None
         if config._profile is None and any(-1 in tuple(one.shape) or one.is_shape_tensor for one in inputs):
             self._log._say(
                 "ERROR",
@@ -270,7 +264,6 @@ class Builder(Native):
             capability=module._capability,
             tf32=BuilderFlag.TF32 in config._flags,
             is_typed=is_typed,
-            is_half=BuilderFlag10.FP16 in config._flags,
             averaged=config.avg_timing_iterations,
             is_detailed=config.profiling_verbosity == ProfilingVerbosity.DETAILED,
             shapes={} if profile is None else profile._shapes,

@@ -18,7 +18,6 @@ import onnxruntime
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, numpy_helper
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_NARROW = {TensorProto.FLOAT: TensorProto.FLOAT16}
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 _BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
 """Operators whose outputs have a shape that depends on values (IOutputAllocator is for these)."""
@@ -33,7 +32,7 @@ Shape = tuple[int, ...]
 class Program:
     """A model with its weights inside."""
 
-    def __init__(self, model: ModelProto, *, tf32: bool = False, is_typed: bool = True, is_half: bool = False) -> None:
+    def __init__(self, model: ModelProto, *, tf32: bool = False, is_typed: bool = True) -> None:
         """Nothing is compiled yet.
 
         Args:
@@ -41,11 +40,10 @@ class Program:
             tf32: FP32 products and convolutions round their inputs.
             is_typed: computes in the types of the graph; otherwise all in FP32, as a network of TensorRT 10 without
                 ``STRONGLY_TYPED`` may where no precision flag is set.
-            is_half: such a network with the flag ``FP16``: the result of every node is rounded to FP16.
         """
         self.model = inliner.inline_local_functions(model) if model.functions else model
         self._tf32 = tf32
-        self._is_typed, self._is_half = is_typed, is_half
+        self._is_typed = is_typed
         graph = self.model.graph
         constants = {one.name for one in graph.initializer}
         self.inputs = {one.name: one.type.tensor_type for one in graph.input if one.name not in constants}
@@ -117,9 +115,7 @@ class Program:
         computed.CopyFrom(self.model)
         if self._tf32:
             _round_to_tf32(computed.graph, self._types)
-        narrow = {name: _NARROW.get(element, element) for name, element in self._types.items()}
-        types = narrow if self._is_half else self._types
-        _compute_in_fp32(computed, types, rounded=self._is_typed or self._is_half)
+        _compute_in_fp32(computed, self._types, rounded=self._is_typed)
         data = computed.SerializeToString()
         return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 

@@ -101,7 +101,7 @@ def make_module(version: str, cuda: FakeCuda, capability: tuple[int, int] = (8, 
         for name in names:
             setattr(module, name, getattr(source, name))
     if module._number < (11,):
-        module.ICudaEngine, module.BuilderFlag = _Engine10, building.BuilderFlag10
+        module.ICudaEngine = _Engine10
     else:
         module.NetworkDefinitionCreationFlag = building.NetworkDefinitionCreationFlag11
     if is_rtx:

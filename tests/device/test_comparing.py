@@ -11,14 +11,17 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.errors import BaselineError, ModelError, TargetError
+from mptune.errors import BaselineError, ModelError, SettingsError, TargetError
 from mptune.targets.detect import detect_gpus
 from tests.conftest import save_mlp
 from tests.device.blueprint import Blueprint
 from tests.device.machines import MACHINES, Here, Machine, become
 from tests.device.program import load_model
 
-pytestmark = pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU")
+pytestmark = [
+    pytest.mark.tensorrt_rtx,
+    pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU"),
+]
 
 ROWS = 12
 
@@ -108,6 +111,12 @@ def test_what_an_engine_cannot_take_is_one_clear_error(here: Here, model: Path, 
     with pytest.raises(BaselineError, match="cannot be loaded"):
         mptune.compare(model, tmp_path / "cut.engine", data=data)
     here.log.unlink(missing_ok=True)  # what the device refused is what was tried
+
+
+def test_an_engine_holds_no_inner_values_to_trace(model: Path, data: Path, tmp_path: Path) -> None:
+    engine = write_engine(tmp_path / "m.engine", load_model(str(model)), MACHINES["ada"])
+    with pytest.raises(SettingsError, match="needs two ONNX models"):
+        mptune.compare(model, engine, data=data, trace=True)
 
 
 def test_an_engine_needs_a_device(model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from mptune.engines.loading import load_typed_model
-from mptune.engines.tensorrt.library import Library
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -20,16 +19,15 @@ PLANS, ENGINES = 50, 4
 """At each granularity."""
 
 
-def check(path: Path, folder: Path, library: Library, refused: str | None) -> None:
+def check(path: Path, folder: Path, refused: str | None) -> None:
     """Check 100 plans of the model, and engines of eight of them.
 
     Args:
         path: ONNX file.
         folder: where files are written.
-        library: TensorRT-RTX.
-        refused: what it says of the model in FP32 already; None where it takes the model.
+        refused: what TensorRT-RTX says of the model in FP32 already; None where it takes the model.
     """
-    model = load_typed_model(path)
+    library, model = rtx.library(), load_typed_model(path)
     bank = WeightBank.write(model, folder)
     typed = folder / "typed.onnx"
     for granularity in ("fusion", "op"):

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from mptune.graph.hazards.hazard import BF16_MAX
 from mptune.graph.loading.tensors import from_stored, to_stored
-from mptune.graph.precision import Precision
+from mptune.graph.precision import Precision, add_precision, remove_precision
 from mptune.graph.writing.model_file import rounding_nodes
 from tests.graph.helpers import run
 from tests.graph.models import model, value
@@ -65,7 +65,7 @@ def test_keeps_shapes() -> None:
 
 def test_a_mantissa_is_split_as_constants_are_rounded() -> None:
     """Of TF32, for which ONNX has no type."""
-    tf32 = Precision.add("tf32", "float", 10, (-126, 127), 4, "tf32_tflops")
+    tf32 = add_precision("tf32", "float", 10, (-126, 127), 4, "tf32_tflops")
     try:
         x = np.random.default_rng(0).standard_normal(10_000).astype(np.float32) * np.float32(1e9)
         x[:4] = np.inf, np.nan, 0.0, 3e38
@@ -76,4 +76,4 @@ def test_a_mantissa_is_split_as_constants_are_rounded() -> None:
         np.testing.assert_array_equal(y[4:], to_stored(x, tf32)[4:])
         assert np.abs(y[4:] / x[4:] - 1).max() <= 2.0**-11
     finally:
-        Precision.remove(tf32)
+        remove_precision(tf32)

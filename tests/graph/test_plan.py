@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptune.errors import PlanError
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import PRECISIONS, Precision, PrecisionPlan
 
 precisions = st.dictionaries(
-    st.text(min_size=1, max_size=8), st.sampled_from(tuple(Precision)), min_size=1, max_size=12
+    st.text(min_size=1, max_size=8), st.sampled_from(tuple(PRECISIONS)), min_size=1, max_size=12
 )
 
 

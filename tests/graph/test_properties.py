@@ -323,7 +323,7 @@ def test_any_plan_of_any_graph(
         groups = groups_of(model, kind)
         bank = WeightBank.write(model, folder)
         rewriter = Rewriter(GroupedModel(model, groups), bank)
-        chosen = {g.id: Precision("fp16" if bits >> k % 32 & 1 else "fp32") for k, g in enumerate(groups)}
+        chosen = {g.id: Precision.named("fp16" if bits >> k % 32 & 1 else "fp32") for k, g in enumerate(groups)}
         plan = PrecisionPlan(model.sha256, chosen)
         typed = rewriter.write(plan, folder / "typed.onnx")
         verify(rewriter, plan, typed)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.plan import Precision
+from mptune.graph.plan import PRECISIONS, Precision
 from mptune.targets.costs import (
     GroupCost,
     ShapeTable,
@@ -165,7 +165,7 @@ class TestKernels:
             helper.make_node("Relu", ["j"], ["y"], "act"),
         ]
         model = build(nodes, {"x": [4, 8]}, {"y": [64]}, {"w": [8, 16], "b": [16], "shape": np.array([64])})
-        for precision in Precision:
+        for precision in PRECISIONS:
             (got,) = kernels(model, precision).values()  # one group
             assert [k.fp32_bytes for k in got] == [4 * (32 + 128 + 64), 4 * (64 + 16 + 64), 4 * (64 + 64)]
             assert [k.fp16_bytes for k in got] == [k.fp32_bytes / 2 for k in got]
@@ -219,7 +219,7 @@ class TestKernels:
         model = load_model(DIGITS)
         groups = find_groups(model)
         whole = group_costs(GroupedModel(model, groups), {})
-        for precision in Precision:
+        for precision in PRECISIONS:
             for group, each in kernels(model, precision, groups).items():
                 assert sum(k.matrix_flops for k in each) == whole[group].matrix_flops
                 assert sum(k.fp32_bytes for k in each) >= whole[group].fp32_bytes  # nothing stays on the chip

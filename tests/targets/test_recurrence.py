@@ -14,7 +14,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.value_dependent import shape_facts
-from mptune.graph.plan import Precision
+from mptune.graph.plan import PRECISIONS, Precision
 from mptune.inspection.model import inspect_model
 from mptune.targets.costs import group_costs
 from mptune.targets.memory import memory_need
@@ -113,7 +113,7 @@ def test_two_exports_of_a_network_predict_the_same(tmp_path: Path, op: str, both
     built = recurrent(tmp_path / "built.onnx", op, 50, both=both, built=True)
     assert predicted(built, execution) == pytest.approx(predicted(ready, execution), rel=0.05)
     need, other = (memory_need(model, static_shapes(model).shapes) for model in (ready, built))
-    for precision in Precision:
+    for precision in PRECISIONS:
         assert other.total(precision) == pytest.approx(need.total(precision), rel=0.05)
 
 

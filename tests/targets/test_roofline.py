@@ -18,7 +18,7 @@ from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import Granularity
 from mptune.targets.costs import GroupCost
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, cast_ms, fused, kernel_ms, roofline
@@ -255,7 +255,7 @@ class TestLaw:
             grouped = GroupedModel(model, find_groups(model, granularity))
             types = ValueTypes(grouped)
             lacking = {grouped.groups[position].id for position in types.lacking(Precision.BF16)}
-            drawn = {g.id: data.draw(st.sampled_from(tuple(Precision))) for g in grouped.groups}
+            drawn = {g.id: data.draw(st.sampled_from(tuple(PRECISIONS))) for g in grouped.groups}
             chosen = {g: Precision.FP32 if p is Precision.BF16 and g in lacking else p for g, p in drawn.items()}
             plan = PrecisionPlan(grouped.model.sha256, chosen)
             casts = {b.tensor: count for b in roofline(grouped, DEVICE, {}).boundaries if (count := b.casts(plan))}

@@ -20,7 +20,6 @@ from onnx import TensorProto, helper, numpy_helper
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
 import mptune
-from mptune.cli import main
 from mptune.data.check_set import CheckSet
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, PlanError, RunError, SettingsError
@@ -310,38 +309,3 @@ def test_export_of_a_plan(searched: Front) -> None:
     mptune.export("model.mptune", for_="tensorrt-8.6", force=True)
     assert (folder / "notes.txt").read_text() == "mine"
     assert mptune.report("model.mptune").chosen == searched.chosen
-
-
-def test_report_with_what_a_device_says(searched: Front, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = searched.points[0].plan.fingerprint
-    document = {
-        "format": 1,
-        "plan": plan,
-        "model_sha256": searched.model_sha256,
-        "device": "NVIDIA Orin Nano",
-        "for": "",
-        "engine": "TensorRT 8.5.2, weakly typed",
-        "cuda_graph": True,
-        "samples": 8,
-        "iterations": 200,
-        "latency": {"median_ms": 4.25, "p90_ms": 5, "p99_ms": 6, "ci95_ms": [4, 5], "cv": 0.1, "source": "measured"},
-        "error": {"metric": "worst_part", "value": 2.5e-3, "reported": 2e-3, "source": "measured", "per_output": {}},
-        "is_plan": True,
-    }
-    file = place / "time.json"
-    file.write_text(json.dumps(document))
-    assert main(["report", "model.mptune", "--with", str(file)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"plan {plan}"
-    assert lines[2].split()[0] == "search"
-    assert lines[3].split()[:3] == ["time.json", "4.25", "measured"]
-    assert "NVIDIA Orin Nano" in lines[3]
-    file.write_text(json.dumps({**document, "is_plan": False}))
-    assert main(["report", "model.mptune", "--with", str(file), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["origin"] for row in rows] == ["search", "time.json"]
-    assert rows[1]["is_plan"] is False
-    for wrong in ("[]", "{", json.dumps({**document, "plan": "ffffffffffff"}), json.dumps({**document, "latency": {}})):
-        file.write_text(wrong)
-        assert main(["report", "model.mptune", "--with", str(file)]) == 1
-        assert "hint: " in capsys.readouterr().err

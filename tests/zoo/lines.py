@@ -105,7 +105,13 @@ LINES = [
         f"{_SWEEPS}test_axes_of_any_size_are_tried_at_half_and_twice_the_size",
         f"{_SWEEPS}test_axes_of_any_size_are_tried_at_half_and_twice_the_size",
     ),
-    Line("random-data", "vectors of noise for images", "numbers", "random-data"),
+    Line(
+        "random-data",
+        "no samples given",
+        "tests",
+        f"{_CALIBRATION}test_types_shapes_and_a_warning_that_stays",
+        f"{_CALIBRATION}test_two_samples_are_enough_to_hold_one_out",
+    ),
     Line("constant-data", "the same value everywhere", "numbers", "constant-data"),
     Line("constant-data", "no state fed back", "numbers", "constant-data: a state that is fed back is none"),
     Line("constant-data", "no recurrent state", "numbers", "constant-data: a recurrent state is none"),
@@ -146,7 +152,6 @@ LINES = [
         f"{_REACH}test_what_the_optimiser_writes_at_its_extended_level_is_no_finding",
     ),
     Line("engine-differs", "", "device", ""),
-    Line("fusion", "", "device", ""),
     Line(
         "reference-depends-on-optimisation",
         "on and off differ",

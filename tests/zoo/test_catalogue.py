@@ -20,7 +20,7 @@ from tests.zoo.plans import PLANS
 
 TESTS = Path(__file__).resolve().parents[1]
 
-ON_A_DEVICE = {"no-fp16-kernel", "no-bf16-kernel", "engine-differs", "fusion", "emulation-differs"}
+ON_A_DEVICE = {"no-fp16-kernel", "no-bf16-kernel", "engine-differs", "emulation-differs"}
 """Only an engine that a GPU runs shows these; what reads its answer is tested with answers that are recorded."""
 
 PAIRED: Mapping[str, Collection[str]] = {

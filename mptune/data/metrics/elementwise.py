@@ -29,7 +29,7 @@ def statistics_of(name: str, output: np.ndarray, reference: np.ndarray, number: 
     for array in (output, reference):
         if array.dtype.kind in "OSUcMm":
             raise DataError(f"output {name!r} has type {array.dtype}, not a real number", "leave it out of the model")
-    wanted_squares = got_squares = squares = absolute_sum = max_rel = 0.0
+    wanted_squares = squares = absolute_sum = max_rel = 0.0
     non_finite = filled = 0
     differences = np.empty(reference.size, np.float64)
     flat_output, flat_reference = output.reshape(-1), reference.reshape(-1)
@@ -45,7 +45,6 @@ def statistics_of(name: str, output: np.ndarray, reference: np.ndarray, number: 
             filled += wanted.size
             non_finite += int(np.count_nonzero(~np.isfinite(got)))
             wanted_squares += float(wanted @ wanted)
-            got_squares += float(got @ got)
             squares += float(absolute @ absolute)
             absolute_sum += float(absolute.sum())
             relative = (absolute / np.maximum(np.abs(wanted), RELATIVE_FLOOR)).max(initial=0.0)
@@ -60,7 +59,6 @@ def statistics_of(name: str, output: np.ndarray, reference: np.ndarray, number: 
         "median_abs": median,
         "p99_abs": p99,
         "max_rel": max_rel,
-        "cosine_distance": _cosine_distance(wanted_squares, got_squares, squares),
         "sqnr_db": _sqnr_db(wanted_squares, squares),
         "non_finite": float(non_finite),
     }
@@ -80,16 +78,6 @@ def _ratio(error: float, reference: float) -> float:
     if reference == 0:
         return error if error == 0 or math.isnan(error) else math.inf
     return error / reference
-
-
-def _cosine_distance(reference: float, output: float, error: float) -> float:
-    """From squared norms: 1 - cos = (|d|^2 - (|r| - |y|)^2) / (2 |r| |y|), which keeps its digits near 0."""
-    if not math.isfinite(output):
-        return math.nan
-    if reference == 0 or output == 0:
-        return 0.0 if reference == output else 1.0
-    r, y = math.sqrt(reference), math.sqrt(output)
-    return min(max((error - (r - y) ** 2) / (2 * r * y), 0.0), 2.0)
 
 
 def _sqnr_db(reference: float, error: float) -> float:

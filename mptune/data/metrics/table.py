@@ -63,8 +63,6 @@ METRICS: Mapping[str, Metric] = {
         Metric("p99_abs", "element"),
         # Largest abs(y - y_ref) / max(abs(y_ref), 2^-14).
         Metric("max_rel", "element"),
-        # 1 - cosine similarity; 0 where both are all zero, 1 where only one is.
-        Metric("cosine_distance", "element"),
         # 10 log10(sum y_ref^2 / sum (y - y_ref)^2).
         Metric("sqnr_db", "element", larger_is_better=True),
         # Values that are NaN or Inf where the reference is finite.
@@ -75,9 +73,6 @@ METRICS: Mapping[str, Metric] = {
         Metric("top5_accuracy", "set", f"{_PLACE}:top5_accuracy", larger_is_better=True),
         Metric("map", "set", f"{_PLACE}:mean_average_precision", larger_is_better=True),
         Metric("miou", "set", f"{_PLACE}:mean_iou", larger_is_better=True),
-        Metric("cosine", "set", f"{_PLACE}:cosine_similarity", larger_is_better=True),
-        Metric("psnr", "set", f"{_PLACE}:psnr", larger_is_better=True),
-        Metric("ssim", "set", f"{_PLACE}:ssim", larger_is_better=True),
     )
 }
 """By name, in the order of the help."""

@@ -39,14 +39,6 @@ class _Judged:
         if rows != wanted:
             raise self.error(f"{self.name!r} has {rows} rows, its target {wanted}", "give one per row")
 
-    def check_shape(self, output: np.ndarray, target: np.ndarray) -> None:
-        """Refuse what cannot be compared element by element."""
-        if output.shape != target.shape:
-            raise self.error(
-                f"output {self.name!r} has shape {output.shape}, its target {target.shape}",
-                "give labels of the output's shape, or your own script.py:function",
-            )
-
 
 def _worst_output(
     metric: str, fits: Callable[[np.ndarray], bool], kind: str, *, is_dense: bool = False, is_largest: bool = False
@@ -204,13 +196,6 @@ def mean_iou(judged: _Judged) -> float:
     return float((hits[union > 0] / union[union > 0]).mean())
 
 
-MOST_DB = 120.0
-"""PSNR of images that are equal: noise below 1e-12 of the squared peak counts as this much."""
-
-_SIGMA, _TRUNCATE, _K1, _K2 = 1.5, 3.5, 0.01, 0.03
-"""SSIM's window (11 pixels wide) and constants, as in the paper."""
-
-
 def flow_axis(array: np.ndarray) -> int | None:
     """The axis of the two components of optical flow, [N, 2, H, W] or [N, H, W, 2]; None where it is none."""
     if array.dtype.kind != "f" or array.ndim != 4:
@@ -220,14 +205,6 @@ def flow_axis(array: np.ndarray) -> int | None:
 
 def _is_flow(array: np.ndarray) -> bool:
     return flow_axis(array) is not None
-
-
-def _is_embeddings(array: np.ndarray) -> bool:
-    return array.dtype.kind == "f" and array.ndim >= 2 and array.shape[-1] > 1
-
-
-def _is_image(array: np.ndarray) -> bool:
-    return array.dtype.kind == "f" and array.ndim == 4
 
 
 @_worst_output("endpoint_error", _is_flow, "shape (N, 2, H, W) or (N, H, W, 2)", is_dense=True, is_largest=True)
@@ -240,75 +217,15 @@ def endpoint_error(judged: _Judged) -> float:
     got = np.moveaxis(judged.output, flow_axis(judged.output) or 1, 1).astype(np.float64)
     axis = flow_axis(judged.target.astype(np.float64))
     wanted = judged.target if axis is None else np.moveaxis(judged.target, axis, 1)
-    judged.check_shape(got, wanted)
+    if got.shape != wanted.shape:
+        raise judged.error(
+            f"output {judged.name!r} has shape {got.shape}, its target {wanted.shape}",
+            "give labels of the output's shape, or your own script.py:function",
+        )
     valid = np.isfinite(wanted).all(axis=1)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.hypot(*np.moveaxis(got - wanted, 1, 0))[valid]
     return float(distance.mean()) if distance.size else 0.0
-
-
-@_worst_output("cosine", _is_embeddings, "embeddings [N, ..., D]", is_dense=True)
-def cosine_similarity(judged: _Judged) -> float:
-    """Mean over the rows of the cosine between an embedding (the last axis) and its target; the smallest output's.
-
-    Two rows of zeros have cosine 1, a row of zeros and another one 0.
-    """
-    judged.check_shape(judged.output, judged.target)
-    a, b = judged.output.astype(np.float64), judged.target.astype(np.float64)
-    norm_a, norm_b = np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)
-    product, norms = (a * b).sum(axis=-1), norm_a * norm_b
-    cosines = np.divide(product, norms, out=np.zeros_like(product), where=norms != 0)
-    return float(np.where((norm_a == 0) & (norm_b == 0), 1.0, cosines).mean())
-
-
-@_worst_output("psnr", _is_image, "images [N, C, H, W]", is_dense=True)
-def psnr(judged: _Judged) -> float:
-    """Peak signal to noise ratio in dB, the mean over the images, at most 120; the smallest over the outputs.
-
-    Images are [N, C, H, W] or [N, H, W, C]. The peak is 1 or 255 where the target's values lie in 0..1 or 0..255, else
-    the range of its values.
-    """
-    output, target = _images_in_fp64(judged)
-    noise = ((output - target) ** 2).reshape(len(output), -1).mean(axis=1) / _peak(target) ** 2
-    return float(np.mean(-10.0 * np.log10(np.maximum(noise, 10.0 ** (-MOST_DB / 10.0)))))
-
-
-@_worst_output("ssim", _is_image, "images [N, C, H, W]", is_dense=True)
-def ssim(judged: _Judged) -> float:
-    """Structural similarity, the mean over pixels, channels and images; the smallest over the outputs.
-
-    Gaussian window with a standard deviation of 1.5 pixels, constants 0.01 and 0.03 (Wang et al., Image Quality
-    Assessment: From Error Visibility to Structural Similarity, IEEE TIP 13, 2004, equation 13). Images and peak as for
-    ``psnr``; channels are the axis of 1 to 4, axis 1 where both are.
-    """
-    from scipy.ndimage import gaussian_filter  # slow to import, and few searches need it
-
-    x, y = _images_in_fp64(judged)
-    last = y.shape[1] > 4 >= y.shape[3]
-    sigma = (0.0, _SIGMA, _SIGMA, 0.0) if last else (0.0, 0.0, _SIGMA, _SIGMA)
-
-    def mean(values: np.ndarray) -> np.ndarray:
-        return np.asarray(gaussian_filter(values, sigma, truncate=_TRUNCATE))
-
-    mx, my = mean(x), mean(y)
-    vx, vy, cov = mean(x * x) - mx * mx, mean(y * y) - my * my, mean(x * y) - mx * my
-    c1, c2 = (_K1 * _peak(y)) ** 2, (_K2 * _peak(y)) ** 2
-    return float((((2 * mx * my + c1) * (2 * cov + c2)) / ((mx * mx + my * my + c1) * (vx + vy + c2))).mean())
-
-
-def _images_in_fp64(judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
-    judged.check_shape(judged.output, judged.target)
-    return judged.output.astype(np.float64), judged.target.astype(np.float64)
-
-
-def _peak(target: np.ndarray) -> float:
-    """The range of the pixel values: 1 or 255 where the target lies within those, else what it spans."""
-    low, high = float(np.nanmin(target)), float(np.nanmax(target))
-    if low >= 0.0 and high <= 1.0:
-        return 1.0
-    if low >= 0.0 and 2.0 < high <= 255.0:
-        return 255.0
-    return max(high - low, 1e-12)
 
 
 THRESHOLDS = np.arange(0.5, 0.96, 0.05)

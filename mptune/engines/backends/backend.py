@@ -1,8 +1,8 @@
 """What a backend is: it says what it can do for a target here, builds an engine of each plan, and opens it.
 
 ``Backend.available`` and ``Builder.build`` run in the parent, ``Engine.open`` runs in the worker. A builder may also be
-a ``ProfilesLayers``, ``NamesKernels``, ``ChoosesPrecisions`` or ``Rounds``, an engine a ``ComparesSessions``, a session
-a ``DescribesLayers``. Any job reports the progress of a long build by ``WorkerState.report``.
+a ``ProfilesLayers``, ``NamesKernels`` or ``Rounds``, an engine a ``ComparesSessions``, a session a ``DescribesLayers``.
+Any job reports the progress of a long build by ``WorkerState.report``.
 """
 
 from __future__ import annotations
@@ -151,15 +151,6 @@ class Rounds(Protocol):
     """Whether engines fuse nodes into one kernel; else the result of each node is rounded and written to memory."""
     emulation_holds: bool
     """Whether engines round every value that a plan puts in FP16."""
-
-
-@runtime_checkable
-class ChoosesPrecisions(Protocol):
-    """What a builder may have: an engine whose precisions it chooses itself by time, whatever the model says."""
-
-    def build_freely(self) -> Built | Failure | None:
-        """Of the FP32 model, FP16 allowed; None where this version cannot. The caller deletes its file."""
-        ...
 
 
 class Backend(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Built, Place
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Profiling, Stage
 from mptune.engines.jobs.layer_times import LayerTime
-from mptune.engines.marks import Marks
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, EngineProfileJob, LibraryJob, LibraryReport, TensorRtEngine
@@ -20,7 +18,6 @@ from mptune.engines.tensorrt.library import (
     AHEAD_OF_TIME,
     RTX_CAPABILITIES,
     Kind,
-    has_weak_types,
     install_line,
     is_installed,
     is_weak,
@@ -181,29 +178,11 @@ class TensorRtBuilder:
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         """The file of a plan where there is one, else built."""
-        marked = Marks.load(self._workspace.engines_dir).of(plan)
-        return self.build_marked(plan, marked, self._path(plan, marked))
-
-    def build_marked(self, plan: PrecisionPlan, marked: Sequence[str], path: Path) -> Built | Failure:
-        """The engine of a plan with these values as further outputs: the file where it is there, else built."""
-        rewriter = self._bench.workload.rewriter
-        engine = self._engine(plan, path, frozenset(rewriter.computed_names(plan, marked).values()))
         # The all-FP32 plan is the baseline, which never uses TF32.
         options = replace(self._options, tf32=self._options.tf32 and bool(plan.reduced_groups))
-        return self._build(plan, engine, options, marked)
+        return self._build(plan, self._engine(plan, self._path(plan)), options)
 
-    def build_freely(self) -> Built | Failure | None:
-        """See ``ChoosesPrecisions``; TF32 allowed, too, as by ``trtexec --fp16``."""
-        if not has_weak_types(self.kind, self._version):
-            return None
-        plan = self._bench.workload.grouped.uniform(Precision.FP32)
-        path = self._workspace.engines_dir / f"free.{self._version}.engine"
-        engine = replace(self._engine(plan, path, frozenset()), nodes={})
-        return self._build(plan, engine, replace(self._options, tf32=True, weak=True))
-
-    def _build(
-        self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions, marked: Sequence[str] = ()
-    ) -> Built | Failure:
+    def _build(self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions) -> Built | Failure:
         space, path = self._workspace, engine.path
         weak = None
         if is_weak(self.kind, self._version):
@@ -211,8 +190,6 @@ class TensorRtBuilder:
                 weak = WeakModel(self._bench.workload.grouped, plan, WEAK_BRANCHES["tensorrt-8.6"])
             except (ModelError, PlanError) as error:
                 return Failure(Stage.BUILD, FailureKind.UNSUPPORTED, error.message)
-            if marked:
-                return Failure(Stage.BUILD, FailureKind.UNSUPPORTED, "layer precisions take no further outputs")
             names = {node.name: node.original for node in weak.nodes}
             engine = replace(engine, options=replace(engine.options, names=names))
         if path.exists():
@@ -220,10 +197,10 @@ class TensorRtBuilder:
         model = space.scratch(f"build-{path.stem}")
         try:
             if weak is None:
-                self._bench.workload.rewriter.write(plan, model, marked=marked)
+                self._bench.workload.rewriter.write(plan, model)
             else:
                 weak.write(model)
-                options = options if options.weak else replace(options, told=weak.document())
+                options = replace(options, told=weak.document())
             job = BuildJob(
                 model=model,
                 engine_path=path,
@@ -241,7 +218,7 @@ class TensorRtBuilder:
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         """A faulty file is deleted, any other stays."""
         if faulty:
-            self._path(plan, Marks.load(self._workspace.engines_dir).of(plan)).unlink(missing_ok=True)
+            self._path(plan).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Engines stay."""
@@ -258,11 +235,10 @@ class TensorRtBuilder:
         """See ``NamesKernels``; what TensorRT fuses is known once it has built an engine, and differs by version."""
         return ()
 
-    def _path(self, plan: PrecisionPlan, marked: Sequence[str]) -> Path:
-        marks = f"-{hashlib.sha256(repr(sorted(marked)).encode()).hexdigest()[:8]}" if marked else ""
-        return self._workspace.engines_dir / f"{plan.fingerprint}{marks}.{self.kind}-{self._version}.engine"
+    def _path(self, plan: PrecisionPlan) -> Path:
+        return self._workspace.engines_dir / f"{plan.fingerprint}.{self.kind}-{self._version}.engine"
 
-    def _engine(self, plan: PrecisionPlan, path: Path, marked: frozenset[str]) -> TensorRtEngine:
+    def _engine(self, plan: PrecisionPlan, path: Path) -> TensorRtEngine:
         workload = self._bench.workload
         options = EngineOptions(
             self.kind,
@@ -270,7 +246,6 @@ class TensorRtBuilder:
             runtime_cache=self._workspace.engines_dir / _RUNTIME_CACHE if self.kind == "tensorrt-rtx" else None,
             plugins=self._bench.settings.plugins,
             fp64_inputs=frozenset(info.name for info in workload.model.inputs if info.dtype == "double"),
-            marked=marked,
         )
         return TensorRtEngine(path, options, workload.rewriter.node_precisions(plan))
 

@@ -143,9 +143,6 @@ class BuildOptions:
     timing_cache: Path | None = None
     plugins: tuple[Path, ...] = ()
     """Libraries with plugins of the user's."""
-    weak: bool = False
-    """The builder may choose FP16 for any layer, whatever the model says: networks without strong types, flag ``FP16``.
-    Such an engine is a baseline, never a plan's."""
     told: Told | None = None
     """The precision of each layer, where TensorRT has no strong types."""
 
@@ -193,7 +190,7 @@ def build_engine(
     monitor = None if library.is_weak else _monitor_class(trt)(clock() + timeout_s, report, clock)
     precisions = None if options.told is None else LayerPrecisions(library, options.told)
     while True:
-        builder, network, _ = parse_network(library, model, log, objects, weak=options.weak)
+        builder, network, _ = parse_network(library, model, log, objects)
         _check_inputs(network, samples)
         config = builder.create_builder_config()
         objects.append(config)
@@ -225,12 +222,10 @@ def build_engine(
 
 
 @collector_paused()
-def parse_network(
-    library: Library, model: Path, log: Any, objects: BuildObjects | None = None, *, weak: bool = False
-) -> tuple[Any, Any, Any]:
+def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
     """Parse a typed model as a strongly typed network: builder, network, and the parser, which holds its weights.
 
-    ``objects`` keeps what TensorRT made, also where this raises. ``weak`` leaves the types to the builder.
+    ``objects`` keeps what TensorRT made, also where this raises.
     """
     trt = library.trt
     objects = BuildObjects() if objects is None else objects
@@ -241,7 +236,7 @@ def parse_network(
     if library.is_weak:
         flag = 1 << int(flags.EXPLICIT_BATCH)
     else:
-        flag = 0 if weak else 1 << int(flags.STRONGLY_TYPED)
+        flag = 1 << int(flags.STRONGLY_TYPED)
     network = builder.create_network(flag)
     parser = trt.OnnxParser(network, log)
     objects += [network, parser]
@@ -293,8 +288,6 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
     trt, settings = library.trt, options.settings
     if not options.tf32:
         config.clear_flag(trt.BuilderFlag.TF32)
-    if options.weak:
-        config.set_flag(trt.BuilderFlag.FP16)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # Otherwise the inspector gives no types.
     config.builder_optimization_level = settings.optimization_level
     config.avg_timing_iterations = AVERAGED_TIMINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,7 +24,7 @@ from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_en
 from mptune.engines.tensorrt.library import Kind, install_line, load_library, made, open_log
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession, cast_feed
 from mptune.files import whole_file
-from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision
 from mptune.processes.child import WorkerState
 from mptune.targets.detect import detect_gpus
 
@@ -52,11 +52,6 @@ class Layer:
 def read_layers(information: str) -> tuple[Layer, ...]:
     """The layers in the inspector's JSON; none where the engine was built without detailed verbosity."""
     return tuple(_layer(entry) for entry in _listed(information))
-
-
-def layers_of(layers: Sequence[Layer], nodes: Collection[str]) -> tuple[str, ...]:
-    """Names of the layers that compute any of these nodes."""
-    return tuple(dict.fromkeys(layer.name for layer in layers if any(node in nodes for node in layer.nodes)))
 
 
 def type_warnings(
@@ -314,7 +309,7 @@ def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Laye
             nodes.get(name, ()),
             steady_mean([execution.get(name, 0.0) for execution in executions]),
             name,
-            tuple(precision for precision in Precision if precision in types.get(name, ())),
+            tuple(precision for precision in PRECISIONS if precision in types.get(name, ())),
         )
         for name in names
     )
@@ -341,18 +336,6 @@ def profiler_class(trt: Any) -> Any:
                 times[layer_name] = times.get(layer_name, 0.0) + ms
 
     return Profiler
-
-
-@dataclass(frozen=True)
-class EngineLayersJob:
-    """Read what the inspector says of the layers of an engine file; types of dynamic layers are not known then."""
-
-    engine: Path
-    kind: Kind
-
-    def run(self, state: WorkerState) -> tuple[Layer, ...]:
-        session = state.transient(partial(TensorRtSession, self.engine, EngineOptions(self.kind)))
-        return read_layers(session.information())
 
 
 @dataclass(frozen=True)

@@ -175,11 +175,6 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
     return ()
 
 
-def has_weak_types(kind: Kind, version: str) -> bool:
-    """Whether the builder of a version can be left to choose precisions: 11 has strongly typed networks alone."""
-    return kind == "tensorrt" and version.startswith(("8.", "10."))
-
-
 def is_weak(kind: Kind, version: str) -> bool:
     """Whether a version that mptune measures with has weakly typed networks alone: 8.6."""
     return kind == "tensorrt" and version.startswith("8.6.")

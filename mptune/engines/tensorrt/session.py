@@ -88,8 +88,6 @@ class EngineOptions:
     """Inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Node of the file that was built -> node of the user's model, where they have other names."""
-    marked: frozenset[str] = frozenset()
-    """Outputs that only the engine has (``mptune.engines.marks``): ``run`` leaves them out."""
 
 
 def cast_feed(array: np.ndarray, name: str, dtype: np.dtype[np.generic]) -> np.ndarray:
@@ -181,8 +179,6 @@ class TensorRtSession:
         self._keep_kernels()
         outputs = {}
         for name in self.tensor_names(self.library.trt.TensorIOMode.OUTPUT):
-            if name in self.options.marked:
-                continue
             if name in bound.allocators:
                 outputs[name] = bound.allocators[name].download(stream, self.tensor_type(name))
             else:

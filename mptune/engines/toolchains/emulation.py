@@ -107,10 +107,6 @@ class Emulation:
             by_plan.update(zip(members, errors, strict=True))
         return tuple(by_plan[index] for index in range(len(plans)))
 
-    def write_marked(self, plan: PrecisionPlan, path: Path, marked: Sequence[str]) -> Path:
-        """Write the emulation of one plan with these values as further outputs, in the weight bank's folder."""
-        return self._emulator.write(plan, path, marked=marked)
-
     def close(self) -> None:
         """Delete what was written. Idempotent."""
         for path in self._written.values():

@@ -17,11 +17,9 @@ from mptune.engines.backends.backend import (
     Bench,
     Builder,
     Built,
-    ChoosesPrecisions,
     ProfilesLayers,
     Rounds,
 )
-from mptune.engines.backends.tensorrt import TensorRtBuilder
 from mptune.engines.base import (
     EmulatedSamples,
     ErrorSource,
@@ -42,9 +40,8 @@ from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, Repetitions, TimingRecord
-from mptune.engines.timing.spread import Enough, SessionTiming, Standings
+from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.toolchains.marking import Marking
 from mptune.engines.toolchains.reference import ReferenceModel, worker_environment
 from mptune.engines.workload import Workload
 from mptune.errors import MptuneError
@@ -319,12 +316,12 @@ class Timer:
         self.standings = Standings()
         """What was timed in this process, which tells how exact the next timing has to be."""
 
-    def corrected(self, plan: PrecisionPlan | None, result: MeasureResult | Failure) -> Measurement | Failure:
-        """The measurement of a plan, or of no plan, corrected for drift; the first one freezes the repetitions."""
+    def corrected(self, plan: PrecisionPlan, result: MeasureResult | Failure) -> Measurement | Failure:
+        """The measurement of a plan, corrected for drift; the first one freezes the repetitions."""
         if isinstance(result, Failure):
             return result
         session = result.measurement.latency.session
-        if session is not None and plan is not None:
+        if session is not None:
             self.standings.add(plan.fingerprint, [session], result.objective)
         if self._record is None:
             self._record = TimingRecord(result.repetitions, result.baseline.median_ms, self._settings)
@@ -402,12 +399,6 @@ class MeasuredToolchain(TargetToolchain):
             write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
         return with_group_times(measurement, layers, self.workload.grouped)
 
-    @cached_property
-    def marking(self) -> Marking | None:
-        """See ``MarksValues``."""
-        builder = self.builder
-        return Marking(self._bench, builder, self.predictor.emulation) if isinstance(builder, TensorRtBuilder) else None
-
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         built = self.builder.build(plan)
         if isinstance(built, Failure):
@@ -422,23 +413,6 @@ class MeasuredToolchain(TargetToolchain):
             return timings
         finally:
             self.builder.release(plan)
-
-    def measure_free_engine(self) -> Measurement | Failure | None:
-        """See ``MeasuresFreeEngine``; its file is not kept."""
-        builder: object = self.builder
-        built = builder.build_freely() if isinstance(builder, ChoosesPrecisions) else None
-        if built is None or isinstance(built, Failure):
-            return built
-        try:
-            job = self._measure_job(built, self._fp32, "search")
-            if isinstance(job, Failure):
-                return job
-            measured = self._timer.corrected(None, self._call(replace(job, enough=Enough())))
-        finally:
-            built.engine.path.unlink(missing_ok=True)
-        if isinstance(measured, Failure):
-            return measured
-        return replace(measured, warnings=tuple(dict.fromkeys((*built.warnings, *measured.warnings))))
 
     def _measure_job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
         baseline = self.builder.build(self._fp32, baseline=True)

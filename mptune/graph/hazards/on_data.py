@@ -399,7 +399,7 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -
 
 def _narrowest(precisions: Sequence[str]) -> Precision:
     """The precision of the fewest digits among FP16 and these."""
-    return min((Precision.FP16, *map(Precision, precisions)), key=lambda precision: precision.mantissa_bits)
+    return min((Precision.FP16, *map(Precision.named, precisions)), key=lambda precision: precision.mantissa_bits)
 
 
 def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:

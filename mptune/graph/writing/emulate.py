@@ -134,14 +134,11 @@ class Emulator:
             if plan.precision[group] is precision
         )
 
-    def write(
-        self, plan: PrecisionPlan, path: Path, store: ConstantStore | None = None, marked: Sequence[str] = ()
-    ) -> Path:
+    def write(self, plan: PrecisionPlan, path: Path, store: ConstantStore | None = None) -> Path:
         """Write the emulation of one plan to ``path``, which must lie in the weight bank's folder.
 
         Args:
             store: holds the constants in place of the weight bank; ``path`` may then lie elsewhere.
-            marked: values that are outputs, too.
         """
         resolution, model = self.types.resolve(plan), self.types.model
         modes: dict[int, _Modes] = {
@@ -155,8 +152,7 @@ class Emulator:
             if precision in resolution.casts.get(root, ()) or precision in resolution.constants.get(root, ())
         }
         writing = _Writing(self, modes, narrow, is_fixed=True)
-        outputs = *model.proto.graph.output, *(_value(model, value) for value in marked)
-        return writing.write(path, model.nodes, store or self._store, outputs)
+        return writing.write(path, model.nodes, store or self._store, model.proto.graph.output)
 
     def write_switched(
         self,

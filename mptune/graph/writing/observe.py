@@ -153,7 +153,7 @@ def add_probes(
     cast = onnx_schema("Cast", model.opset)
     types = cast.types["T2"] if cast is not None else ()
     # A precision without an ONNX type of its own has the answers of one of its digits.
-    asked = [Precision(name) for name in precisions]
+    asked = [Precision.named(name) for name in precisions]
     precisions = [row for row in asked if row.is_rounded_by_casts and f"tensor({row.dtype})" in types]
     for probe in find_probes(model, precisions):
         if probe.key not in keys:

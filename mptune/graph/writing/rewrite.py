@@ -25,7 +25,7 @@ from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import Initializer, fill_value, is_external
-from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.model_file import (
     add_cast,
     add_metadata,
@@ -74,39 +74,20 @@ class Rewriter:
     def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
         self.types = value_types(grouped)
         self._model = model = grouped.model
-        self._suffixes = {precision: new_suffix(model, str(precision)) for precision in Precision}
+        self._suffixes = {precision: new_suffix(model, str(precision)) for precision in PRECISIONS}
         self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
         self._barrier, self._zero = new_suffix(model, "barrier"), new_suffix(model, "zero")
         self._frame = frame_of(model)
         self._constants = NeededConstants(self.types, bank, self._suffixes)
         self._store: ConstantStore = inline if bank is None else banked(bank)
 
-    def write(
-        self,
-        plan: PrecisionPlan,
-        path: Path,
-        folded: FoldedValues | None = None,
-        marked: Sequence[str] = (),
-        store: ConstantStore | None = None,
-    ) -> Path:
+    def write(self, plan: PrecisionPlan, path: Path, folded: FoldedValues | None = None) -> Path:
         """Write the typed model to ``path``, which must lie in the weight bank's folder.
 
         Args:
             folded: values that are constants already, in place of the nodes that compute them.
-            marked: values that are outputs, too, as they are computed (``computed_names``).
-            store: holds the constants in place of the weight bank; ``path`` may then lie elsewhere.
         """
-        proto, large = self._typed(plan, store or self._store, folded=folded)
-        resolution = self.types.resolve(plan.stored)
-        for value, name in self.computed_names(plan, marked).items():
-            code = resolution.computed_in(value).onnx_type
-            proto.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
-        return write_bytes(path, serialized(proto, large))
-
-    def computed_names(self, plan: PrecisionPlan, values: Sequence[str]) -> dict[str, str]:
-        """The names under which floating values of the model are computed in the typed model of a plan."""
-        resolution = self.types.resolve(plan.stored)
-        return {value: self._computed_name(value, resolution) for value in values}
+        return write_bytes(path, serialized(*self._typed(plan, self._store, folded=folded)))
 
     def export(self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None) -> Path:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.
@@ -215,7 +196,7 @@ class Rewriter:
         if needed is None:
             return
         computed = resolution.computed_in(value)
-        for precision in Precision:
+        for precision in PRECISIONS:
             if precision not in needed:
                 continue
             default = value + self._suffixes[precision], self._name(value, precision, computed)

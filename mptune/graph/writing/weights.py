@@ -28,7 +28,7 @@ from mptune.graph.loading.tensors import (
     is_external,
     to_stored,
 )
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 
 _FORMAT = 1
 
@@ -57,8 +57,8 @@ INDEX_FILE = "weights.json"
 
 def bank_files(precisions: Iterable[str]) -> tuple[str, ...]:
     """The names of the files of a bank that was asked for these precisions."""
-    wanted = [Precision.FP32, *map(Precision, precisions)]
-    return (INDEX_FILE, *(bank_file(precision) for precision in Precision if precision in wanted))
+    wanted = [Precision.FP32, *map(Precision.named, precisions)]
+    return (INDEX_FILE, *(bank_file(precision) for precision in PRECISIONS if precision in wanted))
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class WeightBank:
         }
         wanted = {
             precision: all_of if precision is Precision.FP32 else rounded
-            for precision in Precision
+            for precision in PRECISIONS
             if precision in (Precision.FP32, *precisions)
         }
         bank = cls._read(model, directory, wanted)
@@ -249,7 +249,7 @@ class WeightBank:
             document = read_json(directory / INDEX_FILE)
             if document["format"] != _FORMAT or document["model_sha256"] != model.sha256:
                 return None
-            there = [p for p in Precision if p in wanted or str(p) in document]
+            there = [p for p in PRECISIONS if p in wanted or str(p) in document]
             places = {p: {n: Place(*place) for n, place in document[str(p)].items()} for p in there}
             whole = all(
                 max((place.offset + place.length for place in entries.values()), default=0)
@@ -429,7 +429,7 @@ class NeededConstants:
             if name in unread:
                 continue
             precisions = resolution.constants.get(name, ()) if name in self._types.constants else (Precision.FP32,)
-            for precision in Precision:
+            for precision in PRECISIONS:
                 if precision not in precisions or (precision is Precision.FP32 and name in self._nodes):
                     continue
                 reduced = None if precision is Precision.FP32 else precision

@@ -23,11 +23,9 @@ from mptune.reporting.confirmation_text import place_of, searched_baseline, sour
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
-    builders_choice_line,
     describe_engine,
     environment_facts,
     error_source,
-    format_interval,
     latency_source,
     unique,
 )
@@ -36,7 +34,15 @@ from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import error_cell, is_larger_in_search, metric_cell, metric_values
 from mptune.tuning.fronts.progress import Progress
-from mptune.tuning.fronts.table import because, compared, latency_text, memory_details, memory_text, speedup_of
+from mptune.tuning.fronts.table import (
+    because,
+    compared,
+    format_interval,
+    latency_text,
+    memory_details,
+    memory_text,
+    speedup_of,
+)
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation
@@ -140,7 +146,6 @@ def page_document(content: PageContent) -> dict[str, Any]:
             f"Latency: {latency_source(front)}.",
             *([] if is_on_cpu(front) else [f"{TRUE_FP32}."]),
             f"Error: {error_source(front)}.",
-            *(f"Builder's choice: {line}." for line in [builders_choice_line(front)] if line),
         ],
         "chosen": None if front.chosen is None else place[front.chosen.plan],
         "chosen_reason": front.choice.text,

@@ -37,7 +37,7 @@ def render(content: PageContent) -> str:
     return Template(read_template("page/page.html")).substitute(
         title=escape(f"{front.model_path.name} on {front.target} - mptune"),
         model=escape(front.model_path.name),
-        policy=f"default-src 'none'; img-src data:; style-src {allowed(style)}; script-src {allowed(script)}",
+        policy=f"default-src 'none'; img-src data:; style-src {_allowed(style)}; script-src {_allowed(script)}",
         style=style,
         script=script,
         data=embedded_json(page_document(content)),
@@ -50,6 +50,6 @@ def embedded_json(document: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def allowed(text: str) -> str:
+def _allowed(text: str) -> str:
     """The hash by which a content security policy allows an inline element."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from mptune.reporting.page.comparison import figures_of, judged_figures
+from mptune.finding import OutputColumns
 from mptune.reporting.terminal.console import SEVERITY_STYLES, make_console, print_fact, print_text
 
 if TYPE_CHECKING:
     from mptune.diagnosis.comparison import Comparison
+
+_FIGURES = {
+    "judged": "error",
+    "limit": "limit",
+    "judged_fp16": "FP16 throughout, emulated",
+    "largest_difference": "largest difference",
+}
+"""Statistic -> its title; all but the last are in the unit of the limit."""
 
 
 def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
@@ -31,10 +39,14 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
         console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("output", overflow="fold")
-    for title in figures_of(comparison).values():
-        table.add_column(title, justify="right")
-    for row in judged_figures(comparison):
-        table.add_row(*row)
+    shown = [key for key in _FIGURES if all(key in by for by in comparison.outputs.values())]
+    for key in shown:
+        table.add_column(_FIGURES[key], justify="right")
+    for name, statistics in comparison.outputs.items():
+        limit = comparison.limits[name]
+        *judged, largest = (statistics[key] for key in shown)
+        part = str(OutputColumns(name, limit.columns))  # the part that is worst against its limit
+        table.add_row(part, *map(limit.text, judged), f"{largest:.3g}")
     console.print(table)
     for text in comparison.warnings:
         print_text(console, f"warning: {text}", "yellow")

@@ -15,7 +15,6 @@ from mptune.reporting.terminal.console import make_console, plain_table, print_f
 from mptune.reporting.terminal.front import model_fact, print_facts
 from mptune.reporting.text import (
     KEPT_BECAUSE,
-    builders_choice_line,
     cut_front,
     describe_engine,
     error_source,
@@ -76,11 +75,10 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
 
 
 def _facts(console: Console, front: Front) -> None:
-    """What was searched, and the plans beside the chosen one; the baseline that TensorRT's builder chose, too."""
+    """What was searched, and the plans beside the chosen one."""
     failed = f", {front.failures} of them failed" if front.failures else ""
     samples = "held-out samples" if is_held_out(front) else "the search samples"
     plans = f"{front.evaluations} plan{'s' * (front.evaluations != 1)}"
-    choice = builders_choice_line(front)
     print_facts(
         console,
         [
@@ -93,8 +91,6 @@ def _facts(console: Console, front: Front) -> None:
             *neighbour_lines(front),
         ],
     )
-    if choice:
-        print_text(console, f"builder's choice: {choice}", "dim")
     console.print()
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from mptune.choice import Choice
 from mptune.finding import Finding
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.json_form import JsonForm, encode
-from mptune.tuning.evaluation import BuildersChoice, Evaluation
+from mptune.json_form import encode
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.fronts.dominance import Neighbour, neighbours
 from mptune.tuning.fronts.limits import metric_values, shown_metrics
@@ -21,17 +21,8 @@ FRONT_FORMAT = 1
 
 
 @dataclass(frozen=True)
-class OtherDevice(JsonForm):
-    """Where the front of another device of the same search is: ``mptune worker --allow-mixed`` keeps it."""
-
-    run_dir: Path
-    device: str
-    engine: str
-
-
-@dataclass(frozen=True)
 class FrontContent:
-    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
+    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table shows."""
 
     run_dir: Path
     model_path: Path
@@ -51,10 +42,8 @@ class FrontContent:
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
-    other_devices: tuple[OtherDevice, ...] = ()
     reported_metrics: tuple[str, ...] = ()
     hint: str = ""
-    builders_choice: BuildersChoice | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
@@ -66,7 +55,6 @@ class FrontContent:
                 "target": {"name": self.target, "engine": self.engine, "device": self.device},
                 "metric": self.metric,
                 "baseline": {"fp32": self._point(self.fp32), "fp16": self.fp16 and self._point(self.fp16)},
-                "builders_choice": self.builders_choice and self.builders_choice.to_point(),
                 "points": [self._point(point) for point in self.points],
                 "chosen": self.chosen and self.chosen.plan.fingerprint,
                 "choice": {
@@ -81,7 +69,6 @@ class FrontContent:
                 "hypervolume": self.hypervolume,
                 "findings": self.findings,
                 "warnings": self.warnings,
-                "other_devices": self.other_devices,
             }
         )
         return content

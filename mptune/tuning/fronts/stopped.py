@@ -50,7 +50,6 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
         },
         "metric": file.search.metric,
         "baseline": {"fp32": None, "fp16": None},
-        "builders_choice": None,
         "points": [],
         "chosen": None,
         "choice": None,
@@ -59,7 +58,6 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
         "hypervolume": None,
         "findings": [finding.to_json() for finding in by_severity(file.findings)],
         "warnings": list(file.warnings),
-        "other_devices": [],
     }
 
 

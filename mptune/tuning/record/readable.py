@@ -104,12 +104,12 @@ def are_objectives(values: Any, state: TrialState) -> bool:
 
 
 def _precisions(value: Any) -> None:
-    _entries(value, Precision)
+    _entries(value, Precision.named)
 
 
 def _distribution(text: Any) -> None:
     for choice in parse_json(text)["attributes"]["choices"]:
-        Precision(choice)
+        Precision.named(choice)
 
 
 def _text(value: Any) -> None:
@@ -165,13 +165,6 @@ def _measurement(value: Mapping[str, Any]) -> None:
         _text(text)
 
 
-def _builders_choice(value: Any) -> None:
-    if "failed" in value:
-        _text(value["failed"])
-    else:
-        read_evaluation(value)
-
-
 def _shared_errors(value: Any) -> None:
     range(*value["samples"])
     for error in value["errors"].values():
@@ -208,7 +201,6 @@ _NOTES: dict[str, Callable[[Any], object]] = {
     "started": lambda value: _number(value or 0.0),
     "first baseline, ms": _number,
     "first baseline, session": _text,
-    "builder's choice": _builders_choice,
     "mptune": lambda value: _entries(value, lambda entry: entry),
     "session:": _session_timings,
     "confirm:": _measurement,

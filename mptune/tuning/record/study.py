@@ -274,12 +274,11 @@ def _check_identity(study: optuna.Study, identity: Mapping[str, Any], where: str
 
 
 def _other_study(name: str, where: str, changed: Mapping[str, str]) -> RunError:
-    joining = ", or join that search with `mptune worker RUN --allow-mixed`" if TARGET in changed else ""
     others = ", ".join(f"another {key}{values}" for key, values in changed.items())
     return RunError(
         f"the study {name!r} in {where} was made with {others}",
         f"go on with the same {', '.join(changed)}, give this run another name with --out DIR, or start a study of its "
-        f"own with --fresh (nothing is deleted){joining}",
+        "own with --fresh (nothing is deleted)",
     )
 
 

@@ -127,7 +127,7 @@ class StudyTrials:
         if whole is None:  # The study is read without its space: what no parameter names is as in all-FP32.
             baseline = self.baseline()
             whole = {**({} if baseline is None else baseline.plan.precision), **by_group(parameters)}
-        return PrecisionPlan(self._space.model_sha256, {group: Precision(p) for group, p in whole.items()})
+        return PrecisionPlan(self._space.model_sha256, {group: Precision.named(p) for group, p in whole.items()})
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.seals import NEEDED, present_names, refuse_damaged
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import SearchSpace, Seed
-from mptune.tuning.steps.free_engine import measure_builders_choice
 from mptune.tuning.steps.kernels import KERNELS_JSON
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import describe_device
@@ -217,8 +216,6 @@ class ConfirmRun(MeasuringRun):
             if left:
                 Tuner(record, space, toolchain, settings, self._listener, limits=limits).run()
                 self._check_begun(limits)
-            if limits.reached() is None:
-                measure_builders_choice(record, toolchain, settings, self._listener)
             failed: set[str] = set()
             for number in range(rounds):
                 wanted = (p for p in self._sound() if p.plan.fingerprint not in failed)

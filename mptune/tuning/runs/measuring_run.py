@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from mptune.engines.base import Toolchain
 from mptune.engines.environment import Environment
-from mptune.engines.marks import Marks
 from mptune.engines.toolchains.choose import TargetChoice
 from mptune.engines.workload import Workload
 from mptune.errors import EndedEarlyError
@@ -23,7 +21,6 @@ from mptune.tuning.fronts.stopped import with_suspects
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps.baseline import ENGINE_CODE, check_baseline
-from mptune.tuning.steps.fusion import FUSION_CODE
 from mptune.tuning.steps.limits import Limits
 
 OpenToolchain = Callable[[Workload, SearchSettings], Toolchain]
@@ -89,9 +86,8 @@ class MeasuringRun:
         if baseline is None:
             return
         differing = check_baseline(baseline.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
-        others = (finding for finding in self.file.findings if finding.code not in (ENGINE_CODE, FUSION_CODE))
-        fusions = (replace(f, origin=origin) for f in Marks.load(self.directory.engines).findings)
-        self._save(findings=with_suspects((*others, *differing, *fusions)))
+        others = (finding for finding in self.file.findings if finding.code != ENGINE_CODE)
+        self._save(findings=with_suspects((*others, *differing)))
 
     def _check_begun(self, limits: Limits) -> None:
         """Whether there is anything to make a front of."""

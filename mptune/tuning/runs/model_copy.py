@@ -111,7 +111,7 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
         if absent is not None:
             raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
         refuse_damaged(run.data)
-        document = file.model_copy(update={"storage": None, "accompanies": None}).model_dump_json(indent=2).encode()
+        document = file.model_copy(update={"storage": None}).model_dump_json(indent=2).encode()
         with (
             writing(out),
             whole_file(out) as partial,

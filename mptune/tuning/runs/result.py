@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin
 from mptune.findings.engine import NOTHING
 from mptune.run_json import FixedSettings, RunFile
-from mptune.rundir import RunDirectory, read_run
+from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.target import EXPECTED_FACTOR
 from mptune.targets.unsearched import OUT_OF_REACH
@@ -29,7 +28,6 @@ from mptune.tuning.evaluation import (
 )
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, knee, pareto, reference_error_of
-from mptune.tuning.fronts.content import OtherDevice
 from mptune.tuning.fronts.dominance import neighbours
 from mptune.tuning.fronts.limits import (
     MetricLimit,
@@ -50,7 +48,6 @@ from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage import same_storage, storage_url
 from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
-from mptune.tuning.steps.free_engine import read_builders_choice
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
 
@@ -85,7 +82,7 @@ def front_of(
         choice = choice.model_copy(update=update)
     elif choice.chosen is not None and choice.replaced == choice.chosen:
         choice = choice.model_copy(update={"replaced": made.replaced})
-    return replace(front, choice=choice, other_devices=_other_devices(run))
+    return replace(front, choice=choice)
 
 
 def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:
@@ -149,7 +146,6 @@ def build_front(
         metric=record.metric,
         fp32=fp32,
         fp16=plans.fp16,
-        builders_choice=read_builders_choice(record, fp32),
         points=points,
         chosen=chosen,
         choice=choice,
@@ -404,17 +400,6 @@ def find_plan(evaluations: Sequence[Evaluation], fingerprint: str) -> Evaluation
             "`mptune report RUN` lists the plans that are",
         )
     return evaluation
-
-
-def _other_devices(run: RunDirectory) -> tuple[OtherDevice, ...]:
-    """The fronts of other devices below a run directory, by their names; those that cannot be read are left out."""
-    devices = []
-    for path in sorted(run.devices.iterdir()) if run.devices.is_dir() else ():
-        with suppress(RunError):
-            directory, file = read_run(path)
-            if file.target is not None:
-                devices.append(OtherDevice(directory.path, file.target.device, file.target.engine))
-    return tuple(devices)
 
 
 def sample_indices(file: RunFile) -> SampleIndices:

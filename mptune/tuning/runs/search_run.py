@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,10 +27,10 @@ from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import has_shared_units
-from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_other_runs
+from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_confirmation
 from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
-from mptune.rundir import RunDirectory, has_workers
+from mptune.rundir import LateFaults, RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_emulated, not_measured
 from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
@@ -58,7 +59,6 @@ from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors
 from mptune.tuning.steps.emulated import PlanEmulator
-from mptune.tuning.steps.free_engine import measure_builders_choice
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, keep_kernels
 from mptune.tuning.steps.limits import Limits
@@ -132,14 +132,17 @@ class SearchRun(MeasuringRun):
         self._check_begun(self._limits)
         self._engines.close()
         self._check_engine(self._settings, "search")
-        reasons = with_reasons(
-            self._workload, self.file.findings, hazards, self._settings.metric, self.record.baseline()
-        )
+        faults, reasons = LateFaults(self.directory.logs), self.file.findings
+        with faults.tolerated("the reasons for groups in FP32"):
+            reasons = with_reasons(self._workload, reasons, hazards, self._settings.metric, self.record.baseline())
         host = () if self.environment is None else self.environment.warnings
         about_model = *self._kernels.warnings, *space.warnings
         warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *repaired)
         self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
-        return self._at_other_sizes(self._front(), other_sizes)
+        front = self._front()
+        with faults.tolerated("errors at other sizes"):
+            front = self._at_other_sizes(front, other_sizes)
+        return replace(front, warnings=(*front.warnings, *faults.warnings))
 
     def _front(self) -> Front:
         return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True)
@@ -214,7 +217,7 @@ class SearchRun(MeasuringRun):
         )
         recorded = earlier = self.directory.load()
         place = self.directory.path
-        refuse_other_runs(place, recorded)
+        refuse_confirmation(place, recorded)
         if recorded is not None:
             check = partial(check_same, place, recorded, model.sha256, fixed)
             recorded = recorded if self._holds(check, recorded) else None
@@ -344,8 +347,6 @@ class SearchRun(MeasuringRun):
             return
         rounds = rounds_needed(settings, baseline.latency.source)
         if to_measure(record, settings, rounds):
-            if self._limits.reached() is None:
-                measure_builders_choice(record, self._open_toolchain(), settings, self._listener)
             confirm(record, self._open_toolchain(), settings, self._listener, rounds, self._limits)
 
     def _tune(self) -> None:

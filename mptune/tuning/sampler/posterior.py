@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.graph.precision import Precision
+from mptune.graph.precision import PRECISIONS, Precision
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
 
@@ -66,7 +66,7 @@ class Prior:
     @cached_property
     def rows(self) -> tuple[Precision, ...]:
         """The precision of each column."""
-        return tuple(map(Precision, self.columns.precisions))
+        return tuple(map(Precision.named, self.columns.precisions))
 
     @cached_property
     def further(self) -> tuple[tuple[int, int], ...]:
@@ -91,7 +91,7 @@ class Prior:
     @cached_property
     def unpreferred(self) -> Bools:
         """Groups that may not have the precision that others prefer, shape (n_columns,): FP16 where any may be FP16."""
-        order = list(Precision)
+        order = list(PRECISIONS)
         best = min(map(order.index, self.rows), default=0)
         is_other = np.array([order.index(row) != best for row in self.rows], dtype=bool)
         is_other[[column for _, column in self.further]] = False

@@ -122,16 +122,10 @@ class Attempts:
         self._failed_in_a_row: list[tuple[PrecisionPlan, Origin]] = []
 
     def evaluate(
-        self,
-        proposal: Proposal,
-        doubt_of: Callable[[Measurement], str],
-        cured: Callable[[Measurement, Callable[[], Measurement | Failure]], Measurement],
-        *,
-        profile: bool,
+        self, proposal: Proposal, doubt_of: Callable[[Measurement], str], *, profile: bool
     ) -> tuple[Measurement | Failure, int]:
         """The outcome of an evaluation, and how often the plan failed, former trials counted in.
 
-        ``cured`` gives another measurement where an engine is wrong, and can be built so that it is right.
         Whatever interrupts it, most of all Ctrl-C, the plan goes back into the queue.
         """
         failures, job = proposal.failures, partial(self._toolchain.evaluate, proposal.plan, profile=profile)
@@ -147,8 +141,6 @@ class Attempts:
             if not isinstance(result, Failure) and self._vain < _VAIN:
                 result = once_more(job, result, doubt_of, self._toolchain, self._listener)
                 self._vain += bool(doubt_of(result))
-            if not isinstance(result, Failure):
-                result = cured(result, job)
             self._in_a_row, self._failed_in_a_row = 0, []
             return result, failures
         except BaseException:

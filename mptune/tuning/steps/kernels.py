@@ -24,11 +24,6 @@ KERNELS_JSON = "kernels.json"
 """Name of the file in the run's data directory."""
 
 
-def kernel_codes() -> tuple[str, ...]:
-    """The codes of findings that ``MissingKernels`` gives rise to."""
-    return tuple(f"no-{precision}-kernel" for precision in REDUCED)
-
-
 @dataclass(frozen=True)
 class MissingKernels(JsonForm):
     """What the engine said.

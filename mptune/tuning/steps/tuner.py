@@ -29,7 +29,6 @@ from mptune.tuning.sampler.trials import ehvi_of
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts, doubt
 from mptune.tuning.steps.baseline import check_first_evaluation
-from mptune.tuning.steps.fusion import Fusions
 from mptune.tuning.steps.guide import due_seeds, has_proposed
 from mptune.tuning.steps.limits import HOPELESS, Limits, Stop
 from mptune.tuning.steps.remeasure import announce
@@ -98,13 +97,6 @@ class Tuner:
         if (baseline := self._record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
         limits, failures = self._limits or Limits(self._settings, clock=self._clock), len(self._record.failures())
-        self._fusions = Fusions(
-            self._toolchain,
-            self._settings,
-            self._listener,
-            self._space.not_emulated,
-            lambda: limits.reached() is not None,
-        )
         self._record.heal(stale_after_s=self._longest_trial_s())
         while True:
             self._attempts.reconsider()
@@ -134,8 +126,8 @@ class Tuner:
                 self._record.release(proposal)  # Another worker asked at the same time.
                 self._wait()
             else:
-                doubt_of, cured = partial(self._doubt, proposal), partial(self._cured, proposal)
-                self._tell(proposal, *self._attempts.evaluate(proposal, doubt_of, cured, profile=self._is_profiled()))
+                doubt_of = partial(self._doubt, proposal)
+                self._tell(proposal, *self._attempts.evaluate(proposal, doubt_of, profile=self._is_profiled()))
                 announce(self._listener, self._record, self._settings)
                 self._heal()
 
@@ -221,11 +213,6 @@ class Tuner:
 
     def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
         return doubt(self._judged(proposal, measurement), tf32=self._settings.tf32)
-
-    def _cured(
-        self, proposal: Proposal, measurement: Measurement, evaluate: Callable[[], Measurement | Failure]
-    ) -> Measurement:
-        return self._fusions.cured(measurement, partial(self._judged, proposal), evaluate)
 
     def _is_profiled(self) -> bool:
         return isinstance(self._toolchain, TimesLayers) and self._toolchain.profiling == "along"

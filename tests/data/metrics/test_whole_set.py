@@ -14,16 +14,13 @@ from mptune.data.metrics.table import METRICS
 from mptune.data.metrics.tasks import is_own, law_metric, load_metric, resolve_metric, sample_functions, script_of
 from mptune.data.metrics.whole_set import (
     SampleSetArrays,
-    cosine_similarity,
     endpoint_error,
     errors_of,
     intersection_over_union,
     mean_average_precision,
     mean_iou,
     own_value,
-    psnr,
     set_values,
-    ssim,
     together,
     top1_accuracy,
     top5_accuracy,
@@ -83,26 +80,6 @@ def test_end_point_error_in_both_layouts(layout: str) -> None:
         flow, moved = np.moveaxis(flow, 1, -1), np.moveaxis(moved, 1, -1)
     assert endpoint_error({"f": moved}, {"f": flow}, {}, {}) == pytest.approx(5.0)
     assert endpoint_error({"f": moved}, {"f": flow}, {}, {"gt": moved}) == 0.0
-
-
-def test_cosine_psnr_and_ssim() -> None:
-    a = scores((5, 16))
-    assert cosine_similarity({"e": 2 * a}, {"e": a}, {}, {}) == pytest.approx(1.0)
-    assert cosine_similarity({"e": -a}, {"e": a}, {}, {}) == pytest.approx(-1.0)
-    image = np.random.default_rng(1).uniform(size=(2, 3, 24, 24)).astype(np.float32)
-    assert psnr({"i": image + 0.1}, {"i": image}, {}, {}) == pytest.approx(20.0, abs=1e-3)
-    assert psnr({"i": image}, {"i": image}, {}, {}) == 120.0
-    assert ssim({"i": image}, {"i": image}, {}, {}) == pytest.approx(1.0)
-    flat = np.full_like(image, 0.5)
-    # Equation 13 of Wang et al. with variances and covariance zero.
-    assert ssim({"i": flat + 0.2}, {"i": flat}, {}, {}) == pytest.approx(
-        (2 * 0.7 * 0.5 + 1e-4) / (0.74 + 1e-4), abs=1e-5
-    )
-    nhwc = np.moveaxis(image, 1, -1)
-    noisy = image + 0.05 * scores(image.shape)
-    assert ssim({"i": np.moveaxis(noisy, 1, -1)}, {"i": nhwc}, {}, {}) == pytest.approx(
-        ssim({"i": noisy}, {"i": image}, {}, {})
-    )
 
 
 BOXES = np.array([[[0, 0, 10, 10], [20, 20, 40, 40]], [[5, 5, 15, 25], [0, 0, 1, 1]]], np.float32)

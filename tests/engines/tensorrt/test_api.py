@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from mptune.engines.tensorrt.library import has_weak_types
 from tests.engines.tensorrt.api.record import HERE, names_in_module
 
 SOURCES = sorted((Path(__file__).resolve().parents[3] / "mptune" / "engines" / "tensorrt").glob("*.py"))
@@ -57,10 +56,7 @@ RTX_ONLY = {
 }
 """Named only where ``library.is_rtx``; TensorRT has some of them too, in its later versions."""
 
-TENSORRT_10_ONLY = {"BuilderFlag.FP16"}
-"""Named only where ``has_weak_types`` holds."""
-
-WEAK_ONLY = {"NetworkDefinitionCreationFlag.EXPLICIT_BATCH"}
+WEAK_ONLY = {"BuilderFlag.FP16", "NetworkDefinitionCreationFlag.EXPLICIT_BATCH"}
 """Named only where ``library.is_weak``."""
 
 NOT_IN_8_6 = {
@@ -138,22 +134,20 @@ def test_the_code_names_what_it_should() -> None:
         "IOutputAllocator",
         "init_libnvinfer_plugins",
     } <= named()
-    assert {"IPluginRegistry.load_library", "IBuilderConfig.avg_timing_iterations"} | TENSORRT_10_ONLY <= named()
+    assert {"IPluginRegistry.load_library", "IBuilderConfig.avg_timing_iterations"} <= named()
     assert named() >= RTX_ONLY
 
 
 def test_nothing_that_is_gone_in_11_is_named() -> None:
     gone = {name for name in recorded("10.16") - recorded("11.4") if "." in name or name[:1].isupper()}
-    assert gone & named() == TENSORRT_10_ONLY | WEAK_ONLY
-    assert recorded("10.3") >= TENSORRT_10_ONLY
-    versions = {"8.6.2": True, "10.0.1": True, "10.16.2": True, "11.4.0": False}
-    assert {version: has_weak_types("tensorrt", version) for version in versions} == versions
-    assert not has_weak_types("tensorrt-rtx", "1.7.1.116")
+    assert gone & named() == WEAK_ONLY
 
 
+@pytest.mark.tensorrt_rtx
 def test_tensorrt_rtx_has_every_name() -> None:
-    trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    assert sorted(named() - TENSORRT_10_ONLY - WEAK_ONLY - names_in_module(trt)) == []
+    import tensorrt_rtx as trt
+
+    assert sorted(named() - WEAK_ONLY - names_in_module(trt)) == []
 
 
 def test_tensorrt_lean_has_every_name_of_its_half() -> None:
@@ -166,8 +160,7 @@ def test_tensorrt_lean_has_every_name_of_its_half() -> None:
 
 @pytest.mark.parametrize("version", RECORDED)
 def test_recorded_versions_have_every_name(version: str) -> None:
-    gone = TENSORRT_10_ONLY if version.startswith("11") else set()
-    assert sorted(named() - RTX_ONLY - WEAK_ONLY - gone - recorded(version)) == []
+    assert sorted(named() - RTX_ONLY - WEAK_ONLY - recorded(version)) == []
 
 
 def test_8_6_has_every_name_that_is_used_there() -> None:

@@ -15,7 +15,7 @@ from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank, rounded_tensor
@@ -27,7 +27,7 @@ from tests.graph.verify import same_graph, verify
 ALL = (Precision.FP32, Precision.FP16, Precision.BF16)
 FEED = {"x": np.random.default_rng(0).standard_normal((3, 8), np.float32)}
 FLOAT = TensorProto.FLOAT
-CODES = tuple(precision.onnx_type for precision in Precision)
+CODES = tuple(precision.onnx_type for precision in PRECISIONS)
 
 
 def _saved(net: Net, folder: Path) -> Path:
@@ -37,7 +37,7 @@ def _saved(net: Net, folder: Path) -> Path:
 
 def _stored(net: Net, code: int) -> str:
     """A constant that the model stores in this type."""
-    precision = next(p for p in Precision if p.onnx_type == code)
+    precision = next(p for p in PRECISIONS if p.onnx_type == code)
     tensor = rounded_tensor(net.rng.standard_normal(8).astype(np.float32), precision)
     tensor.name = net.fresh("stored")
     net.constants.append(tensor)

@@ -21,7 +21,7 @@ FP16, FP32 = Precision.FP16, Precision.FP32
 def planned(proto: onnx.ModelProto, folder: Path, **wanted: str) -> tuple[Model, NodesPlan, set[str]]:
     """The plan for ``wanted`` (key -> precision), and the nodes that it has in FP16."""
     model = load_model(models.save(proto, folder))
-    found = plan_of_nodes(model, {key: Precision(p) for key, p in wanted.items()})
+    found = plan_of_nodes(model, {key: Precision.named(p) for key, p in wanted.items()})
     precisions = Rewriter(GroupedModel(model, found.groups)).node_precisions(found.plan)
     return model, found, {name for name, precision in precisions.items() if precision is FP16}
 

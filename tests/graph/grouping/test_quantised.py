@@ -17,7 +17,7 @@ from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import static_shapes
-from mptune.graph.plan import Precision
+from mptune.graph.plan import PRECISIONS, Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.targets.unsearched import quantised_findings
 from mptune.tuning.space import load_space, make_space
@@ -119,7 +119,7 @@ def test_no_cast_stands_inside_a_quantised_part(residual: GroupedModel, tmp_path
             space = make_space(grouped, load_space("default"))
             rng = random.Random(0)
             plans = [space.seeds[1].plan]
-            plans += [space.plan({g: rng.choice(list(Precision)) for g in space.free}) for _ in range(5)]
+            plans += [space.plan({g: rng.choice(list(PRECISIONS)) for g in space.free}) for _ in range(5)]
             rewriter = Rewriter(grouped)
             parts = {name for g in grouped.groups if g.kind == "quantised" for name in g.nodes}
             for plan in plans:
@@ -176,10 +176,11 @@ WRITTEN = {
 EXPORTED = ("retinanet_quantised", "retinanet_half_quantised", "whisper_quantised")
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("name", [*WRITTEN, *EXPORTED])
 def test_tensorrt_sees_the_same_quantisation_under_every_plan(name: str, tmp_path: Path) -> None:
     """Every plan builds, with as many quantising layers, and fused with the same layers, as all-FP32."""
-    library = rtx.require()
+    library = rtx.library()
     loaded = load_model(save(WRITTEN[name](), tmp_path) if name in WRITTEN else filled(name, tmp_path))
     grouped = GroupedModel(loaded, find_groups(loaded))
     space = make_space(grouped, load_space("default"))
@@ -188,7 +189,7 @@ def test_tensorrt_sees_the_same_quantisation_under_every_plan(name: str, tmp_pat
     seen, beside = [], []
     plans = [seed.plan for seed in space.seeds[:2]]
     rng = random.Random(1)
-    plans += [space.plan({g: rng.choice(list(Precision)) for g in space.free}) for _ in range(2)]
+    plans += [space.plan({g: rng.choice(list(PRECISIONS)) for g in space.free}) for _ in range(2)]
     for number, plan in enumerate(plans):
         path = rewriter.export(plan, tmp_path / f"{number}.onnx")
         # More engines of the whole networks are built under `-m slow`; FP8 came with SM 8.9.
@@ -218,9 +219,10 @@ def test_tensorrt_sees_the_same_quantisation_under_every_plan(name: str, tmp_pat
         assert not [pair for pair in beside[0] if "CAST" in pair]
 
 
+@pytest.mark.tensorrt_rtx
 def test_fp8_for_a_gpu_without_it_is_refused_in_tensorrts_words(tmp_path: Path) -> None:
     path = save(WRITTEN["FP8"](), tmp_path)
-    said = rtx.refusal(rtx.require(), path, capabilities=[(8, 6)])
+    said = rtx.refusal(rtx.library(), path, capabilities=[(8, 6)])
     assert said is not None
     assert said.startswith("unsupported: ")
     assert "sm86" in said

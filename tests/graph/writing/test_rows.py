@@ -54,7 +54,7 @@ class Case:
         assert known >= set(fp16), "names that no group has"
         chosen = {g.id for g in self.groups if not fp16 or set(g.nodes) & set(fp16)}
         return PrecisionPlan(
-            self.model.sha256, {g.id: Precision("fp16" if g.id in chosen else "fp32") for g in self.groups}
+            self.model.sha256, {g.id: Precision.named("fp16" if g.id in chosen else "fp32") for g in self.groups}
         )
 
     def typed(self, plan: PrecisionPlan) -> onnx.GraphProto:

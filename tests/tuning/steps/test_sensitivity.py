@@ -19,7 +19,7 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Evaluation
@@ -183,7 +183,7 @@ def law_ms(terms: LatencyTerms, plan: PrecisionPlan) -> float:
 @st.composite
 def laws_of_three(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
     """As ``laws``, with BF16 for some groups that are not FP32 and for some that are pinned."""
-    terms, space = draw(laws(tuple(Precision)))
+    terms, space = draw(laws(tuple(PRECISIONS)))
     reduced = {g: (draw(st.sampled_from((Precision.FP16, Precision.BF16))),) for g in space.free}
     return terms, replace(space, reduced=reduced)
 
@@ -216,7 +216,7 @@ def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[Latenc
 
 
 @settings(max_examples=40, deadline=None)
-@given(laws(tuple(Precision)), st.integers(0, 2**32 - 1))
+@given(laws(tuple(PRECISIONS)), st.integers(0, 2**32 - 1))
 def test_the_prior_counts_every_cast_of_three_precisions(law: tuple[LatencyTerms, SearchSpace], seed: int) -> None:
     terms, space = law
     rng = np.random.default_rng(seed)

@@ -257,10 +257,6 @@ def _images(change: Callable[[np.ndarray], np.ndarray]) -> Show:
     return Show(classifier(), {"x": change(images())})
 
 
-def _noise(pictures: np.ndarray) -> np.ndarray:
-    return np.random.default_rng(SEED).normal(0, 1, pictures.shape).astype(np.float32)
-
-
 def _tracker(scale: float, at: float) -> Show:
     return Show(tracker(scale), recorded(64, at, scale), ("advance",))
 
@@ -278,7 +274,6 @@ SHOWN: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "norm-written-out": (_norm, _energy),
     "int64-range": (lambda: _int64(True), lambda: _int64(False)),
     "data-do-not-fit": (lambda: _images(lambda x: x * 255), lambda: _images(lambda x: x)),
-    "random-data": (lambda: _images(_noise), lambda: _images(lambda x: x)),
     "constant-data": (lambda: _images(np.ones_like), lambda: _images(lambda x: x)),
     "duplicate-samples": (lambda: _images(lambda x: x[[0, 1, 2, 3, 0, 1, 2, 3]]), lambda: _images(lambda x: x)),
 }

@@ -80,7 +80,7 @@ class Storage:
 
     def __init__(self, precisions: Iterable[str]) -> None:
         """Number those of some precisions."""
-        stored = {name: Precision(name).stored for name in (Precision.FP32, *precisions)}
+        stored = {name: Precision.named(name).stored for name in (Precision.FP32, *precisions)}
         types = list(dict.fromkeys(stored.values()))
         self.numbers = {name: types.index(row) for name, row in stored.items()}
         self.count = len(types)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.graph.precision import Precision
+from mptune.graph.precision import PRECISIONS, Precision
 from mptune.tuning.sampler.cuts.boundaries import Boundary, Storage
 from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
 
@@ -45,7 +45,7 @@ class CutSolver:
         """Lay out the graph."""
         groups, precisions = columns.groups, columns.precisions
         fixed = [name for boundary in boundaries for name in boundary.fixed]
-        names = [Precision.FP32, *(p for p in Precision if p is not Precision.FP32 and p in {*precisions, *fixed})]
+        names = [Precision.FP32, *(p for p in PRECISIONS if p is not Precision.FP32 and p in {*precisions, *fixed})]
         storage = Storage(names)
         self._type_of = np.array([storage.numbers[name] for name in names], dtype=np.uint8)  # (n_labels,)
         self._n_types = storage.count
@@ -55,7 +55,7 @@ class CutSolver:
         self._column = np.full((self._n_groups, len(names)), self._n_columns)  # (n_groups, n_labels)
         node: dict[int | str, int] = {name: self._n_groups + label for label, name in enumerate(names)}
         for column, (group, name) in enumerate(zip(groups, precisions, strict=True)):
-            self._column[position[group], names.index(Precision(name))] = column
+            self._column[position[group], names.index(Precision.named(name))] = column
             node[column] = position[group]
         # What has one precision under every plan is a node that no expansion changes.
         self._fixed = np.arange(len(names), dtype=np.uint8)
