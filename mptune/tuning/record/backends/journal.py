@@ -99,11 +99,11 @@ def damaged_line(journal: Path, line: int | None, what: str = "") -> RunError:
 
 def line_of_attribute(journal: Path, trial_id: int, attribute: str) -> int | None:
     """The last line that gives a trial this attribute; None where none does."""
-    found = None
+    last = None
     with open_file(journal) as file:
         for number, line in enumerate(file, start=1):
             if attribute.encode() in line:
                 record = parse_json(line)
                 if record.get("trial_id") == trial_id and attribute in record.get("user_attr", {}):
-                    found = number
-    return found
+                    last = number
+    return last
