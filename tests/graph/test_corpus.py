@@ -102,10 +102,11 @@ def test_every_value_is_observed(path: Path, tmp_path: Path) -> None:
         assert [int(found[tap.non_finite]) for tap in taps] == [0] * len(doubtful)
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
 def test_tensorrt_rtx_takes_typed_models(path: Path, tmp_path: Path) -> None:
     """Parsed as a strongly typed network; some of them built for SM 8.6, 8.9 and 12.0."""
-    trt = rtx.require()
+    trt = rtx.library()
     model = load_model(path)
     groups = find_groups(model)
     rewriter = Rewriter(GroupedModel(model, groups), WeightBank.write(model, tmp_path))
