@@ -56,7 +56,7 @@ COMMANDS = (
     ["report", "{run}", "--layers"],
     ["pick", "{run}", "--knee"],
     ["export", "{run}", "-o", "packed.tar.gz", "--force"],
-    ["export", "{run}", "--for", "tensorrt-8.6", "--force"],
+    ["export", "{run}", "--for", "tensorrt-8", "--force"],
     ["confirm", "{run}", "--target", "cpu"],
     ["worker", "{run}", "--wait", "1s"],
     ["search", "model.onnx", "--data", "data.npz", "--target", "./mine.toml", "--budget", "5", "--out", "{run}"],
