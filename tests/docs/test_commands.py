@@ -90,7 +90,8 @@ def a_copy(searched: Path, place: Path) -> Iterator[Path]:
     shutil.copy(folder / "model.onnx", folder / "other.onnx")
     shutil.copy(folder / "model.mptune/chosen/model.onnx", folder / "mixed.onnx")
     write_samples(folder, "validation.npz", 3)
-    shutil.copy(folder / "validation.npz", folder / "val.npz")
+    for name in ("val.npz", "other.npz"):
+        shutil.copy(folder / "validation.npz", folder / name)
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
     session = onnxruntime.InferenceSession(ONNX, providers=["CPUExecutionProvider"])
     np.savez(folder / "deployed.npz", clean=session.run(None, {"image": np.load(folder / "val.npz")["image"]})[0])
