@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from mptune.choice import Choice
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.tasks import law_metric
-from mptune.diagnosis.sizes import chosen_sweep
+from mptune.data.plausibility import size_findings
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
@@ -114,11 +112,12 @@ class SearchRun(MeasuringRun):
         named = load_space(self._settings.space)
         self.grouped = GroupedModel(self._model, self._find_groups(named))
         self.file = self._begin(named)
-        data, other_sizes = load_data(self._settings, self.grouped)
+        data = load_data(self._settings, self.grouped)
         self._keep(data, named)
         samples = split_data(data, self._settings)
         observations = self._observe(samples)
-        about_data = self._check_data(samples, observations)
+        one_size = size_findings(data.samples, self._model.inputs, self._settings.shapes)
+        about_data = (*self._check_data(samples, observations), *one_size)
         hazards = self._split(observations)
         self._settle_study()
         space = search_space(self._workload, named, hazards, observations, self._kernels)
@@ -140,22 +139,10 @@ class SearchRun(MeasuringRun):
         warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *repaired)
         self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
         front = self._front()
-        with faults.tolerated("errors at other sizes"):
-            front = self._at_other_sizes(front, other_sizes)
         return replace(front, warnings=(*front.warnings, *faults.warnings))
 
     def _front(self) -> Front:
         return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True)
-
-    def _at_other_sizes(self, front: Front, samples: Sequence[Sequence[Mapping[str, np.ndarray]]]) -> Front:
-        """The front, with what the chosen plan does at other sizes."""
-        shapes = self._settings.shapes
-        findings, unchecked = chosen_sweep(self._workload, self.grouped, front.chosen, shapes, samples)
-        if not findings and not unchecked:
-            return front
-        self._warn(*unchecked, *(finding.message for finding in findings))
-        self._save(findings=(*self.file.findings, *findings), warnings=(*self.file.warnings, *unchecked))
-        return self._front()
 
     def _check_data(self, samples: SampleSets, observations: Observations) -> tuple[Finding, ...]:
         """What is wrong with the samples, or shows on them; stops at errors, also of a run that skipped them before."""
