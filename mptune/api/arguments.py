@@ -76,14 +76,6 @@ def data_argument(data: Any) -> Path | InMemory | None:
     return InMemory(data if is_whole else copied_samples(data))
 
 
-def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]:
-    """The ``data`` of a search, and the paths of data sets of further sizes where there are several paths."""
-    if isinstance(data, (list, tuple)) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
-        first, *others = map(Path, data)
-        return first, tuple(others)
-    return data_argument(data), ()
-
-
 def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
     """The name of a metric that the caller gave, and the function where it is one; a script is run to find it."""
     if callable(metric):
@@ -243,15 +235,14 @@ def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
         if isinstance(given := arguments[name], (str, os.PathLike)):
             _refuse_other_bytes(name, os.fspath(given))
     (metric, function), reported = metric_arguments(arguments["metric"], run, fresh=arguments["fresh"])
-    data, more_data = data_arguments(arguments["data"])
     names = {setting.name for setting in fields(SearchSettings)} & {
         name for name, value in arguments.items() if value is not None
     }
     settings = {name: _AS_SETTING.get(name, lambda given: given)(arguments[name]) for name in names}
     if arguments["batch"] != 1:
         settings["data_settings"] = replace(settings.get("data_settings", DataSettings()), batch=arguments["batch"])
-    settings |= {"metric": metric, "data": data}
-    made = SearchSettings(**settings, more_data=more_data, reported_metrics=reported, metric_function=function)
+    settings |= {"metric": metric, "data": data_argument(arguments["data"])}
+    made = SearchSettings(**settings, reported_metrics=reported, metric_function=function)
     return replace(made, precisions=precision_set(made.precisions))
 
 

@@ -90,9 +90,7 @@ def search(
         model: Path of an FP32 ONNX file, or an ``onnx.ModelProto``.
         data: Calibration samples: the path of an ``.npz``, an ``.npy`` or a folder of them; an array, for a model with
             one input; a dictionary of arrays by input name, samples concatenated along axis 0; or an iterable with one
-            dictionary per sample. None draws random inputs, whose errors say little about real ones. Several paths are
-            data sets of one size each: the search is on that of the usual size of ``shapes``, else on the first, and
-            the chosen plan is looked at on the others, too.
+            dictionary per sample. None draws random inputs, whose errors say little about real ones.
         budget: Number of plans to evaluate, including the all-FP32 and all-FP16 plans and plans that fail.
         out: Run directory. By default the name of the model's file, or of the ModelProto's graph, + ``.mptune`` in the
             working directory.

@@ -147,7 +147,7 @@ def parse_engine(name: str) -> str:
 _DEFAULTS = SearchSettings()
 _OPTIONS = options_of(_DEFAULTS)
 _FORMS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
-    "data": (list[Path] | None, None, lambda given: given[0] if isinstance(given, list) and len(given) == 1 else given),
+    "data": (Path | None, None, lambda given: given),
     "max_error": (str | None, None, read_error),
     "shapes": (list[str] | None, None, lambda texts: tuple(map(ShapeRange.parse, texts))),
     "precisions": (str, ",".join(_DEFAULTS.precisions), lambda text: tuple(word.strip() for word in text.split(","))),

@@ -15,7 +15,6 @@ from mptune.commands.common import (
     RunArgument,
     StorageOption,
     at_most_one,
-    complain,
     finish,
     open_page,
     print_csv,
@@ -135,9 +134,6 @@ def report(
         bool, typer.Option("--all", help="Show all plans of the front. Default: at most a dozen.")
     ] = False,
     csv_: Annotated[bool, typer.Option("--csv", help="Print all plans of the front as CSV on stdout.")] = False,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="First move damaged lines of the journal aside, and keep the rest.")
-    ] = False,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
     storage: StorageOption = None,
@@ -158,11 +154,6 @@ def report(
     at_most_one({"--json": json_, "--csv": csv_})
     from mptune.api import reading
 
-    if repair:
-        from mptune.rundir import repair_run
-
-        copy = repair_run(run)
-        complain("nothing in the journal is damaged" if copy is None else f"the journal as it was is {copy} now")
     if layers:
         engine = reading.layers(run, storage=storage)
         if json_:
