@@ -19,7 +19,7 @@ import numpy as np
 from mptune.data.archive import save_samples
 from mptune.engines.backends.backend import Availability, Backend, Place
 from mptune.engines.backends.registry import find_backends
-from mptune.engines.base import Engine, Failure, SampleSet, Stage, Workspace
+from mptune.engines.base import Engine, EngineError, Failure, SampleSet, Stage, Workspace
 from mptune.engines.environment import cpu_model
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.ort.cuda_session import probe
@@ -156,7 +156,7 @@ def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> 
     with np.load(data) as arrays:
         rows = {name: np.split(values[: _SAMPLES * _ROWS], _SAMPLES) for name, values in arrays.items()}
     for which in get_args(SampleSet):
-        save_samples(workspace.samples(which), [{name: of[k] for name, of in rows.items()} for k in range(_SAMPLES)])
+        save_samples(workspace.samples(which), [{name: rows[name][k] for name in rows} for k in range(_SAMPLES)])
     model, gpu, name = load_model(path), each.place.gpu, each.can.title
     grouped = GroupedModel(model, find_groups(model))
     fp32 = grouped.uniform(Precision.FP32)
@@ -177,13 +177,9 @@ def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> 
     return tested
 
 
-class _FailedError(Exception):
-    """A failure in words."""
-
-
 def _require(result: T | Failure) -> T:
     if isinstance(result, Failure):
-        raise _FailedError(f"{result.stage.value}: {result.kind.value}: {result.message}")
+        raise EngineError(result.kind, f"{result.stage.value}: {result.kind.value}: {result.message}")
     return result
 
 
@@ -199,7 +195,7 @@ class _Toolchain(MeasuredToolchain):
             built = _require(self.builder.build(plan))
             change, span_ratio = _require(self._call(LookJob(built.engine, self.workload.workspace.samples("search"))))
             self.builder.release(plan)
-        except _FailedError as failure:
+        except EngineError as failure:
             return Figures(engine, name, str(failure))
         return Figures(
             engine,
