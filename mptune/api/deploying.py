@@ -135,7 +135,7 @@ def export(
     if for_ is not None:
         return _export_weak(run, out, for_, plan, force, storage, warn)
     if plan is not None:
-        raise SettingsError("--plan goes with --for", "a packed run holds all plans")
+        raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")
     directory, file = read_search(run)
     target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):
@@ -163,7 +163,7 @@ def _export_weak(
     warn: Callable[[str], object] | None,
 ) -> Path:
     if target not in WEAK_BRANCHES:
-        raise SettingsError(f"--for {target} is unknown", f"it is one of: {', '.join(WEAK_BRANCHES)}")
+        raise SettingsError(f"{target} is unknown", f"it is one of: {', '.join(WEAK_BRANCHES)}", setting="for_")
     directory, file = read_run(run)
     with contextlib.closing(read_record(directory, file, storage)) as record:
         asked = None if plan is None else Choice(plan=plan, ignore=file.choice.ignore)

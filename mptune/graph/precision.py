@@ -156,7 +156,7 @@ def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
     counts = range(1, len(REDUCED) + 1)
     sets = [(Precision.FP32, *reduced) for count in counts for reduced in combinations(REDUCED, count)]
     if tuple(names) not in sets:
-        raise SettingsError(f"--precisions is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}")
+        raise SettingsError(f"is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}", setting="precisions")
     return tuple(map(Precision.named, names))
 
 

@@ -287,7 +287,7 @@ def test_recorded_versions_have_every_name(version: str, write: Write) -> None:
 def test_what_export_refuses(searched: Front) -> None:
     with pytest.raises(SettingsError, match="tensorrt-7 is unknown"):
         mptune.export("model.mptune", for_="tensorrt-7")
-    with pytest.raises(SettingsError, match="plan= goes with for_="):
+    with pytest.raises(SettingsError, match="plan= goes with --for"):
         mptune.export("model.mptune", plan="0")
     with pytest.raises(PlanError):
         mptune.export("model.mptune", for_="tensorrt-8.6", plan="ffffffffffff")
