@@ -6,7 +6,7 @@ import json
 import math
 import platform
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -30,9 +30,6 @@ from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
 T = TypeVar("T")
 
 
-_LABELS: Mapping[Precision, str] = {Precision.FP32: "0", Precision.FP16: "1", Precision.BF16: "b"}
-
-
 def workspace(model: Path, data: Path, folder: Path, samples: int, batch: int) -> Workspace:
     """A run's folders under ``folder``, with the first samples for the search, and the next ones held out.
 
@@ -54,6 +51,29 @@ def one_group_plans(model: Model, groups: Sequence[LayerGroup]) -> dict[str, Pre
     return {g.id: fp32.replace({g.id: Precision.FP16}) for g in groups}
 
 
+def random_plans(groups: Sequence[LayerGroup], count: int, seed: int, kept: Collection[str] = ()) -> list[str]:
+    """Plans of all densities: in turn each group by itself, and runs of groups, as good plans have them.
+
+    Args:
+        groups: of the model.
+        count: plans.
+        seed: that they are drawn by.
+        kept: ids of groups that stay in FP32.
+    """
+    rng = np.random.default_rng(seed)
+    free = np.array([group.pinned is None and group.id not in kept for group in groups])
+    found = []
+    for number in range(count):
+        density = rng.uniform(0.05, 0.95)
+        chosen = rng.random(len(groups)) < density
+        if number % 2:
+            starts = rng.random(len(groups)) < rng.uniform(0.05, 0.4)
+            starts[0] = True
+            chosen = chosen[np.maximum.accumulate(np.where(starts, np.arange(len(groups)), 0))]
+        found.append("".join("1" if bit else "0" for bit in chosen & free))
+    return found
+
+
 def require(result: T | Failure) -> T:
     """The result; a failure ends the program with its message."""
     if isinstance(result, Failure):
@@ -70,11 +90,6 @@ def plan_of(model: Model, groups: Sequence[LayerGroup], bits: str) -> PrecisionP
 def bits_of(groups: Sequence[LayerGroup], plan: PrecisionPlan) -> str:
     """Inverse of ``plan_of``."""
     return "".join("1" if plan.precision[g.id] is Precision.FP16 else "0" for g in groups)
-
-
-def labels_of(plan: PrecisionPlan) -> str:
-    """0, 1 or b for each group, in their order: FP32, FP16 or BF16."""
-    return "".join(_LABELS[precision] for precision in plan.precision.values())
 
 
 def bools_of(bits: Sequence[str]) -> np.ndarray:
@@ -141,16 +156,15 @@ class Record:
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """A plan in a file of ``benchmarks.measured_plans``.
+    """A plan in a file of ``benchmarks.peers collect``.
 
     Attributes:
-        kind: ``uniform``, ``one-group`` or ``random``.
+        kind: ``uniform``, ``one-group``, ``random`` or ``front``.
         precision: one 0 (FP32) or 1 (FP16) per group.
         latency_ms: median, NaN where it failed.
         latency_sd_ms: standard error of it.
         error: relative L2 of the device's engine, infinite where it failed or is not finite.
         emulated: relative L2 of the emulation on the same samples; None where it was not taken.
-        statistics: output -> statistic -> value over the samples, of the device's engine.
     """
 
     kind: str
@@ -159,12 +173,11 @@ class MeasuredPlan:
     latency_sd_ms: float
     error: float
     emulated: float | None
-    statistics: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class MeasuredPlans:
-    """A file of ``benchmarks.measured_plans``.
+    """A file of ``benchmarks.peers collect``.
 
     Attributes:
         model: name of its script in ``benchmarks/models``.
@@ -188,7 +201,7 @@ class MeasuredPlans:
 
 
 def read_measured_plans(path: Path) -> MeasuredPlans:
-    """Read what ``benchmarks.measured_plans`` wrote."""
+    """Read what ``benchmarks.peers collect`` wrote."""
     document = json.loads(path.read_text())
     return MeasuredPlans(
         document["model"],
@@ -196,12 +209,11 @@ def read_measured_plans(path: Path) -> MeasuredPlans:
         tuple(tuple(group) for group in document["groups"]),
         {tensor: tuple(shape) for tensor, shape in document["shapes"].items()},
         document["baseline_ms"],
-        tuple(_measured_plan(plan, document["statistics"]) for plan in document["plans"]),
+        tuple(map(_measured_plan, document["plans"])),
     )
 
 
-def _measured_plan(plan: Mapping[str, Any], names: Sequence[str]) -> MeasuredPlan:
-    taken = plan.get("statistics", {})
+def _measured_plan(plan: Mapping[str, Any]) -> MeasuredPlan:
     return MeasuredPlan(
         plan["kind"],
         plan["precision"],
@@ -209,7 +221,6 @@ def _measured_plan(plan: Mapping[str, Any], names: Sequence[str]) -> MeasuredPla
         decode_float(plan["latency_sd_ms"]),
         decode_float(plan["error"]) if plan["finite"] else math.inf,
         None if plan.get("emulated") is None else decode_float(plan["emulated"]),
-        {output: dict(zip(names, map(decode_float, values), strict=True)) for output, values in taken.items()},
     )
 
 

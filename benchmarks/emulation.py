@@ -6,7 +6,7 @@
     python -m benchmarks.emulation one.onnx one.npz other.onnx other.npz --random 0 --samples 4
 
 Both are relative L2 against true FP32 on the same samples. The measured errors come from a file of
-``benchmarks.measured_plans``, and so do the emulated ones unless ``--again`` is given; without a file the plans are
+``benchmarks.peers collect``, and so do the emulated ones unless ``--again`` is given; without a file the plans are
 measured on the GPU of this machine. ``--few`` emulates as a search does before a build, on the first rows only.
 ``--time`` does so with every group alone, compares with nothing, and needs no GPU. Groups whose ratio of emulated to
 measured error is outside 0.8 to 1.25 are shown with their operators.
@@ -31,13 +31,13 @@ from benchmarks.common import (
     check_groups,
     one_group_plans,
     plan_of,
+    random_plans,
     read_measured_plans,
     require,
     rounded,
     save,
 )
 from benchmarks.common import workspace as make_workspace
-from benchmarks.measured_plans import random_plans
 from benchmarks.measuring import Emulating
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
@@ -173,7 +173,7 @@ def ops_of(groups: Sequence[LayerGroup], bits: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+", metavar="MODEL DATA", help="a model and its data, or several")
-    parser.add_argument("--plans", type=Path, help="a file of benchmarks.measured_plans")
+    parser.add_argument("--plans", type=Path, help="a file of benchmarks.peers collect")
     parser.add_argument("--again", action="store_true", help="emulate here, whatever the file says")
     parser.add_argument("--few", action="store_true", help="emulate as a search does before it builds; implies --again")
     parser.add_argument("--time", action="store_true", help="only print how long the one-group errors of a search take")

@@ -6,7 +6,7 @@ Every model is inspected with data (``mptune inspect MODEL --data``). What is ri
 
 * the six networks of ``benchmarks.models.small_networks``, sound and with each planted fault, for each seed;
 * the zoo of the tests: each situation shows its code, each sound twin none;
-* models and recordings that are compared (``mptune compare MODEL --data``), faulty and sound;
+* models, and sound recordings, that are compared (``mptune compare MODEL --data``);
 * the corpus of graphs and the exported networks: nobody planted a fault; what is right for them stands in ``KNOWN``,
   with the reason, and in the tests' expectations of the networks. Their data are drawn.
 
@@ -38,7 +38,7 @@ from benchmarks.models.small_networks import NETWORKS
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, MptuneError
 from mptune.finding import CODES, Finding
-from tests.diagnosis.fragile import FAULTY, SOUND, data, fragile
+from tests.diagnosis.fragile import SOUND, data, fragile
 from tests.diagnosis.recordings import Arrays
 from tests.diagnosis.test_named_causes import LIMITED, ROWS, converted, masked_and_normed
 from tests.graph.helpers import feeds
@@ -261,13 +261,11 @@ def zoo() -> Iterator[Named]:
 
 
 def compared() -> Iterator[Named]:
-    """Two models, and recordings beside a model that FP16 makes coarse."""
+    """Two models, and sound recordings beside a model that FP16 makes coarse."""
     for name, (variances, code) in LIMITED.items():
         yield f"compare {name}", partial(limited, variances, frozenset({code} - {""}))
     for name, make in SOUND.items():
-        yield f"compare {name}", partial(recorded, make, frozenset[str]())
-    for name, (make, code) in FAULTY.items():
-        yield f"compare {name}", partial(recorded, make, frozenset({code}))
+        yield f"compare {name}", partial(recorded, make)
 
 
 def limited(variances: np.ndarray, planted: frozenset[str], name: str, place: Path) -> Case:
@@ -283,9 +281,9 @@ def limited(variances: np.ndarray, planted: frozenset[str], name: str, place: Pa
     )
 
 
-def recorded(make: Callable[[Path, Path], Arrays], planted: frozenset[str], name: str, place: Path) -> Case:
-    """A model, and what a deployment recorded."""
-    case = placed(fragile(), data(), name, place, planted=planted)
+def recorded(make: Callable[[Path, Path], Arrays], name: str, place: Path) -> Case:
+    """A model, and what a sound deployment recorded."""
+    case = placed(fragile(), data(), name, place)
     np.savez(place / "recorded.npz", **make(case.model, place))  # type: ignore[arg-type]
     return replace(case, beside={"outputs": place / "recorded.npz"})
 

@@ -124,10 +124,8 @@ def record() -> dict[str, Any]:
 def _prepare(folder: Path) -> None:
     shutil.copy(MODELS / "digits_vit.onnx", folder / "digits.onnx")
     shutil.copy(MODELS / "digits_calib.npz", folder / "digits.npz")
-    name = "linear_attention"
-    subprocess.run(
-        [sys.executable, "-m", overflowing.__name__, name, "--out", str(folder / "overflowing")], cwd=ROOT, check=True
-    )
+    command = [sys.executable, "-m", overflowing.__name__, "--out", str(folder / "overflowing")]
+    subprocess.run(command, cwd=ROOT, check=True)
     with np.load(folder / "digits.npz") as file:
         arrays = dict(file)
     np.savez(folder / "other.npz", **{key: values[::-1] * 0.9 for key, values in arrays.items()})

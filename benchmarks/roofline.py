@@ -4,7 +4,7 @@
     python -m benchmarks.roofline benchmarks/results/h200_plans_*.json --models models --fit \
         --json benchmarks/results/roofline.json
 
-The plans are those of ``benchmarks.measured_plans``; the models are needed for their structure, not for their weights.
+The plans are those of ``benchmarks.peers collect``; the models are needed for their structure, not for their weights.
 Kendall's tau-b over random plans (Biometrika 30, 1938) measures the agreement of the two orders.
 Gains of groups and costs of boundaries are compared with those of the additive model fitted to all plans.
 
@@ -205,7 +205,7 @@ def compare(path: Path, models: Path, target: Target, execution: Execution, verb
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="files of benchmarks.measured_plans")
+    parser.add_argument("results", type=Path, nargs="+", help="files of benchmarks.peers collect")
     parser.add_argument("--models", type=Path, default=Path(), help="folder with MODEL.onnx")
     parser.add_argument("--target", default="h200")
     parser.add_argument("--engine", choices=ENGINES, default="onnxruntime", help="which engine measured")

@@ -20,9 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import mptune
 from benchmarks.common import rounded, save
-from benchmarks.long_run import save_chain
 from mptune.engines.workload import Workload
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import ORIGIN_FP32
@@ -30,6 +31,7 @@ from mptune.tuning.front import hypervolume, pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.runs.result import read_record
 from tests.fakes import FakeToolchain, Law
+from tests.graph import models
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,19 @@ def searched(model: Path, workers: int, gpus: Sequence[int], budget: int, option
         hypervolume=hypervolume(pareto(evaluations), fp32),
         slowest_after_5th=max(later, default=float("nan")),
     )
+
+
+def save_chain(path: Path, layers: int) -> None:
+    """A chain of matrix products, each with its activation: as many groups as layers."""
+    nodes, x = [], "x"
+    for k in range(layers):
+        nodes.append(models.node("MatMul", [x, "w"], f"m{k}", f"/layers.{k}/fc/MatMul"))
+        nodes.append(models.node("Tanh", [f"m{k}"], f"t{k}", f"/layers.{k}/Tanh"))
+        x = f"t{k}"
+    proto = models.model(nodes, [models.value("x", [1, 8])], [models.value(x, [1, 8])], [models.weight("w", 8, 8)])
+    path.write_bytes(proto.SerializeToString())
+    generator = np.random.default_rng(0)
+    np.savez(path.with_suffix(".npz"), x=generator.standard_normal((24, 8)).astype(np.float32))
 
 
 def as_json(one: Searched) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 Quality is the hypervolume of the true latencies and errors of what was built, as a share of a near-exact front's; the
 two builds that begin every search, all-FP32 and all-FP16, are counted in. ``benchmarks/simulator.py`` says what is
-simulated. Writes the figures as JSON, and beside it an SVG of the hypervolume against the builds; what the file holds
-of other samplers and sizes stays.
+simulated. Writes the figures as JSON; what the file holds of other samplers and sizes stays.
 
     python -m benchmarks.search_quality --jobs 8 --out benchmarks/results/search_quality.json
 
@@ -50,7 +49,6 @@ import numpy as np  # noqa: E402
 import optuna  # noqa: E402
 from optuna.samplers import BaseSampler  # noqa: E402
 
-from benchmarks.curves import draw  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
 from benchmarks.simulator import EXACT, HARDER, Cliffs, Hard, Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
@@ -303,7 +301,6 @@ def main() -> None:
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(_document(document))
-        arguments.out.with_suffix(".svg").write_text(draw({key: runs[key] for key in order}))
 
 
 def _earlier(path: Path, models: dict[str, Any]) -> dict[tuple[int, str], list[dict[str, Any]]]:

@@ -132,9 +132,6 @@ class Truth:
     hard: Hard | None = None
     exact: tuple[str, ...] = ()
     """Some of ``EXACT``."""
-    overflow_gain: float = 1.0
-    """What a reduced precision saves in the groups that overflow in FP16, as a share of what it would; the roofline
-    does not know (norms that a runtime fuses in FP32 alone)."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.groups])
@@ -158,7 +155,6 @@ class Truth:
         roofline = ROOFLINE if self.hard is None else self.hard.roofline
         self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, roofline, n) * 0.4
         self.roofline_costs = self.costs * rng.lognormal(0.0, roofline, len(self.costs)) * 0.4
-        self.times[self.overflows, 1] += (1.0 - self.overflow_gain) * (fp32 * saved)[self.overflows]
         self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
         self.slow: Bools = np.zeros(n, dtype=bool)
         self.operators: tuple[frozenset[str], ...] = ()
@@ -178,14 +174,6 @@ class Truth:
         self.correlations = rng.uniform(*hard.correlation, self.groups - 1)
         breaks = rng.random(len(self.costs)) < hard.fusions
         self.costs = self.costs + breaks * rng.uniform(*hard.fusion_cost, len(self.costs)) * saved_ms
-
-    def options(self) -> dict[str, tuple[str, ...]]:
-        """What each group may be."""
-        return dict.fromkeys(self.ids, PRECISIONS)
-
-    def row(self, choices: Mapping[str, str]) -> Bools:
-        """A plan as its row, shape (groups,)."""
-        return np.array([choices[group] == PRECISIONS[1] for group in self.ids])
 
     def _make_exact(self) -> None:
         """Take away what is named: after all draws, so that the rest of the model stays the same."""
@@ -323,17 +311,12 @@ class Truth:
 
     def reachable(self, front: Bools, builds: int) -> float:
         """The hypervolume of ``builds`` points of a front, taken greedily: what is there to reach."""
-        return self.hypervolume(front[self.chosen(front, builds)])
-
-    def chosen(self, front: Bools, builds: int, beside: Bools | None = None) -> list[int]:
-        """Positions of ``builds`` points of a finite front, taken greedily by the hypervolume they add to others."""
         gain, exact = self.coordinates(front)
-        others = self.coordinates(front[:0] if beside is None else beside)
         chosen: list[int] = []
         for _ in range(min(builds, len(front))):
-            staircase = pareto_staircase(np.append(others[0], gain[chosen]), np.append(others[1], exact[chosen]))
+            staircase = pareto_staircase(gain[chosen], exact[chosen])
             chosen.append(int(np.argmax(hypervolume_improvement(gain, exact, *staircase))))
-        return chosen
+        return self.hypervolume(front[chosen])
 
 
 def search(
@@ -360,7 +343,7 @@ def search(
     """
     rng = np.random.default_rng([truth.seed, 7])
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
-    space = {g: optuna.distributions.CategoricalDistribution(of) for g, of in truth.options().items()}
+    space = dict.fromkeys(truth.ids, optuna.distributions.CategoricalDistribution(PRECISIONS))
     seeds = [dict.fromkeys(truth.ids, precision) for precision in PRECISIONS] if first is None else first
     for seed in seeds:
         study.enqueue_trial(dict(seed))
@@ -372,7 +355,7 @@ def search(
         if attempt >= len(seeds):
             seconds.append(time.process_time() - started)
         params = trial.params  # a copy
-        plan = truth.row(params)[None]
+        plan = np.array([[params[group] == PRECISIONS[1] for group in truth.ids]])
         if plan.tobytes() in built:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import read_outputs, read_samples
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Stage
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.samples import Outputs
@@ -27,14 +25,6 @@ from mptune.settings import LatencySettings
 
 FIRST_WARMUP_MS, WARMUP_MS = 1500.0, 15.0
 """Before calibrating, for the clocks; before a candidate, whose first runs have warmed it up already."""
-
-
-@contextlib.contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Lock the device against the other workers; the kernel releases the lock when a process dies."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @dataclass(frozen=True)
@@ -62,7 +52,6 @@ class ReadyJob:
 
     baseline: Path
     samples: Path
-    lock: Path
     provider: Provider
     latency: LatencySettings
     repetitions: Repetitions | None
@@ -72,13 +61,12 @@ class ReadyJob:
         samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
         options = SessionOptions(self.provider, tf32_by_environment=self.tf32_by_environment, latency=self.latency)
         baseline = _baseline(state, self.baseline, options)
-        with alone(self.lock):
-            watch = baseline.stopwatch(samples[0])
-            found = calibrate(watch.run_once, monotonic_ms, self.latency)
-            share = WARMUP_MS / self.latency.warmup_ms
-            warmups = max(1, math.ceil(found.warmup_iterations * share))
-            repetitions = self.repetitions or replace(found, warmup_iterations=warmups, warmup_ms=WARMUP_MS)
-            baseline_ms = time_in_turn([watch], repetitions, self.latency)[0].median_ms
+        watch = baseline.stopwatch(samples[0])
+        found = calibrate(watch.run_once, monotonic_ms, self.latency)
+        share = WARMUP_MS / self.latency.warmup_ms
+        warmups = max(1, math.ceil(found.warmup_iterations * share))
+        repetitions = self.repetitions or replace(found, warmup_iterations=warmups, warmup_ms=WARMUP_MS)
+        baseline_ms = time_in_turn([watch], repetitions, self.latency)[0].median_ms
         # Every session collects garbage when it closes, among all that was ever imported: 25 ms each time.
         gc.collect()
         gc.freeze()
@@ -91,22 +79,15 @@ def _baseline(state: WorkerState, path: Path, options: SessionOptions) -> OrtSes
 
 @dataclass(frozen=True)
 class TimeJob:
-    """Open a candidate's session, run it on all samples, and time it in turn with the baseline on the first.
-
-    ``statistics`` takes all of them and not the relative L2 error alone; ``tf32`` is for the candidate alone,
-    ``tf32_by_environment`` for both sessions (``SessionOptions``).
-    """
+    """Open a candidate's session, run it on all samples, and time it in turn with the baseline on the first."""
 
     model: Path
     baseline: Path
     samples: Path
     reference: Path
-    lock: Path
     provider: Provider
     latency: LatencySettings
     repetitions: Repetitions
-    statistics: bool = True
-    tf32: bool = False
     tf32_by_environment: bool = False
 
     def run(self, state: WorkerState) -> Timed:
@@ -115,17 +96,16 @@ class TimeJob:
         options = SessionOptions(self.provider, tf32_by_environment=self.tf32_by_environment, latency=self.latency)
         base = _baseline(state, self.baseline, options)
         started = time.perf_counter()
-        candidate = open_session(self.model, replace(options, tf32=self.tf32))
+        candidate = open_session(self.model, options)
         try:
             build_s = time.perf_counter() - started
-            with alone(self.lock):
-                state.enter(Stage.TIME)
-                started = time.perf_counter()
-                outputs = [candidate.run(sample) for sample in samples]  # the first run chooses and loads kernels
-                watches = [session.stopwatch(samples[0]) for session in (base, candidate)]
-                baseline, latency = time_in_turn(watches, self.repetitions, self.latency)
-                device_s = time.perf_counter() - started
-            error = compare_outputs(outputs, wanted) if self.statistics else objective(outputs, wanted)
+            state.enter(Stage.TIME)
+            started = time.perf_counter()
+            outputs = [candidate.run(sample) for sample in samples]  # the first run chooses and loads kernels
+            watches = [session.stopwatch(samples[0]) for session in (base, candidate)]
+            baseline, latency = time_in_turn(watches, self.repetitions, self.latency)
+            device_s = time.perf_counter() - started
+            error = objective(outputs, wanted)
         finally:
             candidate.close()
         return Timed(latency, baseline, error, build_s, device_s)

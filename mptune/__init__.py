@@ -32,6 +32,7 @@ _NAMES = {
     "mptune.graph.writing.rewrite": "rewrite",
     "mptune.tuning.evaluation": "Evaluation",
     "mptune.tuning.front": "Front",
+    "mptune.tuning.fronts.table": "front_records",
     "mptune.tuning.runs.confirmation": "Confirmation",
     "mptune.tuning.listener": "Listener",
     "mptune.tuning.sampler.precision": "PrecisionSampler",
@@ -39,7 +40,7 @@ _NAMES = {
     "mptune.inspection.record": "Inspection",
     "mptune.diagnosis.comparison": "Comparison",
     "mptune.errors": "MptuneError SettingsError ModelError DataError PlanError SpaceError TargetError RunError"
-    " BaselineError EndedEarlyError MissingPackageError",
+    " BaselineError EndedEarlyError",
 }
 
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
         BaselineError,
         DataError,
         EndedEarlyError,
-        MissingPackageError,
         ModelError,
         MptuneError,
         PlanError,
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     )
     from mptune.tuning.evaluation import Evaluation
     from mptune.tuning.front import Front
+    from mptune.tuning.fronts.table import front_records
     from mptune.tuning.listener import Listener
     from mptune.tuning.runs.confirmation import Confirmation
     from mptune.tuning.sampler.posterior import Prior

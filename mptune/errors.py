@@ -11,8 +11,7 @@
     |-- TargetError      a target or toolchain is unknown, invalid or not available here
     |-- RunError         the run directory: another model's, in use, not writable, disk full
     |   `-- EndedEarlyError   --timeout or --max-disk ended it before there was a front    (exit code 3)
-    |-- BaselineError    the FP32 baseline is broken already: precision is not the problem    (4 with its findings)
-    `-- MissingPackageError   an optional package is not installed (an ImportError, too)
+    `-- BaselineError    the FP32 baseline is broken already: precision is not the problem    (4 with its findings)
 
 A candidate that fails to build or to run is not an error but a value: ``mptune.engines.base.Failure``.
 """
@@ -111,7 +110,3 @@ class BaselineError(MptuneError):
         self.findings = tuple(findings)
         if any(finding.severity == "error" for finding in self.findings):
             self.exit_code = EXIT_STOPPED
-
-
-class MissingPackageError(MptuneError, ImportError):
-    """An optional package, which only this call needs, is not installed."""

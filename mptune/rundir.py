@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ import filelock
 
 from mptune.engines.base import SKETCHES, Workspace
 from mptune.errors import RunError
-from mptune.files import delete_scratch, read_json, read_text, write_json, writing
+from mptune.files import delete_scratch, read_json, read_text, write_json, write_text, writing
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
 
 HOME = "../.."
@@ -86,6 +87,31 @@ class RunDirectory:
     def save(self, file: RunFile) -> None:
         """Write run.json, whole or not at all."""
         write_json(self.run_json, file.model_dump(mode="json"))
+
+
+class LateFaults:
+    """Faults of what accompanies a result: each is a warning, with its traceback in ``logs/``, and takes nothing away.
+
+    Errors of the system, such as a full disk, are not among them: they are raised, and the same command goes on.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self.warnings: list[str] = []
+        self._logs = logs
+
+    @contextmanager
+    def tolerated(self, what: str) -> Iterator[None]:
+        """Turn an exception in the block, which makes ``what``, into a warning."""
+        try:
+            yield
+        except (OSError, RunError):
+            raise
+        except Exception as error:
+            log = self._logs / f"{what.replace('/', '-').replace(' ', '-')}.log"
+            log.parent.mkdir(exist_ok=True)
+            write_text(log, "".join(traceback.format_exception(error)))
+            reason = " ".join(str(error).split()) or "no message"
+            self.warnings.append(f"{what} could not be made ({type(error).__name__}: {reason}): see {log}")
 
 
 _OWN = frozenset(path.parts[0] for path in vars(RunDirectory(Path())).values() if path.parts)

@@ -36,15 +36,22 @@ threadpool_limits(limits=1, user_api="blas")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need a GPU where there is none, and say so."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    from mptune.targets.detect import detect_gpus
+    """Skip tests that need a GPU or TensorRT-RTX where there is none, and say so."""
+    marked = {name: [item for item in items if item.get_closest_marker(name)] for name in ("gpu", "tensorrt_rtx")}
+    from mptune.engines.tensorrt.library import is_installed
 
-    if not detect_gpus():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; nvidia-smi shows none here"))
+    if marked["tensorrt_rtx"] and not is_installed("tensorrt-rtx"):
+        _skip(marked["tensorrt_rtx"], "tensorrt-rtx is not installed (pip install tensorrt-rtx)")
+    if marked["gpu"]:
+        from mptune.targets.detect import detect_gpus
+
+        if not detect_gpus():
+            _skip(marked["gpu"], "needs an NVIDIA GPU; nvidia-smi shows none here")
+
+
+def _skip(items: list[pytest.Item], reason: str) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _weight(name: str, *shape: int, scale: float = 0.2) -> TensorProto:

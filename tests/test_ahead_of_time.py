@@ -10,12 +10,12 @@ import pytest
 
 import mptune
 from mptune.engines.tensorrt.builder import engine_faults
-from mptune.engines.tensorrt.library import is_installed, load_library
+from mptune.engines.tensorrt.library import load_library
 from mptune.engines.toolchains.choose import detect_gpus
 from mptune.errors import TargetError
 
 pytestmark = [
-    pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed"),
+    pytest.mark.tensorrt_rtx,
     pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU"),
 ]
 

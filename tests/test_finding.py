@@ -58,6 +58,7 @@ WARNINGS = {
     "nothing-to-tune",
     "stale-rows",
     "torn-rows",
+    "not-computed",
     "tf32-reference",
     "tf32-candidate",
     "outputs-permuted",

@@ -10,7 +10,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import mptune
-from mptune.engines.tensorrt.library import is_installed
 from mptune.engines.tensorrt.operators import PARSED
 from mptune.finding import Finding
 from tests.contrib_models import BATCH, BUILDERS, CHANNELS, LENGTH, between_products, optimised, transformer
@@ -18,7 +17,6 @@ from tests.contrib_models import BATCH, BUILDERS, CHANNELS, LENGTH, between_prod
 pytestmark = pytest.mark.usefixtures("opened_here")
 
 CODE = "operators-out-of-reach"
-RTX = pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
 
 
 def _findings(path: Path) -> list[Finding]:
@@ -120,7 +118,7 @@ def test_a_search_of_an_optimised_model_reaches_every_group(tmp_path: Path) -> N
     assert "give the model from before" in unparsed
 
 
-@RTX
+@pytest.mark.tensorrt_rtx
 def test_an_engine_that_cannot_parse_an_operator_says_so_before_the_search(tmp_path: Path) -> None:
     path = optimised(transformer(1), tmp_path)
     data = np.zeros((4, LENGTH, CHANNELS), np.float32)
@@ -129,7 +127,7 @@ def test_an_engine_that_cannot_parse_an_operator_says_so_before_the_search(tmp_p
     assert "before ONNX Runtime's optimiser" in str(caught.value.hint)
 
 
-@RTX
+@pytest.mark.tensorrt_rtx
 def test_the_parser_takes_what_is_listed_and_nothing_else() -> None:
     import tensorrt_rtx as trt
     from onnxruntime.capi import _pybind_state
@@ -140,7 +138,7 @@ def test_the_parser_takes_what_is_listed_and_nothing_else() -> None:
     assert {name for name in names if parser.supports_operator(name)} == PARSED & names
 
 
-@RTX
+@pytest.mark.tensorrt_rtx
 def test_a_norm_below_its_operator_set_is_parsed_by_tensorrt_rtx(tmp_path: Path) -> None:
     from mptune.engines.tensorrt.operators import ParseJob
     from mptune.processes.parent import run_once

@@ -28,6 +28,6 @@ jetson)
 esac
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
 printf '%s\n' $pins >"$venv/pins.txt"
-"$venv/bin/pip" install --quiet --disable-pip-version-check -c "$venv/pins.txt" -e '.[test,tensorrt-rtx-cu13]'
+"$venv/bin/pip" install --quiet --disable-pip-version-check -c "$venv/pins.txt" -e '.[test]'
 "$venv/bin/pip" list --format=freeze | grep -iE "^($(printf '%s\n' $pins | sed 's/==.*//' | paste -sd'|'))=="
 exec "$venv/bin/python" -m pytest -p no:cacheprovider "$@"

@@ -9,13 +9,13 @@
     python -m benchmarks.peers verdict             # does mptune hold its own? One table
     python -m benchmarks.peers table --publish     # pages and figures, from the files of the others
 
-``collect`` makes a model, measures plans of it (``benchmarks.measured_plans``: both uniform ones, each group alone,
-random ones) and writes down what a search would know of it; then plans along the front of the law that is fitted to
-these. ``replay`` writes ``peers_replay_MODEL.json`` (``benchmarks.peers.replay``), ``final`` ``h200_peers_MODEL.json``
+``collect`` makes a model, measures plans of it (both uniform ones, each group alone, random ones) and writes down what
+a search would know of it; then plans along the front of the law that is fitted to these. ``replay`` writes
+``peers_replay_MODEL.json`` (``benchmarks.peers.replay``), ``final`` ``h200_peers_MODEL.json``
 (``benchmarks.peers.final``), which with ``--packed`` takes the models of ``convert``. ``table --publish`` replaces the
 parts ``<!-- peers -->`` of README.md and benchmarks/README.md. ``agree`` compares two folders of results, each with a
-``final`` of its own, and writes ``peers_agreement.json``. With ``--provider cpu --target cpu`` the steps run
-without a GPU; the names of the files say h200 all the same, so give another ``--results``.
+``final`` of its own, and writes ``peers_agreement.json``. With ``--provider cpu --target cpu`` the steps run without a
+GPU; the names of the files say h200 all the same, so give another ``--results``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import save
-from benchmarks.curves import draw
 from benchmarks.peers import collect, own, pages, table
 from benchmarks.peers.agreement import CONFIRMED, agreement, agreements, of_confirmed_front
 from benchmarks.peers.converters import CONVERTERS
@@ -82,7 +81,6 @@ def make_parser() -> argparse.ArgumentParser:
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
     step.add_argument("--markdown", type=Path)
-    step.add_argument("--svg", type=Path)
     step.add_argument(
         "--publish", action="store_true", help="write what the pages show, and their parts <!-- peers -->"
     )
@@ -99,9 +97,6 @@ def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
         save(path, {"models": found})
     if options.markdown is not None:
         write_text(options.markdown, text + "\n")
-    runs = table.curves(options.results, models)
-    for path in {options.svg, published and published.with_suffix(".svg")} - {None} if runs else ():
-        write_text(path, draw(runs, columns=3))
     if options.publish:
         pages.insert(Path("benchmarks/README.md"), pages.published(found))
         pages.insert(Path("README.md"), pages.headline(found))

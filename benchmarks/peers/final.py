@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import read_measured_plans, rounded, save
-from benchmarks.measuring import Bench, open_bench
+from benchmarks.measuring import Bench
 from benchmarks.peers.collect import PLAN_TIMEOUT_S
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.known import Known, read_known
@@ -149,7 +149,7 @@ class Final:
         """
         made, crashed = self._candidates(with_bisect="bisect" in steps)
         options = self._model.options(self._work, "final", provider=self._provider, target=self._target)
-        with open_bench(options, statistics=False, which="held_out", plan_timeout_s=PLAN_TIMEOUT_S) as bench:
+        with Bench(options, which="held_out", plan_timeout_s=PLAN_TIMEOUT_S) as bench:
             if self._known.groups != tuple(group.id for group in bench.groups):
                 raise SystemExit(f"{self._model.name}: the layer groups are not those of its files; collect again")
             sessions = Sessions(self._work / f"{self._model.name}.final" / "sessions.jsonl")
@@ -208,7 +208,7 @@ class Final:
             return
         options = self._model.options(self._work, "bench", provider=self._provider, target=self._target)
         found = []
-        with open_bench(options, statistics=False) as bench:
+        with Bench(options) as bench:
             whole = bench.measure(self._fp16).get("error", math.inf)
             if not math.isfinite(whole):
                 yield Crashed("bisection", "all-FP16 has no finite error to take limits from")

@@ -1,6 +1,7 @@
 """What a search knows of a model before any build, as a file: groups, pins, first plans, the roofline's terms.
 
-With it and the file of ``benchmarks.measured_plans`` searches are replayed without the model, its data or a device.
+With it and the file of measured plans (``benchmarks.peers.collect``) searches are replayed without the model, its data
+or a device.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import numpy as np
 
 from benchmarks.common import MeasuredPlans, one_group_plans
 from benchmarks.measuring import Bench
-from benchmarks.real_search import default_space
 from mptune.files import write_json
+from mptune.graph.hazards.find import find_hazards
+from mptune.graph.plan import Precision
 from mptune.json_form import decode_float, encode_float
 from mptune.tuning.reasons.reasons import Grounds
 from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.space import load_space, make_space
 from mptune.tuning.steps.prior import make_prior
 from mptune.tuning.steps.sensitivity import Sensitivity
 
@@ -60,8 +63,11 @@ class Known:
 
 
 def know(bench: Bench, path: Path) -> None:
-    """Write what the tool would know of the bench's model."""
-    space = default_space(bench)
+    """Write what the tool would know of the bench's model with the default search space."""
+    absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
+    grouped = bench.workload.grouped
+    without_kernel = {Precision.FP16: bench.without_kernel}
+    space = make_space(grouped, load_space("default"), find_hazards(grouped, absmax), absmax, without_kernel)
     nothing = Sensitivity("relative_l2", {})
     document = Grounds.of(space, make_prior(space, nothing, bench.terms, exact=False)).to_json()
     plans = one_group_plans(bench.model, bench.groups)

@@ -1,4 +1,4 @@
-"""The nine networks that are compared, and how each is made and measured."""
+"""The networks that are compared, and how each is made and measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.h200 import OWN, READY
+_HERE = Path(__file__).resolve().parents[1] / "models"
+READY = {
+    "digits_vit": (_HERE / "digits_vit.onnx", _HERE / "digits_calib.npz"),
+    "line_encoder": (_HERE / "line_encoder.onnx", _HERE / "line_encoder.npz"),
+}
+"""Models that are in the repository, with their samples."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class PeerModel:
         return self.rows if self.rows > 1 else self.batch
 
     def options(self, work: Path, folder: str, *, provider: str, target: str) -> argparse.Namespace:
-        """What ``benchmarks.measuring.open_bench`` takes; the folder is kept between calls."""
+        """What ``benchmarks.measuring.Bench`` takes; the folder is kept between calls."""
         model, data = self.make(work)
         return argparse.Namespace(
             model=model,
@@ -64,14 +69,8 @@ class PeerModel:
             provider=provider,
             samples=self.samples,
             batch=self.rows,
-            workers=1,
             duration_ms=self.duration_ms,
         )
-
-
-def _digits() -> PeerModel:
-    own = OWN["digits_vit"]
-    return PeerModel("digits_vit", "digits model", rows=int(own["batch"]), samples=6)
 
 
 MODELS = {
@@ -85,7 +84,7 @@ MODELS = {
         PeerModel("unet", "U-Net, GroupNorm and cross attention", batch=1),
         PeerModel("decoder", "decoder blocks, RMSNorm and RoPE"),
         PeerModel("line_encoder", "text encoder, trained", rows=8, samples=6),
-        _digits(),
+        PeerModel("digits_vit", "digits model", rows=8, samples=6),
         PeerModel("text_encoder", "text encoder, batch 8"),
         PeerModel("flow_net", "flow matching net, batch 8", samples=32, duration_ms=200.0),
     )

@@ -44,22 +44,6 @@ def compare(results: Path, models: Sequence[str]) -> Row:
     return found
 
 
-def curves(results: Path, models: Sequence[str]) -> dict[tuple[str, str], list[Row]]:
-    """(network, sampler) -> its replays, each with ``shares`` of the law's own front, all of one length."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for model in models:
-        replays = read(results / f"peers_replay_{model}.json")
-        for run in () if replays is None else replays["runs"]:
-            if "curve" in run:
-                shares = [value / replays["own_front"] for value in run["curve"]]
-                found.setdefault((MODELS[model].what, NAMES[run["sampler"]]), []).append({"shares": shares})
-    return {key: [{"shares": run["shares"][: _least_length(runs)]} for run in runs] for key, runs in found.items()}
-
-
-def _least_length(runs: Sequence[Row]) -> int:
-    return min(len(run["shares"]) for run in runs)
-
-
 def replayed(document: Mapping[str, Any]) -> Row:
     """Of each sampler the hypervolumes and the best at limits: the median over its seeds, and the extremes.
 

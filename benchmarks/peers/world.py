@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from benchmarks.additive_law import AdditiveLaw, Residual, cross_validated
 from benchmarks.common import MeasuredPlans, bools_of, read_measured_plans
 from benchmarks.peers.known import Known, read_known
+from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
 from benchmarks.simulator import Truth
 from mptune.json_form import decode_float
 from mptune.tuning.sampler.plan_rows import Bools, Floats
@@ -72,7 +72,7 @@ def fit_laws(known: Known, measured: MeasuredPlans, searched: Path | None = None
     Args:
         known: of the model.
         measured: its plans.
-        searched: a file of ``benchmarks.real_search`` of the same model and baseline, whose plans are taken, too.
+        searched: a file of what searches built of the same model beside the same baseline: its plans are taken, too.
     """
     prior, free = known.with_errors(measured), known.is_free
     kept = [plan for plan in measured.plans if math.isfinite(plan.latency_ms) and math.isfinite(plan.error)]

@@ -78,5 +78,4 @@ def pick(
         file = file.model_copy(update={"choice": front.choice})
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         grouped = group_as_searched(load_copy(directory, file), file)
-        write_run_files(directory, front, record, grouped, file.environment, confirmation)
-        return front
+        return write_run_files(directory, front, record, grouped, file.environment, confirmation)

@@ -88,7 +88,7 @@ def confirm(
         confirming = ConfirmRun(directory, file, settings, listens, open_toolchain)
         stack.callback(confirming.close)
         confirmation = confirming.run()
-        write_run_files(
+        front = write_run_files(
             confirming.directory,
             confirmation.front,
             confirming.record,
@@ -96,7 +96,7 @@ def confirm(
             confirming.environment,
             confirmation,
         )
-    return confirmation
+    return replace(confirmation, front=front)
 
 
 def export(

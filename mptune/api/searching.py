@@ -243,6 +243,4 @@ def search(
         session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))
         stack.enter_context(contextlib.closing(session))
         stack.enter_context(findings_kept(run))
-        front = session.run()
-        write_run_files(run, front, session.record, session.grouped, session.environment)
-    return front
+        return write_run_files(run, session.run(), session.record, session.grouped, session.environment)

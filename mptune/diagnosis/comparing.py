@@ -18,12 +18,11 @@ from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.diagnosis.causes.agreeing import agreement, tf32
-from mptune.diagnosis.causes.half import has_size_of_fp16, infinite_constants, precision
-from mptune.diagnosis.causes.order import other_order, stale_rows
+from mptune.diagnosis.causes.half import has_size_of_fp16, precision
+from mptune.diagnosis.causes.order import not_computed, other_order, stale_rows
 from mptune.diagnosis.causes.preprocessing import other_feed
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner
-from mptune.diagnosis.patterns.places import what_is_there, where_it_lies
 from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
@@ -91,7 +90,7 @@ def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
 Cause = Callable[[Sequence[Side]], Sequence[Finding]]
 """Outputs without a cause yet -> findings, whose ``where.outputs`` are the outputs that they explain."""
 
-CAUSES: tuple[Cause, ...] = (other_order, stale_rows, tf32, infinite_constants, other_feed, precision, agreement)
+CAUSES: tuple[Cause, ...] = (other_order, stale_rows, tf32, other_feed, not_computed, precision, agreement)
 
 STRUCTURAL = frozenset(
     {"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic", "data-do-not-fit"}
@@ -165,18 +164,17 @@ def _causes(outputs: Sequence[Side]) -> tuple[list[Finding], list[Side]]:
 
 
 def _without_cause(side: Side) -> str:
-    """Where the difference of an output without a known cause lies, and what is there."""
-    places = [place for look in (where_it_lies, what_is_there) if (place := look(side.got, side.wanted))]
+    """What is known of an output whose difference has no known cause."""
     if has_size_of_fp16(side):
-        places.append(
-            f"FP16 throughout, emulated, gives an error of that size, too ({side.judged_fp16:.3g}), in other values, so"
-            " whether FP16 makes the difference is not shown; `mptune inspect MODEL --data PATH` names what FP16 breaks"
+        return (
+            f"output {side.name!r}: FP16 throughout, emulated, gives an error of that size, too"
+            f" ({side.judged_fp16:.3g}), in other values, so whether FP16 makes the difference is not shown;"
+            " `mptune inspect MODEL --data PATH` names what FP16 breaks"
         )
-    if not places:
-        places = ["none of the roundings, stale rows, orders and inputs tried gives its difference"]
-        if side.sides.origin == "recorded":
-            places.append("with the model that the engine was built of as CANDIDATE, --trace names where it begins")
-    return f"output {side.name!r}: {'; '.join(places)}"
+    text = f"output {side.name!r}: none of the roundings, stale rows, orders and inputs tried gives its difference"
+    if side.sides.origin == "recorded":
+        text += "; with the model that the engine was built of as CANDIDATE, --trace names where it begins"
+    return text
 
 
 def _not_finite(side: Side) -> str:

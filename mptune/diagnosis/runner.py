@@ -93,7 +93,6 @@ class Runner(InWorker):
         self.samples = samples
         save_samples(self.samples_path, samples)
         self._kept: dict[str, Outputs] = {}
-        self._emulators: dict[bool, Emulator] = {}
 
     def begin(self, stage: str) -> None:
         """Tell the listener what is being done, once for what is done many times."""
@@ -144,18 +143,19 @@ class Runner(InWorker):
         absmax = {name: seen.absmax for name, seen in self.ranges.items()}
         return find_hazards(self.grouped, absmax, seen=seen_of(self.ranges))
 
-    def emulated(self, plan: PrecisionPlan, *, limits: bool = True) -> Outputs:
-        """Outputs with the roundings of a plan; without ``limits`` constants beyond a precision become infinite."""
-        name = f"{plan.fingerprint}-{limits}"
-        if name not in self._kept:
+    def emulated(self, plan: PrecisionPlan) -> Outputs:
+        """Outputs with the roundings of a plan."""
+        if plan.fingerprint not in self._kept:
             self.begin(f"emulating {' and '.join(p.name for p in REDUCED if plan.groups_in(p)) or 'FP32'}")
-        return self._outputs(name, lambda: self.emulation(plan, limits=limits))
+        return self._outputs(plan.fingerprint, lambda: self.emulation(plan))
 
-    def emulation(self, plan: PrecisionPlan, *, limits: bool = True) -> Path:
+    def emulation(self, plan: PrecisionPlan) -> Path:
         """Write the model with the roundings of a plan."""
-        if limits not in self._emulators:
-            self._emulators[limits] = Emulator(self.grouped, self.workload.bank, limits=limits)
-        return self._emulators[limits].write(plan, self.scratch(f"{plan.fingerprint}-{limits}"))
+        return self._emulator.write(plan, self.scratch(plan.fingerprint))
+
+    @cached_property
+    def _emulator(self) -> Emulator:
+        return Emulator(self.grouped, self.workload.bank)
 
     def tf32(self, rounding: Rounding) -> Outputs | None:
         """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""

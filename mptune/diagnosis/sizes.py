@@ -121,7 +121,7 @@ def resized(samples: Sequence[Feed], number: int, sizes: Sizes, dims: Mapping[st
     feed = {}
     for name, array in samples[number].items():
         declared = list(dims.get(name, ()))
-        if len(declared) != array.ndim:
+        if not declared or len(declared) != array.ndim:
             feed[name] = array
             continue
         wanted = sizes.get(name) or tuple(named.get(dim, size) for dim, size in zip(declared, array.shape, strict=True))

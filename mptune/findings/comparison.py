@@ -26,7 +26,6 @@ _NONE_ALONE = (
     " makes a tenth of the difference: together, in FP32, they make an error of {together:.3g}; output {place!r} has"
     " {error_shown}"
 )
-_IN_FP32 = "keep this node in FP32 there (node_block_list)"
 
 
 def _late(what: str, example: str) -> dict[str, Wording]:
@@ -62,12 +61,6 @@ COMPARISON: Mapping[str, CodeInfo] = {
                     "within tolerance": "within the tolerance given, and more than FP16 rounding gives",
                 }.items()
             },
-            "doubtful": Wording(
-                f"{_HAS}: as large as FP16 rounding, but not FP16 rounding (FP16 throughout, emulated, gives"
-                " {judged_fp16:.3g}, in other values)[; {seen}]",
-                "compare how the samples are prepared on both sides, and whether the engine was built of this model",
-                "warning",
-            ),
         },
     ),
     "stale-rows": CodeInfo(
@@ -80,11 +73,25 @@ COMPARISON: Mapping[str, CodeInfo] = {
         "rows are part this and part the previous result",
         _late("torn[, {whole} are wholly another row's]", "is part its own result and part that of row"),
     ),
+    "not-computed": CodeInfo(
+        "warning",
+        "a recorded output is all zero, or has equal rows where the reference's differ",
+        {
+            "zero": Wording(
+                "output {output!r} is zero everywhere, and the reference is not",
+                "copy it back after each run, and give the engine the address of its buffer (setTensorAddress)",
+            ),
+            "equal rows": Wording(
+                "output {output!r}: all {rows} rows are equal, and the reference's differ",
+                "copy the output back after each run, and not once, and the input before it",
+            ),
+        },
+    ),
     "tf32-reference": _tf32("reference", "compute the reference with TF32 off"),
     "tf32-candidate": _tf32("candidate", "switch TF32 off where this matters"),
     "outputs-permuted": CodeInfo(
         "warning",
-        "outputs, columns or rows are in another order, or have another sign",
+        "outputs, columns or rows are in another order",
         {
             "ahead": Wording(
                 "output {output!r}: from row {begin} on, {rows} of {of_rows} rows are those of later samples (row"
@@ -95,13 +102,6 @@ COMPARISON: Mapping[str, CodeInfo] = {
                 "output {name!r} holds what is {other!r} of the reference",
                 "read outputs by name, not by position, or exchange the two",
             ),
-            **{
-                kind: Wording("output {output!r}[ in {columns:/column/columns} {which}] " + what + _UNDONE, cure)
-                for kind, what, cure in (
-                    ("sign", "has the opposite sign", "negate it"),
-                    ("complement", "is the complement of the reference (1 - x)", "take 1 - x"),
-                )
-            },
             **{
                 kind: Wording(
                     f"output {{output!r}} has its {what} in another order: {{moved}} of {{entries}} moved ({{shown}})"
@@ -123,20 +123,11 @@ COMPARISON: Mapping[str, CodeInfo] = {
         "warning",
         "two models differ in an attribute, a constant or their structure",
         {
-            **{
-                kind: Wording(
-                    "node {node}: {difference}[ (alone, in FP32, it makes an error of {alone:.3g})][; next {next}];"
-                    " output {place!r} then has {error_shown} (FP16 throughout gives {judged_fp16:.3g})",
-                    cure,
-                )
-                for kind, cure in {
-                    "": "export both from the same source, or give this node the same value in both",
-                    "beyond FP16": f"{_IN_FP32}: FP16 holds up to {{fp16_max:.0f}}, this constant reaches"
-                    " {largest:.3g}",
-                    "limited": "convert again without this limit (onnxconverter-common's float16 conversion takes"
-                    f" {{converters_limit:.0f}} unless max_finite_val is given), or {_IN_FP32}",
-                }.items()
-            },
+            "": Wording(
+                "node {node}: {difference}[ (alone, in FP32, it makes an error of {alone:.3g})][; next {next}];"
+                " output {place!r} then has {error_shown} (FP16 throughout gives {judged_fp16:.3g})",
+                "export both from the same source, or give this node the same value in both",
+            ),
             "together": Wording(_NONE_ALONE, "export both from the same source"),
             "together little": Wording(_NONE_ALONE, severity="info"),
         },

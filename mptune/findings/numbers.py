@@ -49,16 +49,6 @@ _CONSTANTS = {
     "filled": "filled with {absmax:g}, which exceeds FP16's {fp16_max:g} and is held as {held_as:g} there",
 }
 
-_INFINITE = {
-    f"infinite{more}": Wording(
-        "output {place!r} holds {not_finite} NaN or Inf: emulated, {precision} gives them where constants beyond its"
-        " {largest:.6g} become infinite, and none where they are held as {largest:.6g}: {constants}",
-        f"let mptune write the model, which limits them: mptune apply {{model}} {{option}} -o OUT.onnx; or export with"
-        f" {smaller}",
-    )
-    for more, smaller in ((" mask", "-1e4 as the mask"), ("", "smaller constants"))
-}
-
 _EPSILON_CURE = "keep the group in FP32, or export with an epsilon of {least} or more"
 _CAME_DOWN = "[; what it guards came down to {smallest:.2g} on the calibration data]"
 
@@ -126,7 +116,6 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 " are rescaled, together with the constant beside them, so that the function is the same",
                 "nothing: the model that mptune writes does this",
             ),
-            "infinite": _INFINITE["infinite"],
         },
         breaks=1,
         plain={"held_as": "held as {held_as:g}", "": "Inf"},
@@ -287,7 +276,6 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 f"{_MASKED_ROWS}They are -inf, and their softmax is NaN, in FP32 already: precision is not the problem",
                 _MASKED_ROWS_CURE,
             ),
-            "infinite": _INFINITE["infinite mask"],
         },
         breaks=3,
         plain={

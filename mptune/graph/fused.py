@@ -63,7 +63,7 @@ def fused_reads(types: ValueTypes, fused: Sequence[FusedNodes]) -> Mapping[int, 
 
     ONNX Runtime takes a Cast in front of a norm into the norm's kernel, which reads FP32 beside FP16 weights, where
     nothing else reads what the Cast computes (``layer_norm_fusion.cc``: has_leading_cast). So the value is not rounded
-    if no node but the norm's own reads it in FP16 (``benchmarks.roundings``).
+    if no node but the norm's own reads it in FP16 (``benchmarks.roundings`` of commit 672f8217).
 
     Returns:
         Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced.

@@ -25,6 +25,7 @@ from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu, timing_cache_of
 from mptune.resources import read_template
+from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
@@ -51,10 +52,11 @@ def write_chosen(
     recipe: BuildRecipe | None = None,
     check: CheckSet | None = None,
     opset: int | None = None,
-) -> None:
+) -> list[str]:
     """Write the directory anew, as one step: a reader sees the old one or the new one, never half of each.
 
-    Files in it that are not mptune's own are carried over.
+    Files in it that are not mptune's own are carried over. Model, plan and engine are the result; another file that
+    cannot be made is left out.
 
     Args:
         directory: ``RUN/chosen``; its parent must exist.
@@ -64,6 +66,9 @@ def write_chosen(
         check: samples with the error of this plan; None writes none.
         opset: that the model was raised to; None where it is as the user's file has it.
 
+    Returns:
+        A warning for each file that was left out.
+
     Raises:
         RunError: the directory cannot be written, or the disk is full.
         PlanError: the plan does not fit the model.
@@ -71,6 +76,7 @@ def write_chosen(
     """
     fresh = directory.with_name(f".{directory.name}.new")
     old = directory.with_name(f".{directory.name}.old")
+    faults = LateFaults(directory.parent / "logs")
     try:
         with writing(directory):
             _recover(directory, fresh, old)
@@ -81,25 +87,30 @@ def write_chosen(
             check_written(written, f"the model of plan {evaluation.plan.fingerprint}", grouped.model.path)
             plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan), opset)
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-            script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
-            (fresh / "infer.py").write_text(script_text, encoding="utf-8")
-            recipe = recipe or BuildRecipe()
-            if not is_on_cpu(front):
-                script = fresh / "build.sh"
-                script.write_text(recipe.script(evaluation.plan), encoding="utf-8")
-                script.chmod(script.stat().st_mode | 0o111)
-                if recipe.timing_cache:  # a copy: trtexec writes to it
-                    shutil.copyfile(timing_cache_of(directory.parent), fresh / TIMING_CACHE)
-            if check is not None:
-                check.save(fresh / CHECK_FILE)
-                if evaluation.error_source == "emulated":
-                    store = rewriter.beside(evaluation.plan, model_file, metadata)
-                    Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, store)
             engine = evaluation.engine_in(directory.parent / "engines")
-            readme = readme_text(front, evaluation, environment, engine, recipe, has_check=check is not None)
-            (fresh / "README.txt").write_text(readme, encoding="utf-8")
             if engine is not None:
                 link_or_copy(str(engine), str(fresh / ENGINE_FILE))
+            recipe = recipe or BuildRecipe()
+            with faults.tolerated("chosen/infer.py"):
+                script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
+                (fresh / "infer.py").write_text(script_text, encoding="utf-8")
+            if not is_on_cpu(front):
+                with faults.tolerated("chosen/build.sh"):
+                    script = fresh / "build.sh"
+                    script.write_text(recipe.script(evaluation.plan), encoding="utf-8")
+                    script.chmod(script.stat().st_mode | 0o111)
+                    if recipe.timing_cache:  # a copy: trtexec writes to it
+                        shutil.copyfile(timing_cache_of(directory.parent), fresh / TIMING_CACHE)
+            if check is not None:
+                with faults.tolerated("chosen/check.npz"):
+                    if evaluation.error_source == "emulated":
+                        store = rewriter.beside(evaluation.plan, model_file, metadata)
+                        Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, store)
+                    check.save(fresh / CHECK_FILE)
+            with faults.tolerated("chosen/README.txt"):
+                has_check = (fresh / CHECK_FILE).exists()
+                readme = readme_text(front, evaluation, environment, engine, recipe, has_check=has_check)
+                (fresh / "README.txt").write_text(readme, encoding="utf-8")
             _carry_over(directory, fresh)
             if directory.exists():
                 directory.rename(old)
@@ -107,6 +118,7 @@ def write_chosen(
             shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+    return faults.warnings
 
 
 def _recover(directory: Path, fresh: Path, old: Path) -> None:

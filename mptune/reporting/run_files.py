@@ -1,4 +1,4 @@
-"""What a finished run shows, written only when it changes: ``chosen/``, ``report.html`` and ``front.json``."""
+"""What a finished run shows, written only when it changes: ``chosen/``, ``front.json`` and ``report.html``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names,
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import EngineLayers
 from mptune.errors import PlanError
-from mptune.files import read_json, read_text, write_json
+from mptune.files import read_json, read_text, write_json, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import PrecisionPlan
@@ -23,7 +23,7 @@ from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import write_report
 from mptune.reporting.recipe import BuildRecipe, is_on_cpu
 from mptune.run_json import RunFile
-from mptune.rundir import RunDirectory
+from mptune.rundir import LateFaults, RunDirectory
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, reference_error_of
 from mptune.tuning.fronts.progress import progress_of
@@ -41,12 +41,15 @@ def write_run_files(
     grouped: GroupedModel,
     environment: Environment | None,
     confirmation: Confirmation | None = None,
-) -> None:
-    """Write ``chosen/``, the choice in run.json, ``report.html`` and, as the mark that all is there, ``front.json``.
+) -> Front:
+    """Write ``chosen/``, the choice in run.json and ``front.json``; last, as the mark of a whole run, ``report.html``.
 
     Where all are there already and say the same, nothing is written. A search's own run (no ``confirmation``) keeps a
     copy of its model, and frees the engines of plans that are not on the front. ``environment`` is where the figures
     were taken; None describes this machine.
+
+    Returns:
+        The front, with a warning for each file beside ``chosen/model.onnx`` and ``front.json`` that could not be made.
     """
     document = front.to_json() if confirmation is None else confirmation.to_json()
     if confirmation is None:
@@ -54,17 +57,39 @@ def write_run_files(
     file = run.load()
     if _is_written(run, document):
         _record_choice(run, file, front)
-        return
+        return front
+    faults = LateFaults(run.logs)
     environment = environment or describe_environment()
     if front.chosen is not None:
         bank = WeightBank.write(grouped.model, run.weights)
-        recipe = BuildRecipe()
+        recipe, check = BuildRecipe(), None
         if file is not None:
             recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, shape_inputs(grouped.model))
-        check = None if file is None else check_set_of(run, file, front, front.chosen, grouped)
+            with faults.tolerated("chosen/check.npz"):
+                check = check_set_of(run, file, front, front.chosen, grouped)
         opset = None if file is None else file.fixed_settings.opset
-        write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)
+        faults.warnings += write_chosen(
+            front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset
+        )
     _record_choice(run, file, front)
+    with writing(run.report_html):  # of the front before: a run without a page is written again
+        run.report_html.unlink(missing_ok=True)
+    write_json(run.front_json, document)
+    with faults.tolerated("report.html"):
+        _write_page(run, front, record, grouped, environment, confirmation)
+    _delete_dominated_engines(run, front, record)
+    return replace(front, warnings=(*front.warnings, *faults.warnings))
+
+
+def _write_page(
+    run: RunDirectory,
+    front: Front,
+    record: StudyRecord,
+    grouped: GroupedModel,
+    environment: Environment,
+    confirmation: Confirmation | None,
+) -> None:
+    """Write ``outputs.json`` and ``report.html``."""
     outputs = run_outputs(run, front)
     write_run_outputs(run.outputs_json, outputs)
     broken = dropped_plans(record, front.fp32.ignored)
@@ -75,8 +100,6 @@ def write_run_files(
     progress = progress_of(record, front.fp32, reference_error_of(front.metric, evaluations))
     content = PageContent(front, evaluations, grouped.groups, environment, progress, confirmation, outputs)
     write_report(content, run.report_html)
-    write_json(run.front_json, document)
-    _delete_dominated_engines(run, front, record)
 
 
 def _record_choice(run: RunDirectory, file: RunFile | None, front: Front) -> None:

@@ -15,19 +15,13 @@ from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.content import fp16_name
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.table import compared, front_rows, noise_ms, speedup_of
+from mptune.tuning.fronts.table import compared, front_rows, speedup_of
 
 KEPT_BECAUSE = "kept in FP32 because"
 """Above the FP32 groups of a plan with their reasons, in every view."""
 
 _MOST_OF_A_CODE = 3
 """So many findings of one code are shown one by one among the warnings; the others are counted."""
-
-
-def format_interval(evaluation: Evaluation) -> str:
-    """Half the width of the 95 % interval of a measured median, in percent; empty for a predicted one."""
-    noise, median_ms = noise_ms(evaluation), evaluation.latency.median_ms
-    return f"+-{100 * noise / median_ms:.1f}%" if noise > 0 and median_ms > 0 else ""
 
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.errors import MissingPackageError, PlanError
+from mptune.errors import PlanError
 from mptune.settings import Tolerance, check_limits
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
@@ -19,10 +18,7 @@ from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
 from mptune.tuning.fronts.limits import excess as excess_of
-from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text
-
-if TYPE_CHECKING:
-    import pandas as pd
+from mptune.tuning.fronts.table import format_bytes, front_text, latency_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,25 +76,8 @@ class Front(FrontContent):
             raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
         return point
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """The points and both baselines as a pandas DataFrame, sorted by latency (milliseconds).
-
-        Raises:
-            MissingPackageError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise MissingPackageError(
-                "Front.to_dataframe needs pandas, which is not installed", "pip install pandas"
-            ) from None
-        return pandas.DataFrame(front_records(self))
-
     def __repr__(self) -> str:
         return front_text(self)
-
-    def _repr_html_(self) -> str:
-        return front_html(self)
 
 
 def pareto(

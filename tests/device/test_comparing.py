@@ -18,7 +18,10 @@ from tests.device.blueprint import Blueprint
 from tests.device.machines import MACHINES, Here, Machine, become
 from tests.device.program import load_model
 
-pytestmark = pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU")
+pytestmark = [
+    pytest.mark.tensorrt_rtx,
+    pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU"),
+]
 
 ROWS = 12
 

@@ -15,7 +15,6 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.engines.tensorrt.library import is_installed
 from mptune.selftest.run import engines_here, run_selftest
 from mptune.settings import LatencySettings
 from mptune.targets.detect import detect_gpus
@@ -24,7 +23,7 @@ from tests.device.blueprint import Blueprint
 from tests.device.machines import HOPPER, MACHINES, Here, become
 
 pytestmark = [
-    pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed"),
+    pytest.mark.tensorrt_rtx,
     pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU"),
 ]
 

@@ -10,12 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.engines.tensorrt.library import is_installed
 from tests.device.bench import Bench
 from tests.device.machines import MACHINES, ORIN
 from tests.graph import helpers
 
-pytestmark = pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
+pytestmark = pytest.mark.tensorrt_rtx
 
 CORPUS = Path(__file__).parents[1] / "graph" / "corpus"
 MODELS = (

@@ -131,6 +131,15 @@ def torn(right: Arrays, rng: np.random.Generator, batch: int) -> Arrays:
     return found
 
 
+def not_computed(right: Arrays, kind: str) -> Arrays:
+    """Nothing was copied back; or one buffer, with what no row gives, for all rows."""
+    share = 0.0 if kind == "zero" else 1.0
+    return {
+        name: np.repeat(share * array.mean(axis=0, keepdims=True), len(array), 0).astype(array.dtype)
+        for name, array in right.items()
+    }
+
+
 def permuted(right: Arrays, rng: np.random.Generator, kind: str) -> Arrays:
     found = {name: array.copy() for name, array in right.items()}
     name = str(rng.choice(sorted(right)))
@@ -141,10 +150,6 @@ def permuted(right: Arrays, rng: np.random.Generator, kind: str) -> Arrays:
         found[name] = np.take(array, order, axis)
     elif kind == "rows":
         found[name] = array[::-1].copy()
-    elif kind == "sign":
-        found[name] = -array
-    elif kind == "complement":
-        found[name] = (1 - array).astype(array.dtype)
     elif kind == "outputs":
         one, other = [n for n in right if right[n].shape == array.shape][:2]
         found[one], found[other] = right[other], right[one]

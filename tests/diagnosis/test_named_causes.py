@@ -54,22 +54,20 @@ def changed(proto: onnx.ModelProto, factors: dict[str, float]) -> onnx.ModelProt
     return copy
 
 
-def test_of_many_limited_constants_the_one_that_matters_is_named(tmp_path: Path) -> None:
+def test_of_many_changed_constants_the_one_that_matters_is_named(tmp_path: Path) -> None:
     proto = masked_and_normed()
     left, right = save(proto, tmp_path), save(converted(proto), tmp_path, "half.onnx")
     found = mptune.compare(left, right, data=ROWS, trace=True)
     assert found.verdict == "differs"
     (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
     assert finding.where.nodes == ("/norm",)
-    assert (finding.evidence["what"], finding.evidence["limited_to"]) == ("var", 1e4)
+    assert finding.evidence["what"] == "var"
     assert finding.evidence["alone"] == pytest.approx(finding.evidence["error"], rel=0.1)
-    assert "FP32" in finding.cure
-    assert "convert again" not in finding.cure, "FP16 does not hold 9.8e7, either"
     named = [each.where.nodes for each in found.findings if each.severity != "info"]
     assert set(named) <= {("/norm",)}, "the trace adds no rounding as a cause"
 
 
-def test_limited_constants_that_do_not_matter_are_no_difference(tmp_path: Path) -> None:
+def test_changed_constants_that_do_not_matter_are_no_difference(tmp_path: Path) -> None:
     proto = masked_and_normed(LIMITED["limited masks"][0])
     left, right = save(proto, tmp_path), save(converted(proto), tmp_path, "half.onnx")
     found = mptune.compare(left, right, data=ROWS, trace=True)

@@ -34,10 +34,10 @@ CASES = [
     ("vit", "stale fp16", "stale-rows"),
     ("cnn", "torn", "torn-rows"),
     ("exported", "torn", "torn-rows"),
+    ("mlp", "zero", "not-computed"),
+    ("cnn", "one buffer", "not-computed"),
     ("vit", "columns", "outputs-permuted"),
     ("exported", "rows", "outputs-permuted"),
-    ("cnn", "sign", "outputs-permuted"),
-    ("mlp", "complement", "outputs-permuted"),
     ("pair", "outputs", "outputs-permuted"),
 ]
 
@@ -96,6 +96,8 @@ def test_each_fault_of_a_recording_is_named(
         recorded = recordings.stale(recorded, rng, batch)
     elif fault == "torn":
         recorded = recordings.torn(recorded, rng, batch)
+    elif code == "not-computed":
+        recorded = recordings.not_computed(recorded, fault)
     elif code == "outputs-permuted":
         recorded = recordings.permuted(recorded, rng, fault)
     np.savez(tmp_path / "right.npz", **right)
@@ -109,7 +111,7 @@ def test_each_fault_of_a_recording_is_named(
     assert code in {finding.code for finding in found.findings}, found.findings
     others = {finding.code for finding in found.findings} - {code, "agrees"}
     assert not others, found.findings
-    if fault in ("equal", "fp16", "stale", "torn") or code == "outputs-permuted":
+    if fault in ("equal", "fp16", "stale", "torn") or code in ("not-computed", "outputs-permuted"):
         assert found.agrees == (fault in ("equal", "fp16"))
     assert all(finding.origin == "compare" for finding in found.findings)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mptune.diagnosis.patterns.places import which_samples
+from mptune.diagnosis.causes.preprocessing import which_samples
 
 
 @pytest.mark.parametrize(

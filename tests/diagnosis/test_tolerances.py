@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import mptune
 from mptune.cli import main
 from mptune.data.metrics.parts import OutputParts
 from mptune.diagnosis.limits import Limit, limits_of
-from mptune.diagnosis.patterns.places import what_is_there, where_it_lies
 from mptune.errors import SettingsError
 from mptune.reporting.terminal.comparison import print_comparison
 from mptune.settings import Tolerance
@@ -68,55 +66,6 @@ def test_tolerances_of_columns(place: Path) -> None:
     print_comparison(found, stream)
     row = next(line for line in stream.getvalue().splitlines() if line.startswith("y[0:4] "))
     assert row.split()[1:3] == [f"abs:{largest:.3g}", "abs:1"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "where", "wanted"),
-    [
-        ((1, 8, 8, 8), (..., 4), "100 % of the squared difference lies at index 4 of axis 3, which has 8"),
-        ((1, 20, 6, 6), (slice(None), slice(2, 4)), "lies at indices 2, 3 of axis 1, which has 20"),
-        ((1, 8, 8, 8), (..., slice(None)), ""),
-        ((1, 2), (..., 1), ""),
-    ],
-)
-def test_where_a_difference_lies_that_nothing_explains(
-    shape: tuple[int, ...], where: tuple[object, ...], wanted: str
-) -> None:
-    rng = np.random.default_rng(0)
-    exact = [rng.standard_normal(shape).astype(np.float32) for _ in range(4)]
-    got = [array.copy() for array in exact]
-    for array in got:
-        array[where] += 0.3
-        array += 1e-3 * rng.standard_normal(shape).astype(np.float32)
-    assert where_it_lies(got, exact).endswith(wanted)
-    assert bool(where_it_lies(got, exact)) == bool(wanted)
-
-
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        (lambda y: y * 0, "it is 0 everywhere"),
-        (lambda y: y * 1.25, "it is 1.25 times the reference"),
-        (lambda y: y - 8, "it is the reference minus 8"),
-        (lambda y: np.where(np.arange(y.size).reshape(y.shape) == 3, np.nan, y), "2 values are NaN or Inf"),
-        (lambda y: y * np.nan, "48 values are NaN or Inf"),
-        (lambda y: y + np.sin(40 * y), ""),
-    ],
-    ids=["zero", "factor", "offset", "one NaN a sample", "all NaN", "something else"],
-)
-def test_what_is_there(change: Callable[[np.ndarray], np.ndarray], wanted: str) -> None:
-    exact = [np.random.default_rng(k).standard_normal((6, 4)) for k in range(2)]
-    assert what_is_there([change(y) for y in exact], exact) == wanted
-
-
-def test_compare_says_where_it_lies(place: Path) -> None:
-    y = np.load(place / "right.npz")["y"].copy()
-    y[:, 1] += 40
-    np.savez(place / "off.npz", y=y)
-    found = mptune.compare(place / "model.onnx", data=place / "data.npz", outputs=place / "off.npz")
-    assert found.verdict == "differs"
-    assert found.findings == ()
-    assert found.warnings[0].endswith("at index 1 of axis 1, which has 5; it is the reference plus 40")
 
 
 SPLIT = OutputParts(1, 100.0, (200.0, 200.0, 200.0, 200.0, 1.0), is_split=True)

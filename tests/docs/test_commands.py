@@ -172,7 +172,7 @@ def test_a_reader_can_follow_a_page(page: str, searched: Path, tmp_path: Path) -
             (folder / "mixed.onnx").unlink()  # it makes its own
         names: dict[str, object] = {"__name__": "page"}
         for block in blocks_of(read(page)):
-            if page != "README.md" or block.language == "bash":  # its Python needs pandas; tests/test_docs.py reads it
+            if page != "README.md" or block.language == "bash":  # its Python needs images; tests/test_docs.py reads it
                 follow(block, names)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 
 from mptune.engines.base import EngineError
 from mptune.engines.tensorrt.builder import BuildOptions, Feed, build_engine, parse_network
@@ -18,9 +17,8 @@ SIZES = (3, 1, 4)
 """Usual, smallest and largest size of every dynamic dimension."""
 
 
-def require() -> Library:
-    """TensorRT-RTX, or skip the test with the reason."""
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (pip install tensorrt-rtx)")
+def library() -> Library:
+    """For tests that are marked ``tensorrt_rtx``."""
     return load_library("tensorrt-rtx")
 
 

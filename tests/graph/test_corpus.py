@@ -1,4 +1,4 @@
-"""A few random plans of every model of the corpus; ``benchmarks/corpus.py`` takes a hundred of each."""
+"""A few random plans of every model of the corpus; what is marked ``slow`` takes a hundred of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.observe import write_observing_model
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from tests.graph import rtx
+from tests.graph import random_plans, rtx
 from tests.graph.corpus import make
 from tests.graph.helpers import feeds, plans, relative_l2, run
 from tests.graph.verify import is_inferable, same_graph, verify
@@ -102,10 +102,11 @@ def test_every_value_is_observed(path: Path, tmp_path: Path) -> None:
         assert [int(found[tap.non_finite]) for tap in taps] == [0] * len(doubtful)
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
 def test_tensorrt_rtx_takes_typed_models(path: Path, tmp_path: Path) -> None:
     """Parsed as a strongly typed network; some of them built for SM 8.6, 8.9 and 12.0."""
-    trt = rtx.require()
+    trt = rtx.library()
     model = load_model(path)
     groups = find_groups(model)
     rewriter = Rewriter(GroupedModel(model, groups), WeightBank.write(model, tmp_path))
@@ -115,3 +116,11 @@ def test_tensorrt_rtx_takes_typed_models(path: Path, tmp_path: Path) -> None:
             assert number == 1 or NOT_IN_TENSORRT_RTX[path.stem] in str(said)
         else:
             assert said is None, plan
+
+
+@pytest.mark.slow
+@pytest.mark.tensorrt_rtx
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_random_plans_are_valid_with_ideal_casts_run_and_build(path: Path, tmp_path: Path) -> None:
+    random_plans.check(path, tmp_path, NOT_IN_TENSORRT_RTX.get(path.stem))

@@ -1,6 +1,6 @@
 """Damaged ONNX files through ``inspect`` and ``apply``: a result or one clear error, never a changed interface.
 
-``benchmarks/fuzz.py`` tries more.
+``MPTUNE_FUZZ_COUNT`` tries more.
 """
 
 from __future__ import annotations

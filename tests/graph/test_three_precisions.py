@@ -108,12 +108,13 @@ def test_a_hundred_plans_are(path: Path, opset: int | None, tmp_path: Path) -> N
     hold(path, opset, tmp_path, 100)
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
 def test_tensorrt_rtx_takes_them(path: Path, opset: int | None, tmp_path: Path) -> None:
     """What it takes in two precisions, or says why in its own words: then the search keeps it out of BF16."""
-    trt = rtx.require()
+    trt = rtx.library()
     model = load_model(path, opset=opset)
     grouped = GroupedModel(model, find_groups(model))
     rewriter = Rewriter(grouped, WeightBank.write(model, tmp_path, precisions=REDUCED))

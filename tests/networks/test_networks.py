@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import mptune
-from benchmarks.corpus import measure
 from mptune.cli import main
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -18,7 +17,7 @@ from mptune.targets.costs import group_costs
 from mptune.targets.roofline import kernel_ms
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
-from tests.graph import rtx
+from tests.graph import random_plans
 from tests.graph.helpers import relative_l2, run
 from tests.graph.verify import typed_graph
 from tests.networks.expected import NETWORKS, expected
@@ -152,15 +151,9 @@ def test_what_is_no_network_is_refused_in_one_line(
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("stem", STEMS)
 def test_random_plans_are_valid_with_ideal_casts_run_and_build(stem: str, tmp_path: Path) -> None:
-    row = measure(filled(stem, tmp_path), 100, rtx.require(), 8)
-    assert row.failures == ()
-    assert (row.plans, row.valid, row.ran) == (100, 100, 100)
-    refused = expected(stem).not_in_tensorrt_rtx
-    if refused is None:
-        assert (row.refused, row.built) == (None, row.asked)
-    else:
-        assert refused in str(row.refused)
+    random_plans.check(filled(stem, tmp_path), tmp_path, expected(stem).not_in_tensorrt_rtx)

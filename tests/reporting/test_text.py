@@ -14,13 +14,12 @@ from mptune.reporting.text import (
     environment_facts,
     error_source,
     format_duration,
-    format_interval,
     latency_source,
     speedup_text,
 )
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
 from mptune.tuning.fronts.limits import format_error
-from mptune.tuning.fronts.table import format_ms, format_speedup, front_rows
+from mptune.tuning.fronts.table import format_interval, format_ms, format_speedup, front_rows
 from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.tuning.factory import make_evaluation
 
@@ -98,7 +97,7 @@ def test_rows_are_sorted_and_marked(make_front: MakeFront) -> None:
     front, _ = make_front()
     rows = front_rows(front)
     assert [row.evaluation.latency.median_ms for row in rows] == [0.9, 1.2, 1.7, 2.0]
-    assert [row.note for row in rows] == ["all-FP16", "sampler", "norms and softmax in FP32", "all-FP32"]
+    assert [row.name for row in rows] == ["all-FP16", "sampler", "norms and softmax in FP32", "all-FP32"]
     assert [row.is_chosen for row in rows] == [False, True, False, False]
 
 
@@ -109,16 +108,16 @@ def test_baselines_are_shown_even_off_the_front(make_front: MakeFront, bench: Be
     )
     front, _ = make_front()
     front = replace(front, fp16=broken, points=front.points[1:-1])
-    rows = {row.note: row for row in front_rows(front)}
-    assert not rows["all-FP16, not finite"].on_front
-    assert not rows["all-FP32, not on the front"].on_front
+    rows = {row.name: row for row in front_rows(front)}
+    assert not rows["all-FP16"].on_front
+    assert not rows["all-FP32"].on_front
 
 
 def test_a_plan_picked_off_the_front_is_shown(make_front: MakeFront) -> None:
     front, evaluations = make_front()
     dominated = next(e for e in evaluations if e.latency.median_ms == 1.9)
     rows = front_rows(replace(front, chosen=dominated))
-    assert [row.note for row in rows if row.is_chosen] == ["sampler, not on the front"]
+    assert [(row.name, row.on_front) for row in rows if row.is_chosen] == [("sampler", False)]
 
 
 def test_sources_cannot_be_mistaken(make_front: MakeFront, run_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""A difference that FP16 or BF16 makes: the groups that make it, the plan that removes it, constants made infinite."""
+"""A difference that FP16 or BF16 makes: the groups that make it, and the plan that removes it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import numpy as np
 from mptune.data.metrics.parts import WORST_PART, belongs_to
 from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.limits import HEADROOM
-from mptune.diagnosis.patterns.places import what_is_there
-from mptune.diagnosis.patterns.roundings import FP32_ROUNDING, Cause, Explanation
-from mptune.diagnosis.runner import Runner
+from mptune.diagnosis.patterns.roundings import Cause, Explanation
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import BREAKING_CODES, Finding, Where
 from mptune.findings.wording import listed
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.widened import ROUNDINGS
 
 _NAMED = 5
 """Groups that a text names."""
@@ -33,20 +30,6 @@ _MARGIN = 0.8
 
 _TRIES = 8
 
-_LEAST_SIZE = 0.25
-"""Of a difference, below which a rounding is no part of it."""
-
-_LEAST_CORRELATION = 0.3
-"""A correlation with a rounding from which a difference may be another engine's: chance gives a third of it."""
-
-_FEWEST_VALUES = 100
-
-_WORTH_TRYING = 0.1
-"""Share of FP16's error from which a difference within its limit that no rounding reproduces is looked into."""
-
-_AS_LARGE = 0.5
-"""Share of FP16's error from which a difference has its size."""
-
 _LEFT_OF_ROWS = 0.5
 """Share of the difference between two sets of rows, up to which another set explains one of them."""
 
@@ -58,22 +41,15 @@ _OFF = 0.01
 _FEW_OFF = 0.5
 """Share of the values that changed decisions make wrong at most."""
 
-_FEW, _MOST = 0.02, 0.5
-"""Values that have so much of the squared difference are decisions that fall otherwise, as they do in each engine."""
-
 
 def precision(outputs: Sequence[Side]) -> list[Finding]:
-    """``precision``, of all outputs that are beyond their limits through FP16 or BF16.
-
-    What could be FP16 by its size alone is, where nothing plain is seen in its place.
-    """
+    """``precision``, of all outputs that are beyond their limits through FP16 or BF16."""
     causes: dict[str, Explanation] = {}
     for side in outputs:
         if side.is_within:
             continue
         cause = fp16_explanation(side)
-        is_alike = not side.sides.is_other_model and _is_as_far_off_as_fp16(side)
-        if cause is None and is_alike and not what_is_there(side.got, side.wanted):
+        if cause is None and not side.sides.is_other_model and _is_as_far_off_as_fp16(side):
             cause = Explanation("fp16", 1.0, side.judged_fp16 / side.judged)
         if cause is not None:
             causes[side.name] = cause
@@ -178,46 +154,6 @@ def _precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) 
     )
 
 
-def is_doubtful(side: Side) -> bool:
-    """Whether an output within its limit differs by what no rounding reproduces."""
-    sides = side.sides
-    if sides.origin not in ("recorded", "engine") or sides.is_other_model or sides.has_row_set(side.name):
-        return False
-    is_large = side.error > max(FP32_ROUNDING, _WORTH_TRYING * side.emulated)
-    return side.is_within and is_large and side.rounding is None
-
-
-def is_no_rounding(side: Side) -> bool:
-    """Whether a difference of the size of FP16's correlates with no rounding; False where the data do not show it.
-
-    An engine that fuses nodes, or keeps some in FP32, rounds elsewhere than the emulation: enough is alike to be seen.
-    Decisions fall otherwise in each engine.
-    """
-    has_size = _AS_LARGE * side.emulated <= side.error <= HEADROOM * side.emulated
-    if not has_size or any(array.dtype.kind != "f" for array in side.wanted):
-        return False
-    sides, runner = side.sides, side.sides.runner
-    compared, exact = side.compared, side.rows(runner.exact)
-    if compared is None or compared.got.size < _FEWEST_VALUES:
-        return False
-    plans = [sides.plan, runner.planned_fp16, *(runner.throughout(precision) for precision in REDUCED)]
-    roundings = [runner.emulated(plan) for plan in dict.fromkeys(plans) if plan.reduced_groups]
-    roundings += [made for way in ROUNDINGS if (made := runner.tf32(way)) is not None]
-    difference = compared.got - compared.wanted
-    size = float(np.linalg.norm(difference))
-    squares = np.sort((difference**2).ravel())
-    if float(squares[-int(_FEW * squares.size) :].sum()) >= _MOST * size**2:
-        return False
-    for rows in (side.rows(outputs) for outputs in roundings):
-        if rows.shape != exact.shape or not np.isfinite(rows).all():
-            continue
-        made = (np.asarray(rows, np.float64) - exact) / compared.scale
-        own = float(np.linalg.norm(made))
-        if own >= _LEAST_SIZE * size and abs(float((difference * made).sum())) >= _LEAST_CORRELATION * own * size:
-            return False
-    return True
-
-
 def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
     """What was seen in the groups that a text names: a value beyond FP16's range, a decision that changes."""
     if blamed.bf16_groups:
@@ -289,86 +225,3 @@ def _cured(
             return plan, max(again, key=lambda each: each.judged / each.limit.value)
         count = min(len(ranked), count + max(1, (len(ranked) - count) // 3))
     return None, None
-
-
-_NAMED_CONSTANTS = 3
-
-
-def infinite_constants(outputs: Sequence[Side]) -> list[Finding]:
-    """``mask`` or ``overflow``, of all outputs that are not finite because constants are."""
-    blamed_sides = [(side, *blamed) for side in outputs if (blamed := _constants_of(side)) is not None]
-    if not blamed_sides:
-        return []
-    hazards = tuple(dict.fromkeys(hazard for _, _, of_side in blamed_sides for hazard in of_side))
-    return [_infinite_finding([side for side, _, _ in blamed_sides], blamed_sides[0][1], hazards)]
-
-
-def _constants_of(side: Side) -> tuple[Precision, tuple[Hazard, ...]] | None:
-    """A precision and the constants that, rounded to infinity, make values NaN or Inf at mostly the candidate's places.
-
-    None where the candidate is finite, or where these values are not finite with the constants limited, either.
-    """
-    runner = side.sides.runner
-    lost = side.lost(side.sides.candidate)
-    if lost is None or not lost.any() or fp16_explanation(side) is not None:
-        return None
-    for plan in dict.fromkeys((side.sides.plan, *map(runner.throughout, REDUCED))):
-        hazards = _beyond(runner, plan)
-        if not hazards or not are_mostly_same(lost, side.lost(runner.emulated(plan, limits=False))):
-            continue
-        limited = side.lost(runner.emulated(plan))
-        if limited is None or (lost & limited).any():
-            continue
-        base = runner.grouped.uniform(Precision.FP32)
-        blamed = set()
-        for group in {hazard.group or "" for hazard in hazards}:
-            only = base.replace({group: plan.precision[group]})
-            alone = side.lost(runner.emulated(only, limits=False))
-            if alone is not None and (lost & alone).any():
-                blamed.add(group)
-        named = tuple(hazard for hazard in hazards if hazard.group in blamed) or hazards
-        return plan.precision[named[0].group or ""], named
-    return None
-
-
-def _infinite_finding(sides: Sequence[Side], precision: Precision, hazards: tuple[Hazard, ...]) -> Finding:
-    first = sides[0]
-    is_mask = all(hazard.severity == "info" for hazard in hazards)
-    largest = precision.largest
-    lost = first.lost(first.sides.candidate)
-    count = 0 if lost is None else int(lost.sum())
-    places = list(dict.fromkeys(f"{h.tensor} ({h.value:.4g}) at {h.node} ({h.group})" for h in hazards))
-    evidence = first.evidence | {
-        "not_finite": count,
-        "absmax": max(hazard.value for hazard in hazards),
-        f"{precision}_max": largest,
-    }
-    return finding(
-        "mask" if is_mask else "overflow",
-        "infinite",
-        tuple(side.where for side in sides),
-        evidence,
-        Where(
-            nodes=tuple(dict.fromkeys(h.node for h in hazards if h.node)),
-            groups=tuple(dict.fromkeys(h.group for h in hazards if h.group)),
-            tensors=tuple(dict.fromkeys(h.tensor for h in hazards)),
-        ),
-        place=str(first.where),
-        precision=precision.name,
-        largest=largest,
-        constants=listed(places, _NAMED_CONSTANTS, " and {others} more"),
-        model=first.sides.runner.model.path,
-        option=f"--{precision}-all",
-    )
-
-
-def _beyond(runner: Runner, plan: PrecisionPlan) -> tuple[Hazard, ...]:
-    """The constants that a plan has in a precision that does not hold them."""
-    reduced = set(plan.reduced_groups)
-    return tuple(
-        hazard
-        for hazard in runner.constant_hazards
-        if "held_as" in hazard.evidence
-        and hazard.group in reduced
-        and hazard.value > plan.precision[hazard.group].largest
-    )

@@ -1,14 +1,14 @@
-"""Outputs, axes, columns or rows in another order; another sign, or complements; rows that are stale or torn."""
+"""Outputs, axes, columns or rows in another order; rows that are stale or torn; outputs that were not computed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from mptune.diagnosis.causes.half import fp16_explanation
 from mptune.diagnosis.comparison import finding
-from mptune.diagnosis.patterns.orders import Order, Stale, find_order, find_row_order, find_stale, shift_of
+from mptune.diagnosis.patterns.orders import Order, Stale, find_order, find_stale, shift_of
 from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.findings.wording import listed
@@ -31,11 +31,11 @@ def _of_output(side: Side) -> Finding | None:
         return None
     if (exchanged := _exchanged(side)) is not None:
         return exchanged
-    order = find_order(difference)
+    order = find_order(difference, range(1, difference.got.ndim))
     if order is not None:
         return _ordered(side, order)
     stale = find_stale(difference, side.sides.batch) if side.sides.origin != "model" else None
-    rows = find_row_order(difference)
+    rows = find_order(difference, (0,))
     if rows is not None and (stale is None or not _is_late(stale, len(difference.got), side.sides.batch)):
         return _ordered(side, rows)
     return _ahead(side, stale) if stale is not None and stale.is_ahead else None
@@ -80,19 +80,20 @@ def _exchanged(side: Side) -> Finding | None:
 
 
 def _ordered(side: Side, order: Order) -> Finding:
-    evidence: dict[str, int | float | str] = {"kind": order.kind, "error": side.error, "left_share": order.left}
-    if order.kind in ("sign", "complement"):
-        columns = order.entries
-        names: dict[str, Any] = {} if columns is None else {"columns": len(columns), "which": listed(columns, _LISTED)}
-        return finding("outputs-permuted", order.kind, (OutputColumns(side.name, columns),), evidence, **names)
-    assert order.entries is not None
     moved = tuple(k for k, entry in enumerate(order.entries) if k != entry)
-    is_of_rows = order.kind == "rows"
+    is_of_rows = order.axis == 0
     return finding(
         "outputs-permuted",
         "rows" if is_of_rows else "entries",
         (OutputColumns(side.name, None if is_of_rows else moved),),
-        evidence | {"moved": len(moved), "axis": order.axis or 0, "order": listed(order.entries, _LISTED)},
+        {
+            "kind": "rows" if is_of_rows else "columns",
+            "error": side.error,
+            "left_share": order.left,
+            "moved": len(moved),
+            "axis": order.axis,
+            "order": listed(order.entries, _LISTED),
+        },
         Where(samples=side.samples_of(moved) if is_of_rows else ()),
         along=order.axis,
         entries=len(order.entries),
@@ -134,3 +135,25 @@ def stale_finding(side: Side, stale: Stale) -> Finding:
         whole=len(stale.whole) or None,
         before=max(stale.lag, 0),
     )
+
+
+def not_computed(outputs: Sequence[Side]) -> list[Finding]:
+    """``not-computed``, of recorded outputs, unless FP16 makes them so."""
+    findings = []
+    for side in outputs:
+        if side.is_within or side.sides.origin != "recorded" or side.compared is None:
+            continue
+        kind = _not_computed(side.rows(side.sides.candidate), side.rows(side.sides.reference))
+        if kind and fp16_explanation(side) is None:
+            evidence = {"error": side.error, "rows": side.row_count}
+            findings.append(finding("not-computed", kind, (OutputColumns(side.name),), evidence, output=side.name))
+    return findings
+
+
+def _not_computed(got: np.ndarray, wanted: np.ndarray) -> str:
+    """How rows show that they were not computed; "" where they do not."""
+    if not got.any() and wanted.any():
+        return "zero"
+    is_one = len(got) > 1 and bool((got == got[:1]).all())
+    # Rows of one label each are equal by chance.
+    return "equal rows" if is_one and got.dtype.kind == "f" and not (wanted == wanted[:1]).all() else ""

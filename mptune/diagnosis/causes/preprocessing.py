@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mptune.data.forms.samples import Feed
-from mptune.diagnosis.causes.half import fp16_explanation, is_doubtful
+from mptune.diagnosis.causes.half import fp16_explanation
 from mptune.diagnosis.comparison import finding
-from mptune.diagnosis.patterns.places import which_samples
 from mptune.diagnosis.patterns.roundings import CLEAR, column_scale, rms
 from mptune.diagnosis.sides import Side
 from mptune.errors import BaselineError
@@ -152,6 +151,9 @@ _MOST_CHECKED = 64
 _MOST_EXPLAINED = 0.9
 """Share of these that a way has to explain which leaves more than rounding does."""
 
+_LISTED = 8
+"""Samples that a text lists."""
+
 _FP32_LEAVES = 1e-3
 """Share that other FP32 roundings may leave of a small difference."""
 
@@ -176,34 +178,24 @@ class _Left:
 def other_feed(outputs: Sequence[Side]) -> list[Finding]:
     """``data-do-not-fit``, where the model gives what was recorded on samples that are fed in another way.
 
-    Outputs within their limits are looked at where no other differs: there a way has to explain all that is left.
+    It is the way that explains most samples, and leaves least of them.
     """
     if not outputs or outputs[0].sides.origin not in ("recorded", "engine"):
         return []
-    beyond = [side for side in outputs if not side.is_within]
-    if beyond:
-        unexplained = [side for side in beyond if fp16_explanation(side) is None]
-        return _tried(unexplained) if unexplained else []
-    doubtful = [side for side in outputs if is_doubtful(side)]
-    if not doubtful or len(outputs) < len(outputs[0].sides.layouts):
+    unexplained = [side for side in outputs if not side.is_within and fp16_explanation(side) is None]
+    if not unexplained:
         return []
-    findings = _tried(doubtful)
-    return [each for each in findings if float(each.evidence["left_share"]) <= float(each.evidence["rounding_share"])]
-
-
-def _tried(unexplained: Sequence[Side]) -> list[Finding]:
-    """The way that explains most samples, and leaves least of them."""
     feeds = [dict(feed) for feed in unexplained[0].sides.runner.samples]
     differing = _most_different(unexplained)
     first = [(way, k) for way in ways(feeds) if (k := _first_changed(way, feeds, differing)) is not None]
     checked = differing[:: math.ceil(len(differing) / _MOST_CHECKED)] if differing else []
     best: tuple[int, float] = (0, 0.0)
     findings: list[Finding] = []
-    for (way, k), outputs in zip(first, _outputs(unexplained, first), strict=True):
-        if outputs is None or not _left(unexplained, [k], [outputs]).is_explained:
+    for (way, k), again in zip(first, _outputs(unexplained, first), strict=True):
+        if again is None or not _left(unexplained, [k], [again]).is_explained:
             continue
         covered = [(way, j) for j in dict.fromkeys((k, *checked)) if way.feed(j) is not None]
-        made = {j: outputs for (_, j), outputs in zip(covered, _outputs(unexplained, covered), strict=True) if outputs}
+        made = {j: again for (_, j), again in zip(covered, _outputs(unexplained, covered), strict=True) if again}
         explained = sorted(j for j in made if _left(unexplained, [j], [made[j]]).is_explained)
         left = _left(unexplained, explained, [made[j] for j in explained])
         if not explained or (not left.is_exact and len(explained) < _MOST_EXPLAINED * len(covered)):
@@ -212,6 +204,16 @@ def _tried(unexplained: Sequence[Side]) -> list[Finding]:
             best = len(explained), -left.share
             findings = [_finding(unexplained, way, left, explained, len(covered), sorted(differing))]
     return findings
+
+
+def which_samples(samples: Sequence[int]) -> str:
+    """Samples by index, in words: ``sample 3``, ``samples 3, 7`` or ``samples 10 to 14``."""
+    count = len(samples)
+    if count == 1:
+        return f"sample {samples[0]}"
+    if count > 2 and samples[-1] - samples[0] == count - 1:
+        return f"samples {samples[0]} to {samples[-1]}"
+    return f"samples {', '.join(map(str, samples[:_LISTED]))}{', ...' * (count > _LISTED)}"
 
 
 def _finding(

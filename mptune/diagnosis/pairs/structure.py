@@ -20,20 +20,13 @@ from mptune.diagnosis.runner import Outputs
 from mptune.diagnosis.sides import Side, Sides
 from mptune.errors import BaselineError
 from mptune.finding import Finding, OutputColumns, Where
-from mptune.graph.casting.rescaled import Rescaled, rescale
 from mptune.graph.loading.model import Model, Node, once
-from mptune.graph.loading.tensors import from_stored, to_stored
+from mptune.graph.loading.tensors import from_stored
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
 _FEWEST = 8
 """Of fewer values that are zero, nothing is said."""
-
-_NEARLY_ZERO = 2.0**-23
-"""Converters hold smaller values away from zero, at the smallest numbers of FP16."""
-
-CONVERTERS_LIMIT = 1e4
-"""``max_finite_val`` of onnxconverter-common's ``convert_float_to_float16``, unless it is given (1.16)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,22 +35,18 @@ class ConstantDifference:
 
     Attributes:
         values: the left constant with the right one's values where the two differ; None where shapes or types do.
-        limit: magnitude that every large value which differs is held at in one of the two; None where there is none.
-        largest: largest magnitude of what is held at it, in the other.
         change: root mean square difference by that of the larger constant; infinite where it is not known.
     """
 
     text: str
     values: np.ndarray | None = None
-    limit: float | None = None
-    largest: float = 0.0
     change: float = math.inf
 
 
 def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | None:
     """What differs between two constants; None where one is the other, or the other rounded to FP16 or BF16.
 
-    What is beyond these may have become infinite, or the largest finite value (``round_values``).
+    What is beyond these may have become the largest finite value (``round_values``).
     """
     a, b = (each.astype(np.float32) if each.dtype.name == "bfloat16" else each for each in (a, b))  # of ml_dtypes
     if a.shape != b.shape:
@@ -80,27 +69,17 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
             text = f"{count} of {a.size} values are NaN or Inf in the candidate"
     elif not y[differs].any() and count >= _FEWEST:
         text += ": these are zero in the candidate"
-    limit, most = None, 0.0
-    large = differs & (np.fmax(np.abs(x), np.abs(y)) > _NEARLY_ZERO)
-    for held, other, where in ((y, x, "the candidate"), (x, y, "the reference")):
-        if limit is None and large.any() and (limit := _limit(held[large], other[large], held)) is not None:
-            most = float(np.abs(other[large]).max())
-            text += f": {where} holds at ±{limit:g} what reaches {most:.3g} in the other"
     change = share if math.isfinite(share) else math.inf
-    return ConstantDifference(text, np.where(differs, b, a).astype(a.dtype), limit, most, change)
+    return ConstantDifference(text, np.where(differs, b, a).astype(a.dtype), change)
 
 
 def _differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Which values differ, shape of both, by the one rounding that explains most of them."""
+    same = [_equal(a, b)]
     with np.errstate(over="ignore", invalid="ignore"):
-        same = [_equal(a, b)]
-        if np.float16 in (a.dtype, b.dtype):
-            same.append(_equal(a.astype(np.float16), b.astype(np.float16)))
-        if a.dtype.kind == "f":
-            rounded = (a.astype(np.float16), from_stored(to_stored(a.astype(np.float32), Precision.BF16)), *_held(a))
-            same += [_equal(each, b) for each in rounded]
-        if b.dtype.kind == "f":
-            same += [_equal(each, a) for each in _held(b)]
+        for values, others in ((a, b), (b, a)):
+            if values.dtype.kind == "f":
+                same += [_equal(each, others) for each in _held(values)]
     differs: np.ndarray = ~max(same, key=np.count_nonzero)
     return differs
 
@@ -110,20 +89,6 @@ def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     x, y = a.astype(np.float64), b.astype(np.float64)
     result: np.ndarray = (x == y) | (np.isnan(x) & np.isnan(y))
     return result
-
-
-def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | None:
-    """The magnitude that values are held at; None where they are not, or one value alone may have been changed."""
-    limit = float(np.abs(held[0]))
-    is_known = limit == CONVERTERS_LIMIT or len(np.unique(np.abs(other))) > 1
-    is_held = (
-        0.0 < limit < np.inf
-        and bool((np.abs(held) == limit).all())
-        and bool((np.sign(held) == np.sign(other)).all())
-        and bool((np.abs(other) > limit).all())
-        and bool((np.abs(every) <= limit).all())
-    )
-    return limit if is_held and is_known else None
 
 
 def _held(values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -216,7 +181,6 @@ class _Aligner:
             for ours, theirs in zip(node.outputs, partner.outputs, strict=False):
                 if ours and theirs:
                     self.same[_root(self.left, ours)] = _root(self.right, theirs)
-                if ours and theirs and ours not in self._rescaled.values:
                     values[ours] = self._value(ours, theirs)
             for dtype in (self.right.info(out).dtype for out in partner.outputs if out):
                 if dtype in _REDUCED:
@@ -225,11 +189,6 @@ class _Aligner:
             if _is_float_cast(self.left, node) and node.outputs[0] in self.right.tensors:
                 values.setdefault(node.outputs[0], node.outputs[0])
         return Alignment(values, tuple(differences), reduced)
-
-    @cached_property
-    def _rescaled(self) -> Rescaled:
-        """What mptune rescales where all of the left model is FP16."""
-        return rescale(self.left, [0] * len(self.left.nodes), Precision.FP16)
 
     def _value(self, ours: str, theirs: str) -> str:
         """The right value under the left one's name where that is the same but for Casts: what the readers get."""
@@ -310,9 +269,6 @@ class _Aligner:
         if a in self.left.initializers and b in self.right.initializers:
             our_values, their_values = self.left.initializers[a].numpy(), self.right.initializers[b].numpy()
             difference = constant_difference(np.asarray(our_values), np.asarray(their_values))
-            held = self._rescaled.constants.get(a) if their_values.dtype == np.float16 else None
-            if held is not None and constant_difference(held.numpy(), np.asarray(their_values)) is None:
-                return None
             if difference is not None:
                 text = f"constant {ours!r} (input {slot}): {difference.text}"
                 return Difference(
@@ -486,16 +442,11 @@ def changes_of(differences: Sequence[Difference]) -> tuple[dict[str, np.ndarray]
 
 def _named(causes: Sequence[tuple[Difference, _Effect | None]], parts: Sequence[Side], worst: Side) -> Finding:
     first, effect = causes[0]
-    constant = first.constant
-    limit = None if constant is None else constant.limit
-    kind = "" if limit is None else "limited"
-    if constant is not None and limit is not None and constant.largest > Precision.FP16.largest:
-        kind = "beyond FP16"
     owners = worst.sides.runner.grouped.owners
     nodes = tuple(dict.fromkeys(difference.node for difference, _ in causes))
     return finding(
         "attribute-differs",
-        kind,
+        "",
         tuple(OutputColumns(name) for name in dict.fromkeys(part.name for part in parts)),
         {
             "kind": first.kind,
@@ -503,7 +454,6 @@ def _named(causes: Sequence[tuple[Difference, _Effect | None]], parts: Sequence[
             "reference": first.left,
             "candidate": first.right,
             "differences": len(causes),
-            **({} if limit is None else {"limited_to": limit}),
             **({} if effect is None else {"alone": effect.error}),
             **worst.evidence,
         },
@@ -516,9 +466,6 @@ def _named(causes: Sequence[tuple[Difference, _Effect | None]], parts: Sequence[
         place=str(worst.where),
         error_shown=worst.limit.sentence(worst.judged),
         judged_fp16=worst.judged_fp16,
-        fp16_max=Precision.FP16.largest,
-        largest=0.0 if constant is None else constant.largest,
-        converters_limit=CONVERTERS_LIMIT,
     )
 
 

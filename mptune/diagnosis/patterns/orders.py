@@ -1,13 +1,14 @@
-"""Outputs that are right in another order, with another sign, or as another row of the reference (stale, torn)."""
+"""Outputs that are right in another order, or as another row of the reference (stale, torn)."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.patterns.roundings import CLEAR, Compared, column_axis, rms
+from mptune.diagnosis.patterns.roundings import CLEAR, Compared, rms
 
 _MAX_ORDERED = 2048
 """Entries along an axis up to which another order of them is looked for."""
@@ -18,70 +19,30 @@ _SAMPLED = 4096
 
 @dataclass(frozen=True)
 class Order:
-    """What was done to an output.
+    """The order of what an output has along an axis.
 
     Attributes:
-        kind: ``sign``, ``complement``, ``columns`` (an order along an axis that is not the rows') or ``rows``.
-        axis: along which the order differs, or the columns lie; None for the whole output.
-        entries: 0-based columns whose sign differs or that are complements; or the order: entry k is the reference's
-            entry ``entries[k]``.
-        left: share of the difference that is left when it is undone.
+        axis: 0 for rows.
+        entries: entry k is the reference's entry ``entries[k]``.
+        left: share of the difference that is left when the order is undone.
     """
 
-    kind: str
-    axis: int | None
-    entries: tuple[int, ...] | None
+    axis: int
+    entries: tuple[int, ...]
     left: float
 
 
-def find_order(compared: Compared) -> Order | None:
-    """What undoes the difference; None where none of these does."""
+def find_order(compared: Compared, axes: Iterable[int]) -> Order | None:
+    """The order along one of these axes that undoes the difference; None where none does."""
     got, wanted, scale = compared.got, compared.wanted, compared.scale
-    for kind, pattern in (("sign", -wanted), ("complement", (1 - wanted * scale) / scale)):
-        if (order := _undone(compared, pattern, kind) or _of_columns(compared, pattern, kind)) is not None:
-            return order
-    for axis in range(1, got.ndim):
+    for axis in axes:
         entries = _permutation(got * scale, wanted * scale, axis)
-        if entries is not None:
-            pattern = np.take(wanted * scale, entries, axis) / scale
-            if (order := _undone(compared, pattern, "columns", axis, entries)) is not None:
-                return order
+        if entries is None:
+            continue
+        pattern = np.take(wanted * scale, entries, axis) / scale
+        if compared.explains(pattern):
+            return Order(axis, entries, rms(got - pattern) / compared.distance)
     return None
-
-
-def find_row_order(compared: Compared) -> Order | None:
-    """An order of the rows that undoes the difference; None where there is none."""
-    entries = _permutation(compared.got, compared.wanted, 0)
-    return None if entries is None else _undone(compared, compared.wanted[list(entries)], "rows", 0, entries)
-
-
-def _undone(
-    compared: Compared,
-    pattern: np.ndarray,
-    kind: str,
-    axis: int | None = None,
-    entries: tuple[int, ...] | None = None,
-) -> Order | None:
-    """The order, where its pattern explains the output."""
-    if not compared.explains(pattern):
-        return None
-    return Order(kind, axis, entries, rms(compared.got - pattern) / compared.distance)
-
-
-def _of_columns(compared: Compared, pattern: np.ndarray, kind: str) -> Order | None:
-    """As ``_undone``, of some columns only."""
-    got, wanted = compared.got, compared.wanted
-    axis = column_axis(got.shape)
-    if axis is None or got.shape[axis] < 2:
-        return None
-    others = tuple(k for k in range(got.ndim) if k != axis)
-    own, rest = (np.sqrt(np.mean((got - each) ** 2, axis=others, keepdims=True)) for each in (wanted, pattern))
-    is_off = own > max(compared.half, compared.exact)
-    is_turned = is_off & (rest <= CLEAR * own)
-    if not is_turned[is_off].all():
-        return None
-    columns = tuple(np.flatnonzero(is_turned).tolist())
-    return _undone(compared, np.where(is_turned, pattern, wanted), kind, axis, columns)
 
 
 def _permutation(got: np.ndarray, wanted: np.ndarray, axis: int) -> tuple[int, ...] | None:

@@ -218,7 +218,7 @@ MOST_GROUPS = 500
 """``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before the search,
 and time in every proposal of the sampler. A small budget does not call for blocks: as the one-group errors are known,
 10 builds reach 1.8 times the hypervolume with 120 groups that they reach with the 20 blocks of these, and blocks that
-are split later do not catch up within 50 builds (``benchmarks/granularity.py``)."""
+are split later do not catch up within 50 builds (``benchmarks.granularity`` of commit 672f8217)."""
 
 _KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
 

@@ -45,7 +45,7 @@ from mptune.graph.writing.model_file import (
     serialized,
 )
 from mptune.graph.writing.stretches import Waist
-from mptune.graph.writing.weights import ConstantStore, LargeConstant, WeightBank, banked, inline, unlimited
+from mptune.graph.writing.weights import ConstantStore, LargeConstant, WeightBank, banked, inline
 
 _FLOAT = onnx.TensorProto.FLOAT
 
@@ -79,7 +79,6 @@ class Emulator:
         bank: WeightBank | None = None,
         fused: Sequence[FusedNodes] = (),
         *,
-        limits: bool = True,
         branches: bool = False,
     ) -> None:
         """Prepare for one model.
@@ -87,13 +86,11 @@ class Emulator:
         Args:
             grouped: the model and its groups; what a node with ``rounds=False`` computes is not rounded.
             fused: nodes that the engine computes as one in FP16.
-            limits: hold constants beyond a precision as its largest finite value, as mptune's models do; else they
-                become infinite, as in models of other tools.
             branches: switched roundings stand in branches of an If, not beside a Where.
         """
         self.types = types = value_types(grouped)
         model = grouped.model
-        self.limits, self.branches = limits, branches
+        self.branches = branches
         self.frame = frame_of(model)
         self.inside = steps_inside(fused)
         self.shared_reads = fused_reads(types, fused)
@@ -113,8 +110,7 @@ class Emulator:
             name for name, c in model.initializers.items() if c.node_index is not None and name not in in_bank
         )
         """Results of Constant nodes that stay nodes in the emulation of one plan."""
-        store = inline if bank is None else banked(bank)
-        self._store = store if limits else unlimited(store)
+        self._store = inline if bank is None else banked(bank)
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
                 group.id: group.id + self.suffix[f"{precision}_switch"]
@@ -247,7 +243,7 @@ class _Writing:
         proto.name = node.name
         proto.input[:], proto.output[:] = inputs, outputs
         suffixes = self._saturated(proto, rounding if behind and not self._is_fixed else ())
-        if self._is_fixed and modes and emulator.limits:
+        if self._is_fixed and modes:
             saturate(proto, modes[0][0])
         for slot in behind:
             sources = {precision: outputs[slot] + suffix for precision, suffix in suffixes.items()}
@@ -358,9 +354,7 @@ class _Writing:
         return [*held, *rounding]
 
     def _is_held(self, tensor: str, precision: Precision) -> bool:
-        if not self._emulator.limits or tensor in self._types.integers:
-            return False
-        return is_held(self._model, tensor, precision)
+        return tensor not in self._types.integers and is_held(self._model, tensor, precision)
 
     def _append(self, *nodes: onnx.NodeProto) -> None:
         self._made.update(node.output[0] for node in nodes)
@@ -372,10 +366,9 @@ class _Writing:
         """The model, with inputs and constants for what its nodes read."""
         model, graph, large = self._model, self._graph, list[LargeConstant]()
         read = self._read | {output.name for output in outputs}
-        held = self._types.in_precision if self._emulator.limits else lambda name, _: model.initializers[name]
         for name, constant in model.initializers.items():
             reduced = [p for p in REDUCED if (name, p) in self._reduced]
-            stored = [store(held(name, p), name + self._suffix[p], p) for p in reduced]
+            stored = [store(self._types.in_precision(name, p), name + self._suffix[p], p) for p in reduced]
             is_kept = self._is_fixed and (constant.overridable or (constant.node_index is None and not reduced))
             if (name in read or is_kept) and name not in self._constant_nodes:
                 stored.insert(0, store(constant, name, None))

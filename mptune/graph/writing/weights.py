@@ -389,17 +389,6 @@ def banked(bank: WeightBank) -> ConstantStore:
     return store
 
 
-def unlimited(store: ConstantStore) -> ConstantStore:
-    """A store whose constants beyond a reduced precision become infinite in it, as a plain conversion makes them."""
-
-    def plain(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
-        if rounded_to is None or not rounding_of(constant, rounded_to).overflowed:
-            return store(constant, name, rounded_to)
-        return rounded_tensor(from_stored(to_stored(constant.numpy(), rounded_to)), rounded_to, name)
-
-    return plain
-
-
 class NeededConstants:
     """Which constants a model needs under a plan, and in which precisions."""
 

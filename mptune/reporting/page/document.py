@@ -26,7 +26,6 @@ from mptune.reporting.text import (
     describe_engine,
     environment_facts,
     error_source,
-    format_interval,
     latency_source,
     unique,
 )
@@ -35,7 +34,15 @@ from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import error_cell, is_larger_in_search, metric_cell, metric_values
 from mptune.tuning.fronts.progress import Progress
-from mptune.tuning.fronts.table import because, compared, latency_text, memory_details, memory_text, speedup_of
+from mptune.tuning.fronts.table import (
+    because,
+    compared,
+    format_interval,
+    latency_text,
+    memory_details,
+    memory_text,
+    speedup_of,
+)
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation

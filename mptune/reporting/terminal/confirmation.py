@@ -11,9 +11,9 @@ from rich.text import Text
 from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
 from mptune.reporting.terminal.console import make_console, plain_table, print_text, room_beside
 from mptune.reporting.terminal.front import model_fact, print_answer, print_facts, print_warnings
-from mptune.reporting.text import describe_engine, error_source, format_interval, latency_source
+from mptune.reporting.text import describe_engine, error_source, latency_source
 from mptune.tuning.fronts.limits import error_cell, metric_cell
-from mptune.tuning.fronts.table import latency_text, speedup_of
+from mptune.tuning.fronts.table import format_interval, latency_text, speedup_of
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation

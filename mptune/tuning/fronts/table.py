@@ -1,8 +1,9 @@
-"""A Front as rows, and as the short table that Python and notebooks print."""
+"""A Front as rows: records, and the one table that terminals, Python and notebooks show."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +12,6 @@ from typing import Any
 from mptune.data.metrics.paired import is_compared_by_ratio
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import WIDEST, cut, printable
-from mptune.printable import printable_html as escape
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import reason_counts
 from mptune.tuning.fronts.content import FrontContent
@@ -24,7 +24,12 @@ MOST_ROWS = 12
 _FP32_ROUNDING = 1e-6
 """A ratio to an error below this says nothing."""
 
-_HEADER = ("", "plan", "ms", "speedup", "error", "FP16/32", "origin")
+_WIDTH = 100
+"""Of the table where it is no terminal that shows it."""
+_GAP = "  "
+_BECAUSE = "FP32 because"
+_FEW_REASONS = 2
+"""Reasons that are named where there is no room for all of them."""
 
 
 def format_ms(value: float, noise_ms: float = 0.0) -> str:
@@ -45,6 +50,12 @@ def noise_ms(evaluation: Evaluation) -> float:
     """Half of the 95 % interval of a measured median; 0 of one that is predicted, or whose interval is not known."""
     low, high = evaluation.latency.ci95_ms
     return (high - low) / 2 if evaluation.latency.source == "measured" and math.isfinite(high - low) else 0.0
+
+
+def format_interval(evaluation: Evaluation) -> str:
+    """Half the width of the 95 % interval of a measured median, in percent; empty for a predicted one."""
+    noise, median_ms = noise_ms(evaluation), evaluation.latency.median_ms
+    return f"+-{100 * noise / median_ms:.1f}%" if noise > 0 and median_ms > 0 else ""
 
 
 def latency_text(evaluation: Evaluation) -> str:
@@ -135,37 +146,13 @@ def group_counts(plan: PrecisionPlan) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; marks are any of chosen, all-FP32, all-FP16, not on the front, and not finite."""
+    """One line of the table; ``name`` is which baseline the plan is, or who proposed it."""
 
     evaluation: Evaluation
-    marks: tuple[str, ...]
+    name: str
+    is_chosen: bool
+    is_baseline: bool
     on_front: bool
-    fp16_name: str = "all-FP16"
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether this is the plan in ``chosen/``."""
-        return "chosen" in self.marks
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether this is all-FP32 or all-FP16."""
-        return "all-FP32" in self.marks or "all-FP16" in self.marks
-
-    @property
-    def name(self) -> str:
-        """Which baseline this is, or who proposed the plan."""
-        if "all-FP32" in self.marks:
-            return "all-FP32"
-        return self.fp16_name if "all-FP16" in self.marks else self.evaluation.origin.label
-
-    @property
-    def note(self) -> str:
-        """Who proposed the plan, and what else there is to say about it."""
-        words = ["all-FP32"] if "all-FP32" in self.marks else []
-        words += [self.fp16_name] if "all-FP16" in self.marks else []
-        others = [mark for mark in self.marks if mark in ("not finite", "not on the front")]
-        return ", ".join([*(words or [self.evaluation.origin.label]), *others])
 
 
 def part_text(evaluation: Evaluation, width: int = 24) -> str:
@@ -186,20 +173,18 @@ def front_rows(front: FrontContent) -> tuple[Row, ...]:
     for extra in (front.chosen, front.fp32, front.fp16):
         if extra is not None:
             by_plan.setdefault(extra.plan, extra)
-    rows = []
-    for plan, evaluation in by_plan.items():
-        marks = []
-        if front.chosen is not None and plan == front.chosen.plan:
-            marks.append("chosen")
-        if plan == front.fp32.plan:
-            marks.append("all-FP32")
-        if front.fp16 is not None and plan == front.fp16.plan:
-            marks.append("all-FP16")
-        if not evaluation.is_finite:
-            marks.append("not finite")
-        elif plan not in on_front:
-            marks.append("not on the front")
-        rows.append(Row(evaluation, tuple(marks), plan in on_front, front.fp16_name))
+    baselines = {} if front.fp16 is None else {front.fp16.plan: front.fp16_name}
+    baselines[front.fp32.plan] = "all-FP32"
+    rows = [
+        Row(
+            evaluation,
+            name=baselines.get(plan, evaluation.origin.label),
+            is_chosen=front.chosen is not None and plan == front.chosen.plan,
+            is_baseline=plan in baselines,
+            on_front=plan in on_front,
+        )
+        for plan, evaluation in by_plan.items()
+    ]
     return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
 
 
@@ -221,141 +206,169 @@ def is_held_out(front: FrontContent) -> bool:
     return any(row.evaluation.held_out is not None for row in front_rows(front))
 
 
-def front_text(front: FrontContent) -> str:
-    """A few lines for ``repr``: what was searched, the table, the choice; under 2,000 characters."""
-    shown, left = shown_rows(front_rows(front))
-    marks = error_marks(shown, front)
-    cells = [_header(front), *(_cells(front, row, mark) for row, mark in zip(shown, marks, strict=True))]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    table = ["  ".join(_justify(line, widths)).rstrip() for line in cells]
-    lines = (*_facts(front), *table, *_rest(left, marks), f"chosen: {_chosen(front)}")
-    return "\n".join(map(printable, lines))
-
-
-def front_html(front: FrontContent) -> str:
-    """The front as an HTML table, for notebooks. The chosen row is bold."""
-    shown, left = shown_rows(front_rows(front))
-    head = "".join(f"<th>{escape(name)}</th>" for name in _header(front))
-    body = []
-    marks = error_marks(shown, front)
-    for row, mark in zip(shown, marks, strict=True):
-        style = "font-weight: bold" if row.is_chosen else "" if row.on_front else "opacity: 0.6"
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(front, row, mark))
-        body.append(f'<tr style="{style}">{cells}</tr>')
-    lines = "".join(f"<div>{escape(text)}</div>" for text in _facts(front))
-    last = "".join(f"<div>{escape(text)}</div>" for text in (*_rest(left, marks), f"chosen: {_chosen(front)}"))
-    return f"<div>{lines}<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{last}</div>"
-
-
 def front_records(front: FrontContent) -> list[dict[str, Any]]:
-    """The rows as dictionaries, for ``Front.to_dataframe``: one per point, and the baselines.
+    """List the points of a front and both baselines as dictionaries, which CSV files and ``pandas.DataFrame`` take.
 
-    Each metric's own value stands under its name, and that on the held-out samples under ``held_out_NAME``.
+    Sorted by latency. Each metric's own value stands under its name, and that on the held-out samples under
+    ``held_out_NAME``.
     """
     roles = {beside.evaluation.plan: beside.role for beside in front.neighbours}
-    records: list[dict[str, Any]] = [
-        {
-            "plan": row.evaluation.plan.fingerprint,
-            "latency_ms": row.evaluation.latency.median_ms,
-            "p99_ms": row.evaluation.latency.p99_ms,
-            "speedup": row.evaluation.speedup,
-            "error": row.evaluation.error_value,
-            "part": part_text(row.evaluation, WIDEST) or None,
-            "held_out_error": row.evaluation.held_out_value,
-            "fp16_groups": len(row.evaluation.plan.fp16_groups),
-            "bf16_groups": len(row.evaluation.plan.bf16_groups),
-            "fp32_groups": len(row.evaluation.plan.fp32_groups),
-            "memory_bytes": None if row.evaluation.memory is None else row.evaluation.memory.total_bytes,
-            "origin": str(row.evaluation.origin),
-            "latency_source": row.evaluation.latency.source,
-            "error_source": row.evaluation.error_source,
-            "remeasured": row.evaluation.remeasured,
-            "confirmed": row.evaluation.confirmed,
-            "fp32_because": because(front, row.evaluation),
-            "neighbour": roles.get(row.evaluation.plan, ""),
+    records = []
+    for row in front_rows(front):
+        evaluation = row.evaluation
+        plan, memory = evaluation.plan, evaluation.memory
+        record: dict[str, Any] = {
+            "plan": plan.fingerprint,
+            "latency_ms": evaluation.latency.median_ms,
+            "p99_ms": evaluation.latency.p99_ms,
+            "speedup": evaluation.speedup,
+            "error": evaluation.error_value,
+            "part": part_text(evaluation, WIDEST) or None,
+            "held_out_error": evaluation.held_out_value,
+            "fp16_groups": len(plan.fp16_groups),
+            "bf16_groups": len(plan.bf16_groups),
+            "fp32_groups": len(plan.fp32_groups),
+            "memory_bytes": None if memory is None else memory.total_bytes,
+            "origin": str(evaluation.origin),
+            "latency_source": evaluation.latency.source,
+            "error_source": evaluation.error_source,
+            "remeasured": evaluation.remeasured,
+            "confirmed": evaluation.confirmed,
+            "fp32_because": because(front, evaluation),
+            "neighbour": roles.get(plan, ""),
             "on_front": row.on_front,
             "chosen": row.is_chosen,
         }
-        for row in front_rows(front)
-    ]
-    for record, row in zip(records, front_rows(front), strict=True):
         for name, metric in front.metrics.items():
             column = metric if name in record or f"held_out_{name}" in record else name
-            record[column], record[f"held_out_{column}"] = metric_values(row.evaluation, metric)
+            record[column], record[f"held_out_{column}"] = metric_values(evaluation, metric)
+        records.append(record)
     return records
 
 
-def shown_rows(rows: Sequence[Row], wanted: Collection[PrecisionPlan] = ()) -> tuple[Sequence[Row], int]:
-    """At most ``MOST_ROWS`` of the rows, and how many are left out.
+def shown_rows(rows: tuple[Row, ...], wanted: Collection[PrecisionPlan] = ()) -> tuple[Row, ...]:
+    """At most ``MOST_ROWS`` of the rows.
 
     The chosen plan, both ends of the front, the baselines and wanted plans first, then rows that lie evenly between.
     """
     if len(rows) <= MOST_ROWS:
-        return rows, 0
+        return rows
     points = [k for k, row in enumerate(rows) if row.on_front]
     kept = {*points[:1], *points[-1:]}
     kept |= {k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline or row.evaluation.plan in wanted}
     while len(kept) < MOST_ROWS:  # the middle of the widest gap
         low, high = max(pairwise(sorted(kept)), key=lambda pair: pair[1] - pair[0])
         kept.add((low + high) // 2)
-    return [rows[k] for k in sorted(kept)], len(rows) - len(kept)
+    return tuple(rows[k] for k in sorted(kept))
 
 
-def _facts(front: FrontContent) -> tuple[str, str]:
-    source = front.fp32.latency.source
+@dataclass(frozen=True)
+class _Column:
+    """A column: its head, and a cell for each row. Rank 0 is always shown; others where there is room, lowest first."""
+
+    head: str
+    cells: tuple[str, ...]
+    is_number: bool = True
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (self.head, *self.cells)))
+
+    def line(self, text: str) -> str:
+        return text.rjust(self.width) if self.is_number else text.ljust(self.width)
+
+
+def table_lines(front: FrontContent, rows: Sequence[Row], width: int) -> list[str]:
+    """The table as text: the header, then a line for each row, with as many columns as the width holds."""
+    for most in (None, _FEW_REASONS):
+        columns = _fitting(_columns(front, rows, most), width)
+        if any(column.head == _BECAUSE for column in columns):
+            break
+    header = _GAP.join(column.line(column.head) for column in columns).rstrip()
+    lines = (_GAP.join(column.line(column.cells[k]) for column in columns).rstrip() for k in range(len(rows)))
+    return [header, *lines]
+
+
+def table_notes(front: FrontContent, rows: Sequence[Row], more: str = "") -> str:
+    """What the marks in the table mean, and how many rows it leaves out, with ``more`` behind their count."""
+    notes = ["- not on the front"] if any(not row.on_front and not row.is_chosen for row in rows) else []
+    shown = "".join(error_marks(rows, front))
+    meanings = ("~ emulated", "* of the search samples", "! larger on the search samples")
+    notes += [text for text in meanings if text[0] in shown]
+    plans = [row.evaluation for row in rows]
+    cells = (*map(error_cell, plans), *(metric_cell(plan, m) for plan in plans for m in front.metrics.values()))
+    notes += ["in brackets: on the search samples"] if any("(" in cell for cell in cells) else []
+    left = len(front_rows(front)) - len(rows)
+    notes += [f"{left} more rows{more}"] if left else []
+    return "; ".join(["> chosen", *notes] if notes and any(row.is_chosen for row in rows) else notes)
+
+
+def front_text(front: FrontContent) -> str:
+    """What ``print(front)`` and a notebook show: what was searched, the table, the choice; under 2,000 characters."""
+    rows = shown_rows(front_rows(front))
     failed = f", {front.failures} failed" if front.failures else ""
     samples = " on held-out samples" if is_held_out(front) else ""
-    return (
+    plan = "none" if front.chosen is None else front.chosen.plan.fingerprint
+    lines = (
         f"Front of {cut(front.model_path.name)} on {cut(front.target)}: {len(front.points)} points from"
         f" {front.evaluations} plans{failed}",
-        f"latency {source} ({cut(front.engine)}, {cut(front.device)}), error: {cut(front.metric)}{samples}",
+        f"latency {front.fp32.latency.source} ({cut(front.engine)}, {cut(front.device)}), error: {cut(front.metric)}"
+        f"{samples}",
+        *table_lines(front, rows, _WIDTH),
+        table_notes(front, rows),
+        f"chosen: {plan}, {cut(front.chosen_reason, 2 * WIDEST)}",
     )
+    return "\n".join(printable(line) for line in lines if line)
 
 
-def _rest(left: int, marks: Sequence[str]) -> tuple[str, ...]:
-    """How many rows are not shown, and what the marks before errors mean."""
-    notes = mark_notes(marks)
-    return (*((f"... and {left} more",) if left else ()), *(("; ".join(notes),) if notes else ()))
-
-
-def mark_notes(marks: Sequence[str]) -> list[str]:
-    """What the marks before errors mean."""
-    shown = "".join(marks)
-    every = ("~ emulated", "* of the search samples", "! larger on the search samples")
-    return [text for text in every if text[0] in shown]
-
-
-def _chosen(front: FrontContent) -> str:
-    plan = "none" if front.chosen is None else front.chosen.plan.fingerprint
-    if front.chosen is not None and has_parts(front_rows(front)):
-        plan += f" (worst part: {part_text(front.chosen)})"
-    return f"{plan}, {cut(front.chosen_reason, 2 * WIDEST)}"
-
-
-def _header(front: FrontContent) -> tuple[str, ...]:
-    predicted = front.fp32.latency.source == "predicted"
-    names = ("pred. ms" if name == "ms" and predicted else name for name in _HEADER)
-    return (*names, *(cut(name, WIDEST // 3) for name in front.metrics))
-
-
-def _cells(front: FrontContent, row: Row, mark: str) -> tuple[str, ...]:
-    evaluation = row.evaluation
-    return (
-        ">" if row.is_chosen else "",
-        evaluation.plan.fingerprint,
-        latency_text(evaluation),
-        speedup_of(evaluation, front.fp32),
-        mark + error_cell(evaluation),
-        group_counts(evaluation.plan),
-        cut(row.note, WIDEST // 2),
-        *(metric_cell(evaluation, metric) for metric in front.metrics.values()),
-    )
-
-
-def _justify(line: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Numbers to the right, words to the left."""
-    words = {0, 1, len(_HEADER) - 1}
-    return [
-        text.ljust(width) if column in words else text.rjust(width)
-        for column, (text, width) in enumerate(zip(line, widths, strict=True))
+def _columns(front: FrontContent, rows: Sequence[Row], most_reasons: int | None) -> list[_Column]:
+    plans = [row.evaluation for row in rows]
+    predicted = any(plan.latency.source == "predicted" for plan in plans)
+    has_bf16 = any(plan.plan.bf16_groups for plan in plans)
+    marks = (">" if row.is_chosen else "" if row.on_front else "-" for row in rows)
+    before = error_marks(rows, front)
+    errors = (mark + error_cell(plan) for mark, plan in zip(before, plans, strict=True))
+    columns = [
+        _Column("", tuple(marks), is_number=False),
+        _Column("plan", tuple(plan.plan.fingerprint for plan in plans), is_number=False),
+        _Column("pred. ms" if predicted else "ms", _latencies(plans)),
+        _Column("95 %", tuple(map(format_interval, plans)), rank=3),
+        _Column("speedup", tuple(speedup_of(plan, front.fp32) for plan in plans)),
+        _Column("error", tuple(errors)),
+        *(
+            _Column(cut(name, WIDEST // 3), tuple(metric_cell(plan, m) for plan in plans))
+            for name, m in front.metrics.items()
+        ),
+        _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
+        _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
+        _Column("memory", tuple(map(memory_text, plans)), rank=4),
+        _Column(_BECAUSE, tuple(because(front, plan, most_reasons) for plan in plans), is_number=False, rank=2),
+        _Column("origin", tuple(row.name for row in rows), is_number=False),
     ]
+    unknown = {"worst part": not has_parts(rows), "memory": all(plan.memory is None for plan in plans)}
+    return [column for column in columns if not column.rank or (any(column.cells) and not unknown.get(column.head))]
+
+
+def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """The columns that the width holds: those of rank 0, whose last one is cut between words, then the others."""
+    fixed = [column for column in columns if not column.rank]
+    last = fixed[-1]
+    left = max(width - sum(column.width + len(_GAP) for column in fixed[:-1]), len(last.head))
+    last = _Column(
+        last.head, tuple(textwrap.shorten(cell, left, placeholder="...") for cell in last.cells), is_number=False
+    )
+    left -= last.width
+    shown = {}
+    for column in sorted((column for column in columns if column.rank), key=lambda column: column.rank):
+        if column.width + len(_GAP) <= left:
+            shown[column.head] = column
+            left -= column.width + len(_GAP)
+    return [*(column for column in columns[:-1] if not column.rank or column.head in shown), last]
+
+
+def _latencies(plans: Sequence[Evaluation]) -> tuple[str, ...]:
+    """Of each plan, the decimal points below each other."""
+    texts = list(map(latency_text, plans))
+    decimals = [len(text) - len(text.partition(".")[0]) for text in texts]
+    return tuple(text + " " * (max(decimals) - count) for text, count in zip(texts, decimals, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -39,16 +40,15 @@ _SHOWN_OPTIONS = frozenset(
 
 
 def without_secrets(url: str) -> str:
-    """SQLAlchemy's own rendering of a URL that has opened, without its password and the secrets of its query.
+    """SQLAlchemy's own rendering of a URL that has opened, without its password and the options that may be secrets.
 
     Of a URL that has not opened, use ``scheme_of``: a password with special characters may have been read as its host.
     """
     from sqlalchemy.engine import make_url
 
     parsed = make_url(url)
-    options = {name: value if name in _SHOWN_OPTIONS else _HIDDEN for name, value in parsed.query.items()}
-    shown: str = parsed.set(query=options).render_as_string(hide_password=True)
-    return shown.replace("%2A%2A%2A", _HIDDEN)
+    shown: str = parsed.difference_update_query(_secret_options(parsed)).render_as_string(hide_password=True)
+    return shown
 
 
 def scheme_of(url: str) -> str:
@@ -61,20 +61,24 @@ def scheme_of(url: str) -> str:
     return f"{parsed.drivername}://..."
 
 
-def without_secrets_of(url: str, text: str) -> str:
-    """A text, such as a driver's message, without the secrets of a URL; empty where they cannot be identified."""
-    parsed = _parse(url)
-    if parsed is None:
-        return ""
-    secrets = [parsed.password, *(v for name, v in parsed.query.items() if name not in _SHOWN_OPTIONS)]
+def shown_message(url: str, error: BaseException) -> str:
+    """The first line of a driver's message about a URL; the kind of error alone where the line could hold a secret.
+
+    A message is shown as it is or not at all: a secret of one letter stands in many words that are none.
+    """
+    parsed, message = _parse(url), _line(error)
     # More than one "@": part of the password may have been read as the host, and a driver would name it.
-    if parsed.get_backend_name() != "sqlite" and url.count("@") > 1:
-        return ""
-    for secret in secrets:
-        for value in (secret,) if isinstance(secret, str) else secret or ():
-            for form in (str(value or ""), quote(str(value or ""), safe="")):
-                text = text.replace(form, _HIDDEN) if form else text
-    return text.replace(url, scheme_of(url))
+    if parsed is None or (parsed.get_backend_name() != "sqlite" and url.count("@") > 1):
+        return type(error).__name__
+    values = [parsed.password, *(parsed.query[name] for name in _secret_options(parsed))]
+    secrets = [str(text) for value in values if value for text in ((value,) if isinstance(value, str) else value)]
+    forms = {form for secret in secrets for form in (secret, quote(secret, safe=""))}
+    holds_secret = any(re.search(rf"(?<!\w)(?<!\w'){re.escape(form)}(?!\w)", message) for form in forms if form)
+    return type(error).__name__ if holds_secret else message
+
+
+def _secret_options(url: URL) -> list[str]:
+    return [name for name in url.query if name not in _SHOWN_OPTIONS]
 
 
 def storage_url(recorded: str | None, given: str | None = None) -> str | None:
@@ -210,17 +214,15 @@ def _open_database(url: str) -> PatientStorage:
 
     shown = scheme_of(url)
     try:
-        return PatientStorage(url, lambda error: without_secrets_of(url, _line(error)))
+        return PatientStorage(url, lambda error: shown_message(url, error))
     except ImportError as error:
         extra = "pip install 'psycopg[binary]'" if "postgres" in shown else "install the driver that the URL names"
         raise RunError(
-            f"cannot open the storage {shown}: its driver is not installed ({without_secrets_of(url, _line(error))})",
-            extra,
+            f"cannot open the storage {shown}: its driver is not installed ({shown_message(url, error)})", extra
         ) from None
     except Exception as error:  # SQLAlchemy, its drivers and Optuna each raise their own kinds.
-        reason = without_secrets_of(url, _line(error.__cause__ or error)) or type(error).__name__
         raise RunError(
-            f"cannot open the storage {shown}: {reason}",
+            f"cannot open the storage {shown}: {shown_message(url, error.__cause__ or error)}",
             "check that the server is reachable, and the URL (such as postgresql+psycopg://user:password@host/name; "
             "special characters of the password as %40 for @, %2F for /)",
         ) from None  # its traceback would show the URL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -29,7 +30,7 @@ from mptune.graph.loading.shapes import has_shared_units
 from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_confirmation
 from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
-from mptune.rundir import RunDirectory, has_workers
+from mptune.rundir import LateFaults, RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_emulated, not_measured
 from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
@@ -131,14 +132,17 @@ class SearchRun(MeasuringRun):
         self._check_begun(self._limits)
         self._engines.close()
         self._check_engine(self._settings, "search")
-        reasons = with_reasons(
-            self._workload, self.file.findings, hazards, self._settings.metric, self.record.baseline()
-        )
+        faults, reasons = LateFaults(self.directory.logs), self.file.findings
+        with faults.tolerated("the reasons for groups in FP32"):
+            reasons = with_reasons(self._workload, reasons, hazards, self._settings.metric, self.record.baseline())
         host = () if self.environment is None else self.environment.warnings
         about_model = *self._kernels.warnings, *space.warnings
         warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *repaired)
         self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
-        return self._at_other_sizes(self._front(), other_sizes)
+        front = self._front()
+        with faults.tolerated("errors at other sizes"):
+            front = self._at_other_sizes(front, other_sizes)
+        return replace(front, warnings=(*front.warnings, *faults.warnings))
 
     def _front(self) -> Front:
         return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True)

@@ -3,7 +3,7 @@
 The law's terms are mixtures of deviations of their own and of common ones (a hierarchical linear model: Gelman et al.,
 Bayesian Data Analysis, 3rd edition, 2013, Section 15.1): a few timings tell of what many terms share. On plans of ten
 networks timed on an H200, taken in random order with 0.33 % noise, predictions are off by 14 % less after 5 plans with
-them, 13 % less after 15 and 16 % less after 50 (``benchmarks.latency_prediction``).
+them, 13 % less after 15 and 16 % less after 50 (``benchmarks.latency_prediction`` of commit 672f8217).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ networks: in one whose nine norms do, they all are slower in BF16 on an H200, wh
 _SHRUNK = 0.8
 """Power of the prior's gains that is more likely than the gains themselves: what is estimated with an error regresses
 towards the mean. Without it predictions on measured networks are off by 3 to 7 % more
-(``benchmarks.latency_prediction``)."""
+(``benchmarks.latency_prediction`` of commit 672f8217)."""
 
 _ALIKE_DIFFER = 0.05
 """Doubt of what BF16 saves beyond FP16 in the same group, as a share of the doubt of what FP16 saves."""

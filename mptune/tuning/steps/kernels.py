@@ -89,7 +89,7 @@ def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "
     others = (p for p in REDUCED if p in precisions and p not in answers and p.stored is not Precision.FP32)
     answers |= {precision: _ask(toolchain, precision) for precision in others}
     warnings = tuple(line for _, lines in answers.values() for line in lines)
-    # Their kernels approximate sigmoid and tanh (benchmarks.roundings).
+    # Their kernels approximate sigmoid and tanh (``benchmarks.roundings`` of commit 672f8217).
     is_measured = toolchain.error_source == "measured" and toolchain.predictor.emulation_holds
     not_emulated = tuple(sorted(RECURRENT)) if is_measured else ()
     return MissingKernels({p: nodes for p, (nodes, _) in answers.items() if nodes}, warnings, fused, not_emulated)

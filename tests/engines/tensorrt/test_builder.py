@@ -38,6 +38,8 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import WorkerState
 from mptune.settings import ShapeRange, TensorRtSettings
 
+pytestmark = pytest.mark.tensorrt_rtx
+
 FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
 OPTIONS = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))
 info = helper.make_tensor_value_info
@@ -45,7 +47,6 @@ info = helper.make_tensor_value_info
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     return load_library("tensorrt-rtx")
 
 

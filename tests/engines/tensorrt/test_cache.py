@@ -18,7 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:D
 
 @pytest.fixture(scope="module")
 def trt() -> Any:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     return load_library("tensorrt-rtx").trt
 
 
@@ -31,6 +30,7 @@ class Build:
         self.config = self.builder.create_builder_config()
 
 
+@pytest.mark.tensorrt_rtx
 def test_a_cache_is_written(trt: Any, tmp_path: Path) -> None:
     path = tmp_path / "timing.cache"
     build = Build(trt)
@@ -41,6 +41,7 @@ def test_a_cache_is_written(trt: Any, tmp_path: Path) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} <= {"timing.cache", "timing.cache.lock"}
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.gpu
 def test_a_cache_is_read_again(trt: Any, tmp_path: Path) -> None:
     for _ in range(2):
@@ -50,6 +51,7 @@ def test_a_cache_is_read_again(trt: Any, tmp_path: Path) -> None:
         assert cache.save(build.config) == []
 
 
+@pytest.mark.tensorrt_rtx
 def test_what_another_process_wrote_meanwhile_is_merged(trt: Any, tmp_path: Path) -> None:
     path = tmp_path / "timing.cache"
     mine, theirs = Build(trt), Build(trt)
@@ -60,6 +62,7 @@ def test_what_another_process_wrote_meanwhile_is_merged(trt: Any, tmp_path: Path
     assert path.stat().st_size > 0
 
 
+@pytest.mark.tensorrt_rtx
 def test_a_damaged_file_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
     path = tmp_path / "timing.cache"
     path.write_bytes(b"no cache at all")
@@ -71,6 +74,7 @@ def test_a_damaged_file_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
     assert path.read_bytes() != b"no cache at all"
 
 
+@pytest.mark.tensorrt_rtx
 def test_a_cache_of_another_version_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
     told = []
     for version in ("10.3.0", "10.3.0", "10.16.2", "10.16.2"):
@@ -82,6 +86,7 @@ def test_a_cache_of_another_version_is_replaced_and_told(trt: Any, tmp_path: Pat
     assert "was written by another version of TensorRT or on another GPU" in told[2][0]
 
 
+@pytest.mark.tensorrt_rtx
 def test_a_folder_that_vanished_costs_the_cache_only(trt: Any, tmp_path: Path) -> None:
     folder = tmp_path / "engines"
     folder.mkdir()

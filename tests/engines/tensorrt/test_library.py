@@ -130,8 +130,8 @@ def test_tensorrt_rtx_counts_its_versions_by_itself() -> None:
         check_version("tensorrt-rtx", "1.2.0.54")
 
 
+@pytest.mark.tensorrt_rtx
 def test_the_log_keeps_problems_and_prints_what_a_person_may_need(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     library = load_library("tensorrt-rtx")
     log, severity = open_log(library.trt), library.trt.ILogger.Severity
     for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE"):
@@ -182,6 +182,6 @@ def test_a_library_is_ready_only_if_it_makes_a_builder(
     assert bool(report.cuda_install) == bool(command)
 
 
-@pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
+@pytest.mark.tensorrt_rtx
 def test_tensorrt_rtx_makes_a_builder_without_a_gpu() -> None:
     assert LibraryJob("tensorrt-rtx").run(WorkerState()).version

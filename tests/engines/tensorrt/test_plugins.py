@@ -57,9 +57,9 @@ def compiled(tmp_path: Path) -> Compile:
     return make
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("code", [REGISTERS_ITSELF, IS_ASKED])
 def test_a_plugin_is_loaded_for_build_and_parser(compiled: Compile, code: str, mlp_path: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     library, loaded = compiled(code), tmp_path / "loaded"
     assert exports_creators(library) is (code is IS_ASKED)
     save_samples(tmp_path / "samples.npz", [{"x": np.zeros((1, 32), np.float32)}])
@@ -75,8 +75,8 @@ def test_a_plugin_is_loaded_for_build_and_parser(compiled: Compile, code: str, m
         assert loaded.exists()
 
 
+@pytest.mark.tensorrt_rtx
 def test_what_does_not_load_is_told(mlp_path: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     (tmp_path / "plugin.so").write_bytes(b"no library")
     with Worker(tmp_path / "logs", WorkerSettings()) as worker:
         result = worker.call(ParseJob("tensorrt-rtx", mlp_path, (tmp_path / "plugin.so",)), 120.0)
@@ -93,12 +93,12 @@ def test_without_tensorrt_engines_plugins_are_refused(mlp_workload: Workload, ta
         open_toolchain("auto", load_target(target), mlp_workload, settings)
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU")
 def test_a_search_loads_them_and_build_sh_names_them(
     compiled: Compile, mlp_path: Path, mlp_data: Path, tmp_path: Path
 ) -> None:
     """On a machine with TensorRT: build and run; resumed without them, or with others, it is another run."""
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     library, run = compiled(REGISTERS_ITSELF), tmp_path / "run"
     quick = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
     given = {"data": mlp_data, "out": run, "budget": 2, "confirm_rounds": 1, "latency": quick}

@@ -102,8 +102,8 @@ def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() 
     assert layer_times(executions, layers) == (LayerTime(("m", "n"), 1.5, "a"), LayerTime((), 0.0, "b"))
 
 
+@pytest.mark.tensorrt_rtx
 def test_the_profiler_is_one_of_the_installed_modules() -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     trt = load_library("tensorrt-rtx").trt
     profiler = profiler_class(trt)()
     assert profiler_class(trt) is type(profiler)
@@ -117,10 +117,10 @@ def test_the_profiler_is_one_of_the_installed_modules() -> None:
     assert profiler.executions == [{"a": 0.75}, {"a": 0.75}]
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("every", [0, 2])
 def test_layers_of_a_real_network_lead_to_every_group(every: int, tmp_path: Path) -> None:
     """What the parser writes into a layer's metadata is what the inspector says of it; an engine needs a GPU."""
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     library = load_library("tensorrt-rtx")
     model = load_model(DIGITS)
     groups = find_groups(model)
@@ -164,7 +164,6 @@ def tools(
     mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MeasuredToolchain]:
     """TensorRT-RTX, which builds here; only the timing is made up."""
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     monkeypatch.setattr(toolchain_module, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
     mlp_workload.workspace.engines_dir.mkdir()
     with MeasuredToolchain(
@@ -186,6 +185,7 @@ def measured(tools: MeasuredToolchain) -> Measurement:
     return found
 
 
+@pytest.mark.tensorrt_rtx
 def test_a_toolchain_profiles_the_engine_that_it_timed(
     tools: MeasuredToolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +201,7 @@ def test_a_toolchain_profiles_the_engine_that_it_timed(
     assert found.group_times_ms == {tools.workload.groups[0].id: 7.0}
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
 def test_a_profile_for_want_of_a_device_is_a_warning(tools: MeasuredToolchain) -> None:
     found = measured(tools)

@@ -229,9 +229,9 @@ def test_tensorrt_rtx_compiles_at_once_and_keeps_its_kernels(device: Device) -> 
     assert again._context._runtime_cache.serialize() == KERNELS
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
 def test_without_a_device_the_reason_is_told(tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     with pytest.raises(EngineError) as caught:
         TensorRtSession(tmp_path / "x.engine", EngineOptions("tensorrt-rtx"))
     assert caught.value.kind in {FailureKind.DEVICE_LOST, FailureKind.DRIVER, FailureKind.UNSUPPORTED}

@@ -45,7 +45,6 @@ NO_GPU = not toolchain.detect_gpus()
 PLENTY_S = 120.0
 FAILURE = Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
 
-needs_rtx = pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
 without_gpu = pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
 
 
@@ -79,7 +78,7 @@ def ahead(mlp_workload: Workload, settings: SearchSettings) -> Iterator[Predicte
         yield tools
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 def test_engines_are_built_beside_predictions(
     ahead: PredictedToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_workload: Workload
 ) -> None:
@@ -108,7 +107,7 @@ def test_engines_are_built_beside_predictions(
     assert heard
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 def test_a_plan_whose_engine_cannot_be_built_has_failed(
     tmp_path: Path, settings: SearchSettings, mlp_path: Path
 ) -> None:
@@ -134,7 +133,7 @@ def test_a_plan_whose_engine_cannot_be_built_has_failed(
     assert not list(workspace.weights_dir.glob("*.onnx"))
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 def test_a_folder_that_vanished_is_one_clear_failure(
     ahead: PredictedToolchain, fp16: PrecisionPlan, mlp_workload: Workload
 ) -> None:
@@ -147,7 +146,7 @@ def test_a_folder_that_vanished_is_one_clear_failure(
     assert isinstance(ahead.evaluate(fp16), Measurement)
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 def test_shapes_that_do_not_fit_are_the_users_to_mend(
     mlp_workload: Workload,
     settings: SearchSettings,
@@ -162,7 +161,7 @@ def test_shapes_that_do_not_fit_are_the_users_to_mend(
         tools.evaluate(fp32)
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_workload: Workload) -> None:
     engine = mlp_workload.workspace.engines_dir / "x.engine"
     engine.parent.mkdir()
@@ -208,7 +207,7 @@ def test_what_cannot_be_built_here_is_refused_with_the_way_out(
         assert type(tools) is PredictedToolchain
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 @without_gpu
 @pytest.mark.parametrize("name", ["t4", "a100-40gb", "h100"])
 def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_workload: Workload, settings: SearchSettings) -> None:
@@ -216,7 +215,7 @@ def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_workload: Workload, setti
         assert type(tools) is PredictedToolchain
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 @without_gpu
 def test_turing_has_no_fp32_engine(
     mlp_workload: Workload,
@@ -274,6 +273,7 @@ def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
         opened("tensorrt")
 
 
+@pytest.mark.tensorrt_rtx
 @without_gpu
 @pytest.mark.usefixtures("gpu_here")
 def test_a_fault_of_the_machine_costs_no_engine(
@@ -283,7 +283,6 @@ def test_a_fault_of_the_machine_costs_no_engine(
     fp16: PrecisionPlan,
 ) -> None:
     """TensorRT-RTX builds here, and there is no device to load the engine on."""
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     install(monkeypatch, "no CUDA", tensorrt_rtx=LibraryReport("1.7.1"))
     target = load_target("rtx-4500-ada")
@@ -304,7 +303,7 @@ def test_a_fault_of_the_machine_costs_no_engine(
     assert len(list(mlp_workload.workspace.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 @without_gpu
 def test_a_damaged_engine_is_a_failure_and_not_found_again(
     tmp_path: Path,
@@ -343,7 +342,7 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
         assert here.broken() == []
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 @without_gpu
 def test_doctor_says_what_tensorrt_rtx_is_good_for_here() -> None:
     statuses = {status.name: status for status in list_toolchains()}
@@ -355,7 +354,7 @@ def test_doctor_says_what_tensorrt_rtx_is_good_for_here() -> None:
         assert "pip install tensorrt" in statuses["tensorrt"].install
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
 def test_nothing_is_open_during_a_build_that_shares_the_memory(
     mlp_path: Path, tmp_path: Path, mlp_workload: Workload
 ) -> None:
@@ -426,7 +425,8 @@ def test_inputs_that_the_model_declares_fp64_are_named_to_the_session(
     assert built.engine.options.fp64_inputs == {"d"}
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
+@pytest.mark.tensorrt_rtx
 def test_a_hard_swish_is_kept_out_of_bf16(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"], name="fc"),
@@ -442,14 +442,15 @@ def test_a_hard_swish_is_kept_out_of_bf16(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "m.onnx")
     grouped = GroupedModel(loaded, find_groups(loaded))
     typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
-    assert "HardSwish" in str(rtx.refusal(rtx.require(), typed, build=False))
+    assert "HardSwish" in str(rtx.refusal(rtx.library(), typed, build=False))
     pins = MissingKernels({Precision.BF16: refused_in_bf16(loaded, "tensorrt-rtx")}).pins(grouped, Precision.BF16)
     assert pins.keys() == {grouped.owners["activate"]}
     taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
-    assert rtx.refusal(rtx.require(), Rewriter(grouped).export(taken, typed), build=False) is None
+    assert rtx.refusal(rtx.library(), Rewriter(grouped).export(taken, typed), build=False) is None
 
 
-@needs_rtx
+@pytest.mark.tensorrt_rtx
+@pytest.mark.tensorrt_rtx
 def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     """The parser refuses it; where a later one no longer does, nothing is to be done."""
     path = tmp_path / "gru.onnx"
@@ -457,7 +458,7 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     loaded = load_model(path, opset=22)
     grouped = GroupedModel(loaded, find_groups(loaded))
     typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
-    said = rtx.refusal(rtx.require(), typed, build=False)
+    said = rtx.refusal(rtx.library(), typed, build=False)
     assert "must have same input types" in str(said)
     workload = Workload(grouped, make_workspace(path, tmp_path, {}))
     with PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), workload, SearchSettings()) as predicted:
@@ -472,4 +473,4 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     assert set(pins.values()) == {said_of_it}
     assert [finding.text for finding in kernels.findings(grouped)] == [said_of_it]
     taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
-    assert rtx.refusal(rtx.require(), Rewriter(grouped).export(taken, typed), build=False) is None
+    assert rtx.refusal(rtx.library(), Rewriter(grouped).export(taken, typed), build=False) is None

@@ -71,12 +71,13 @@ def barriers(path: Path) -> list[NodeProto]:
     return [n for n in onnx.load(path, load_external_data=False).graph.node if n.op_type == "Sub"]
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize(
     ("op", "between"),
     [("LSTM", "nothing"), ("LSTM", "what changes nothing"), ("GRU", "views"), ("RNN", "nothing")],
 )
 def test_tensorrt_rtx_builds_a_layer_in_fp32_behind_fp16(op: str, between: str, tmp_path: Path) -> None:
-    library = rtx.require()
+    library = rtx.library()
     path = written(tmp_path, op, "forward", between)
     assert rtx.refusal(library, path) is None
     assert len(barriers(path)) == 1

@@ -176,10 +176,11 @@ WRITTEN = {
 EXPORTED = ("retinanet_quantised", "retinanet_half_quantised", "whisper_quantised")
 
 
+@pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("name", [*WRITTEN, *EXPORTED])
 def test_tensorrt_sees_the_same_quantisation_under_every_plan(name: str, tmp_path: Path) -> None:
     """Every plan builds, with as many quantising layers, and fused with the same layers, as all-FP32."""
-    library = rtx.require()
+    library = rtx.library()
     loaded = load_model(save(WRITTEN[name](), tmp_path) if name in WRITTEN else filled(name, tmp_path))
     grouped = GroupedModel(loaded, find_groups(loaded))
     space = make_space(grouped, load_space("default"))
@@ -218,9 +219,10 @@ def test_tensorrt_sees_the_same_quantisation_under_every_plan(name: str, tmp_pat
         assert not [pair for pair in beside[0] if "CAST" in pair]
 
 
+@pytest.mark.tensorrt_rtx
 def test_fp8_for_a_gpu_without_it_is_refused_in_tensorrts_words(tmp_path: Path) -> None:
     path = save(WRITTEN["FP8"](), tmp_path)
-    said = rtx.refusal(rtx.require(), path, capabilities=[(8, 6)])
+    said = rtx.refusal(rtx.library(), path, capabilities=[(8, 6)])
     assert said is not None
     assert said.startswith("unsupported: ")
     assert "sm86" in said

@@ -82,8 +82,9 @@ def test_the_weights_of_a_quantised_part_stay_as_they_are(tmp_path: Path) -> Non
     assert grouped.owners["dq2"] == grouped.owners["fc2"]
 
 
+@pytest.mark.tensorrt_rtx
 def test_tensorrt_rtx_dequantises_to_fp16(tmp_path: Path) -> None:
-    library = rtx.require()
+    library = rtx.library()
     trt = library.trt
     grouped = _network(tmp_path)
     path = Rewriter(grouped).export(grouped.uniform(Precision.FP16), tmp_path / "fp16.onnx")

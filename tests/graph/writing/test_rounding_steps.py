@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from scipy.special import expit
 
-from benchmarks.roundings import cases
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import folded_norms, merged_with_scales, with_rounding_steps
@@ -169,7 +172,7 @@ def gelu(path: Path, divisor: float = 2.0**0.5, outputs: tuple[str, ...] = Y) ->
 
 
 def gelu_in_fp16(factor: float) -> np.ndarray:
-    """As ``benchmarks.roundings`` writes it: each step rounded."""
+    """Each step rounded."""
     from scipy.special import erf
 
     x = half(X).astype(np.float64)
@@ -288,6 +291,78 @@ OF_ATTRIBUTES = {
     "LeakyRelu": "alpha rounded",
 }
 IN_STEPS = {"sigmoid": "each step rounded", "another value times a sigmoid": "each step of the sigmoid rounded"}
+Step = tuple[str, list[str], str, dict[str, Any]]
+"""Operator, inputs, output and attributes."""
+
+
+def rounded(precision: Precision, values: np.ndarray | float) -> np.ndarray:
+    """The precision's nearest values, in double precision."""
+    if precision is FP16:
+        return np.asarray(values).astype(np.float16).astype(np.float64)
+    return from_stored(to_stored(np.asarray(values, np.float32), BF16)).astype(np.float64)
+
+
+def activations(
+    precision: Precision, x: np.ndarray
+) -> dict[str, tuple[list[Step], dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """Nodes from ``x`` to ``y``, their constants, and the values that formulas give."""
+    r = partial(rounded, precision)
+
+    def in_steps(values: np.ndarray) -> np.ndarray:
+        """As ONNX Runtime's kernel (``OP_Sigmoid``) computes it, with each of its operations rounded."""
+        large = r(1.0 / r(1.0 + r(np.exp(-np.abs(values)))))
+        return np.where(values > 0, large, r(1.0 - large))
+
+    alpha, bias, sixth = r(1.702), r(np.random.default_rng(1).normal(size=16)), float(np.float32(1 / 6))
+    hard_sigmoid = np.clip(r(x * r(sixth) + 0.5), 0.0, 1.0)
+    sigmoid: Step = ("Sigmoid", ["x"], "t", {})
+    hard: Step = ("HardSigmoid", ["x"], "t", {"alpha": sixth, "beta": 0.5})
+    of_scaled: list[Step] = [
+        ("Mul", ["x", "alpha"], "s", {}),
+        ("Sigmoid", ["s"], "t", {}),
+        ("Mul", ["x", "t"], "y", {}),
+    ]
+    return {
+        "sigmoid": (
+            [("Sigmoid", ["x"], "y", {})],
+            {},
+            {"rounded once": r(expit(x)), "each step rounded": in_steps(x)},
+        ),
+        "x times its sigmoid (SiLU)": (
+            [sigmoid, ("Mul", ["x", "t"], "y", {})],
+            {},
+            {"each step of the sigmoid rounded": r(x * in_steps(x))},
+        ),
+        "x times the sigmoid of 1.702 x": (
+            of_scaled,
+            {"alpha": alpha},
+            {"each step of the sigmoid rounded": r(x * in_steps(r(x * alpha)))},
+        ),
+        "x times the sigmoid of x times 1": (
+            of_scaled,
+            {"alpha": r([1.0])},
+            {"each step of the sigmoid rounded": r(x * in_steps(x))},
+        ),
+        "another value times a sigmoid": (
+            [("Add", ["x", "bias"], "a", {}), sigmoid, ("Mul", ["a", "t"], "y", {})],
+            {"bias": bias},
+            {
+                "sigmoid rounded": r(r(x + bias) * r(expit(x))),
+                "each step of the sigmoid rounded": r(r(x + bias) * in_steps(x)),
+            },
+        ),
+        "HardSigmoid": ([(*hard[:2], "y", hard[3])], {}, {"alpha rounded": hard_sigmoid}),
+        "x times its HardSigmoid": (
+            [hard, ("Mul", ["x", "t"], "y", {})],
+            {},
+            {"steps and alpha rounded": r(x * hard_sigmoid)},
+        ),
+        "LeakyRelu": (
+            [("LeakyRelu", ["x"], "y", {"alpha": 0.2})],
+            {},
+            {"alpha rounded": r(np.where(x > 0, x, r(0.2) * x))},
+        ),
+    }
 
 
 @pytest.mark.parametrize(
@@ -301,13 +376,14 @@ IN_STEPS = {"sigmoid": "each step rounded", "another value times a sigmoid": "ea
 def test_activations_are_rounded_as_the_cuda_provider_rounds_them(
     name: str, formula: str, precision: Precision, opset: int, tmp_path: Path
 ) -> None:
-    """The formula that ``benchmarks.roundings`` gives: 100 % of the values, 99.7 % of single sigmoids in FP16."""
-    case = cases(precision)[name]
-    wanted = case.formulas[formula]()
-    nodes = [helper.make_node(op, inputs, [out], **more) for op, inputs, out, more in case.nodes]
-    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, case.x.shape)
-    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, case.x.shape)
-    constants = [numpy_helper.from_array(np.asarray(c, np.float32), key) for key, c in case.constants.items()]
+    """On an H100 the provider's values are these: 100 % of them, 99.7 % of single sigmoids in FP16."""
+    x = rounded(precision, np.random.default_rng(0).normal(size=(512, 16)) * 3.0)
+    steps, numbers, formulas = activations(precision, x)[name]
+    wanted = formulas[formula]
+    nodes = [helper.make_node(op, inputs, [out], **more) for op, inputs, out, more in steps]
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)
+    constants = [numpy_helper.from_array(np.asarray(number, np.float32), key) for key, number in numbers.items()]
     graph = helper.make_graph(nodes, "g", [info], [out], constants)
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
@@ -316,7 +392,7 @@ def test_activations_are_rounded_as_the_cuda_provider_rounds_them(
     bank = WeightBank.write(model, tmp_path, precisions=REDUCED)
     written_out = with_rounding_steps(GroupedModel(model, groups), precisions=[precision])
     emulator = Emulator(written_out, bank)
-    feed = {"x": case.x.astype(np.float32)}
+    feed = {"x": x.astype(np.float32)}
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], precision)
     values = run(emulator.write(plan, tmp_path / "emulated.onnx"), feed)["y"]
     assert (values == wanted).mean() > 0.995

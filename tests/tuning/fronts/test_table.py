@@ -1,25 +1,22 @@
-"""A Front in Python and in notebooks: table, HTML, DataFrame; taking one point; pickle and copy."""
+"""A Front in Python: table and records; taking one point; pickle and copy."""
 
 from __future__ import annotations
 
 import copy
 import math
 import pickle
-import sys
 from dataclasses import FrozenInstanceError
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mptune.choice import Choice
-from mptune.errors import MissingPackageError, MptuneError, PlanError, SettingsError
+from mptune.errors import PlanError, SettingsError
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
-from mptune.tuning.fronts.table import MOST_ROWS
+from mptune.tuning.fronts.table import MOST_ROWS, front_records
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 
@@ -43,7 +40,7 @@ def test_the_repr_shows_the_points_and_the_choice() -> None:
     assert lines[0] == "Front of model.onnx on cpu: 5 points from 40 plans, 3 failed"
     for point in FRONT.points:
         assert sum(point.plan.fingerprint in line for line in lines[:-1]) == 1
-    (chosen,) = [line for line in lines if line.startswith(">")]
+    (chosen,) = [line for line in lines if line.startswith(">  ")]
     assert FRONT.points[0].plan.fingerprint in chosen
     assert "1.0e-02" in chosen
     assert lines[-1] == f"chosen: {FRONT.points[0].plan.fingerprint}, the knee of the front"
@@ -53,12 +50,12 @@ def test_the_repr_shows_the_points_and_the_choice() -> None:
 def test_the_error_is_the_held_out_one_as_in_the_terminal() -> None:
     points = (make_evaluation(5, 2e-2, held_out=3e-2, number=1), make_evaluation(6, 4e-3, number=2))
     front = make_front(points)
-    for text in (repr(front), front._repr_html_()):
-        assert "error: relative_l2 on held-out samples" in text
-        assert "3.0e-02" in text
-        assert "2.0e-02" not in text
-        assert "*4.0e-03" in text
-        assert "* of the search samples" in text
+    text = repr(front)
+    assert "error: relative_l2 on held-out samples" in text
+    assert "3.0e-02" in text
+    assert "2.0e-02" not in text
+    assert "*4.0e-03" in text
+    assert "* of the search samples" in text
     assert "held-out" not in repr(make_front(points[1:]))
     assert "*" not in repr(make_front(points[1:]))
 
@@ -83,31 +80,7 @@ def test_a_long_front_keeps_its_ends_and_the_choice() -> None:
     text = repr(make_front(points, chosen=points[37]))
     for point in (points[0], points[37], FP32):
         assert point.plan.fingerprint in text
-    assert f"... and {101 - MOST_ROWS} more" in text
-
-
-class Cells(HTMLParser):
-    """Counts cells, and keeps whatever tag is open at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows, self.open, self.tags = 0, [], set()
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.rows += tag == "tr"
-        self.open.append(tag)
-        self.tags.add(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_a_notebook_shows_a_table() -> None:
-    parser = Cells()
-    parser.feed(make_front(staircase(5), target="<script>alert(1)</script>")._repr_html_())
-    assert parser.rows == 1 + 6  # the header, five points, and all-FP16
-    assert parser.open == []
-    assert "script" not in parser.tags
+    assert f"{101 - MOST_ROWS} more rows" in text
 
 
 def test_best_takes_one_point_by_its_limits() -> None:
@@ -140,25 +113,14 @@ def test_limits_are_above_zero(limits: dict[str, float]) -> None:
         FRONT.best(**limits)
 
 
-def test_the_dataframe_has_a_row_for_each_point_and_baseline() -> None:
-    frame = FRONT.to_dataframe()
-    assert list(frame["plan"]) == [e.plan.fingerprint for e in (FRONT.fp16, *FRONT.points) if e is not None]
-    assert list(frame["on_front"]) == [False, True, True, True, True, True]
-    assert list(frame.loc[frame["chosen"], "plan"]) == [FRONT.points[0].plan.fingerprint]
-    assert frame["latency_ms"].dtype == np.float64
-    assert frame["error"].iloc[1] == pytest.approx(1e-2)
-    assert math.isnan(frame["error"].iloc[0])
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingPackageError, match=r"Front.to_dataframe needs pandas") as caught:
-        FRONT.to_dataframe()
-    assert caught.value.hint == "pip install pandas"
-    assert isinstance(caught.value, MptuneError)
-    assert isinstance(caught.value, ImportError)
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (again.message, again.hint) == (caught.value.message, caught.value.hint)
+def test_the_records_have_a_row_for_each_point_and_baseline() -> None:
+    records = front_records(FRONT)
+    assert [record["plan"] for record in records] == [e.plan.fingerprint for e in (FRONT.fp16, *FRONT.points) if e]
+    assert [record["on_front"] for record in records] == [False, True, True, True, True, True]
+    assert [record["plan"] for record in records if record["chosen"]] == [FRONT.points[0].plan.fingerprint]
+    assert records[1]["latency_ms"] == FRONT.points[0].latency.median_ms
+    assert records[1]["error"] == pytest.approx(1e-2)
+    assert math.isnan(records[0]["error"])
 
 
 def test_fronts_are_plain_frozen_records() -> None:

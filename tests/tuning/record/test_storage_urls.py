@@ -11,9 +11,9 @@ from mptune.tuning.record.storage import (
     check_opens,
     check_storage,
     scheme_of,
+    shown_message,
     storage_url,
     without_secrets,
-    without_secrets_of,
 )
 
 URLS = [
@@ -43,15 +43,27 @@ def test_the_rendering_of_a_url_that_opened() -> None:
     assert without_secrets("postgresql+psycopg://me:pa%40ss@h:5/n") == "postgresql+psycopg://me:***@h:5/n"
     assert without_secrets("postgresql://me:p/w@h/n") == "postgresql://me:***@h/n"
     assert without_secrets("postgresql://me@h/n") == "postgresql://me@h/n"
-    masked = without_secrets("postgresql://me@h/n?sslpassword=x&sslmode=require&passfile=/x&token=x")
-    assert masked == "postgresql://me@h/n?passfile=***&sslmode=require&sslpassword=***&token=***"
-    assert without_secrets(masked) == masked
+    shown = without_secrets("postgresql://me@h/n?sslpassword=x&sslmode=require&passfile=/x&token=x")
+    assert shown == "postgresql://me@h/n?sslmode=require"
+    assert without_secrets(shown) == shown
     assert without_secrets("sqlite:///a.db") == scheme_of("sqlite:///a.db") == "sqlite:///a.db"
 
 
-def test_a_drivers_message() -> None:
+@pytest.mark.parametrize("message", ["no p@w for me", "no p%40w for me", "no (key)", 'invalid sslpassword "key"'])
+def test_a_drivers_message_with_a_secret_is_not_shown(message: str) -> None:
     url = "postgresql://me:p%40w@h/n?sslpassword=key"
-    assert without_secrets_of(url, "no p@w or p%40w or key for me") == "no *** or *** or *** for me"
+    assert shown_message(url, OSError(message)) == "OSError"
+    assert shown_message("postgresql://me@h/n", OSError(message)) == message
+
+
+@pytest.mark.parametrize("password", ["p", "t", "or"])
+def test_a_short_password_leaves_messages_as_they_are(password: str) -> None:
+    url, message = f"postgresql+nodriver://me:{password}@h/n", "can't import the port's module for importing"
+    assert shown_message(url, OSError(message)) == message
+    with pytest.raises(RunError) as caught:
+        check_opens(url)
+    assert "*" not in caught.value.message
+    assert "sqlalchemy.dialects:postgresql.nodriver" in caught.value.message
 
 
 class TestWhichIsOpened:
@@ -86,7 +98,7 @@ class TestWhichIsOpened:
 
     def test_the_whole_url_of_a_hidden_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MPTUNE_STORAGE", "postgresql://me:pw@h/n?passfile=f")
-        assert storage_url("postgresql://me:***@h/n?passfile=***") == "postgresql://me:pw@h/n?passfile=f"
+        assert storage_url("postgresql://me:***@h/n") == "postgresql://me:pw@h/n?passfile=f"
 
 
 def test_an_unreadable_variable_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

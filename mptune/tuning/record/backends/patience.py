@@ -120,7 +120,7 @@ class PatientStorage:
                     if time.monotonic() >= deadline:
                         raise error if isinstance(error, StorageInternalError) else StorageInternalError from error
                     if not is_told:
-                        is_told, reason = True, self._reason_of(error.__cause__ or error) or type(error).__name__
+                        is_told, reason = True, self._reason_of(error.__cause__ or error)
                         left_s = deadline - time.monotonic()
                         tell_wait(f"the storage does not answer ({reason}): waiting up to {left_s:.0f} s for it")
                 time.sleep(wait_s * random.uniform(0.5, 1.0))

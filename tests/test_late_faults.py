@@ -1,0 +1,111 @@
+"""What fails after a plan was chosen takes nothing of the result away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import mptune
+from mptune.cli import main
+from mptune.errors import DataError, RunError
+from mptune.graph.plan import PrecisionPlan
+from tests.conftest import save_mlp
+from tests.fakes import make_toolchain, search
+
+PARTS = {
+    "mptune.tuning.runs.search_run.with_reasons": "the reasons for groups in FP32",
+    "mptune.reporting.run_files.check_set_of": "chosen/check.npz",
+    "mptune.reporting.chosen.infer_script": "chosen/infer.py",
+    "mptune.reporting.chosen.readme_text": "chosen/README.txt",
+    "mptune.reporting.run_files.run_outputs": "report.html",
+    "mptune.reporting.run_files.write_report": "report.html",
+}
+"""Function -> what it makes."""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_mlp(tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+
+
+def fail(*_: object, **__: object) -> NoReturn:
+    raise IndexError("list index out of range")
+
+
+@pytest.mark.parametrize("function", PARTS)
+def test_the_result_is_written_and_the_fault_is_a_warning(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(function, fail)
+        front = search(make_toolchain())
+    what = PARTS[function]
+    (warning,) = [text for text in front.warnings if what in text]
+    assert "could not be made (IndexError: list index out of range)" in warning
+    log = Path(warning.rpartition(" ")[2])
+    assert log.parent == front.run_dir / "logs"
+    assert "in fail" in log.read_text()
+    onnx.checker.check_model(str(front.run_dir / "chosen" / "model.onnx"))
+    document = json.loads((front.run_dir / "front.json").read_text())
+    plan = PrecisionPlan.from_json((front.run_dir / "chosen" / "plan.json").read_text())
+    assert document["chosen"] == plan.fingerprint
+    if "/" in what or "." in what:
+        assert not (front.run_dir / what).exists()
+    again = search(make_toolchain())
+    assert again.chosen == front.chosen
+    assert (front.run_dir / "report.html").exists(), "made by the next call"
+
+
+def test_errors_of_mptune_are_faults_of_that_part_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise DataError("no such rows")
+
+    monkeypatch.setattr("mptune.reporting.run_files.check_set_of", refuse)
+    front = search(make_toolchain())
+    assert any("chosen/check.npz could not be made (DataError: no such rows)" in text for text in front.warnings)
+    assert (front.run_dir / "chosen" / "infer.py").exists()
+
+
+def test_a_full_disk_is_an_error_and_the_result_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mptune.reporting.run_files.write_report", full)
+    with pytest.raises(RunError, match="disk full"):
+        search(make_toolchain())
+    assert Path("model.mptune/chosen/model.onnx").exists()
+    assert Path("model.mptune/front.json").exists()
+
+
+def test_a_page_of_an_earlier_result_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = search(make_toolchain())
+    monkeypatch.setattr("mptune.reporting.run_files.write_report", fail)
+    picked = mptune.pick(front.run_dir, plan=front.fp32.plan.fingerprint)
+    assert any("report.html could not be made" in text for text in picked.warnings)
+    assert not (front.run_dir / "report.html").exists()
+
+
+def test_a_scalar_input_beside_a_dynamic_axis(capsys: pytest.CaptureFixture[str]) -> None:
+    weight = np.random.default_rng(0).normal(0, 0.1, (8, 8)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Mul", ["y", "gain"], ["z"])]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "scaled",
+        [value("x", TensorProto.FLOAT, [1, "frames", 8]), value("gain", TensorProto.FLOAT, [])],
+        [value("z", TensorProto.FLOAT, [1, "frames", 8])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "scaled.onnx")
+    rows = np.random.default_rng(1).normal(size=(16, 12, 8)).astype(np.float32)
+    np.savez("scaled.npz", x=rows, gain=np.full(16, 2, np.float32))
+    command = ["search", "scaled.onnx", "--data", "scaled.npz", "--budget", "4", "--target", "jetson-orin-nano-8gb"]
+    assert main(command) == 0
+    assert "could not be made" not in capsys.readouterr().err
+    assert Path("scaled.mptune/chosen/model.onnx").exists()
