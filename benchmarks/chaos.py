@@ -15,7 +15,7 @@ of undisturbed searches. That is judged with the fake toolchain alone, where lat
     dropped      plans that the record calls failed, and points of the front that a confirmation dropped
     hangs        processes that neither ended nor did anything for a minute
     orphans      processes that outlived the search by more than five seconds
-    left         files that an undisturbed search does not leave; logs and repaired journals are kept
+    left         files that an undisturbed search does not leave; logs are kept
     gave up      searches that ended with an error; they are started again
 """
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fnmatch
 import json
 import os
 import random
@@ -60,7 +59,6 @@ PROGRAM = "from benchmarks.chaos_session import main; main()"
 """Imported, so that the worker finds the jobs by the name of their module."""
 
 KINDS = ("parent", "worker", "both")
-KEPT = ("logs/*", "study.journal.torn-*")
 HANG_S = 60.0
 ORPHAN_S = 5.0
 MOST_SESSIONS = 20
@@ -312,7 +310,7 @@ class Run:
         tally.unconfirmed = sum(not point.remeasured for point in front.points)
         tally.hypervolume = front.hypervolume
         tally.left = sorted(
-            name for name in _files(self.folder) if name not in self._options.usual and not _is_kept(name)
+            name for name in _files(self.folder) if name not in self._options.usual and not name.startswith("logs/")
         )
 
 
@@ -335,10 +333,6 @@ def _files(folder: Path) -> Iterator[str]:
         for path in root.rglob("*"):
             if path.is_file():
                 yield str(path.relative_to(folder / "model.mptune" if root.name != "tmp" else folder))
-
-
-def _is_kept(name: str) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in KEPT)
 
 
 def _workers_of(pid: int) -> list[psutil.Process]:

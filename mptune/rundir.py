@@ -257,15 +257,6 @@ def has_workers(run: RunDirectory) -> bool:
     return False
 
 
-def repair_run(path: Path) -> Path | None:
-    """Set damaged lines of a run's journal aside; what is kept of the untouched file, None where nothing is damaged."""
-    from mptune.tuning.record.backends.journal import set_damage_aside
-
-    run, _ = read_run(path)
-    with open_run(run.journal.parent):
-        return set_damage_aside(run.journal) if run.journal.exists() else None
-
-
 @contextmanager
 def _locked(run: RunDirectory) -> Iterator[None]:
     holder = _holder(run.lock)

@@ -148,11 +148,6 @@ class ShapeRange:
         smallest, usual, largest = (tuple(int(size) for size in part.split("x")) for part in (parts * 3)[:3])
         return cls(name, smallest, usual, largest)
 
-    def holds(self, shape: Sequence[int]) -> bool:
-        """Whether a shape is within the range."""
-        bounds = zip(self.smallest, shape, self.largest, strict=False)
-        return len(shape) == len(self.usual) and all(low <= size <= high for low, size, high in bounds)
-
     def __str__(self) -> str:
         """As ``parse`` reads it."""
         shapes = ["x".join(map(str, shape)) for shape in (self.smallest, self.usual, self.largest)]
@@ -341,7 +336,6 @@ class SearchSettings:
     the sections of run.json (``mptune.run_json``) say which settings may change when a run is resumed.
 
     Attributes:
-        more_data: samples of further sizes, one data set for each: the chosen plan is looked at on these, too.
         reported_metrics: further metrics that are taken of every plan and reported.
         rollout: what ``feedback`` and ``steps`` come to for the model.
         metric_function: computes a metric that the caller gave as a function; called in this process.
@@ -350,9 +344,7 @@ class SearchSettings:
     data: Path | InMemory | None = _option(
         None,
         MODEL,
-        "Calibration samples: .npz, .npy, or a folder. Default: random inputs. Repeatable, for samples of"
-        " other sizes: the search uses the first (or the usual size of --shapes), the plan is tried on the"
-        " others.",
+        "Calibration samples: .npz, .npy, or a folder. Default: random inputs.",
         "PATH",
     )
     data_settings: DataSettings = field(default_factory=DataSettings)
@@ -463,7 +455,6 @@ class SearchSettings:
     confirm_points: int = 15
     latency: LatencySettings = field(default_factory=LatencySettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
-    more_data: tuple[Path, ...] = ()
     rollout: Any = field(default=None, repr=False)
     metric_function: Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = field(
         default=None, repr=False, compare=False

@@ -46,7 +46,7 @@ def search(model: Any = "model.onnx", **arguments: Any) -> Front:
 
 def test_every_setting_is_a_keyword_and_documented() -> None:
     parameters = inspect.signature(mptune.search).parameters
-    others = {"metric_function", "more_data", "reported_metrics", "rollout"}
+    others = {"metric_function", "reported_metrics", "rollout"}
     assert set(SearchSettings.__dataclass_fields__) - others <= set(parameters)
     assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
     for name, parameter in parameters.items():

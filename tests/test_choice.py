@@ -177,8 +177,6 @@ def test_an_interrupted_search_names_what_lies_in_chosen(agree, capsys: pytest.C
 
 
 def test_a_confirmation_keeps_its_pick(searched: Front, agree) -> None:
-    for which in ("search", "held_out"):  # the fake toolchain computes no reference
-        (RUN / f"data/{which}_reference.npz").write_bytes((RUN / f"data/{which}.npz").read_bytes())
     confirmed = mptune.confirm(RUN, open_toolchain=make_toolchain().open).front
     assert confirmed.chosen.plan == searched.chosen.plan
     device = confirmed.run_dir

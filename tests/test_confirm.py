@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import optuna
 import pytest
 
@@ -71,15 +70,12 @@ def law(**options: float | Mapping[str, float]) -> Law:
 
 
 def predict(run: str = "model.mptune", **settings: object) -> Front:
-    """A search on a fake that predicts for a device elsewhere; it takes no references, so they are put there."""
+    """A search on a fake that predicts for a device elsewhere."""
     fake = FakeToolchain(
         law(), latency_source="predicted", error_source="emulated", device="Elsewhere", name="emulation"
     )
     wanted = {"data": "data.npz", "budget": 12, "target": "h200", "latency": FAST, "out": Path(run), **settings}
-    front = mptune.search("model.onnx", open_toolchain=fake.open, **wanted)
-    for which in ("search", "held_out"):
-        np.savez(Path(run) / "data" / f"{which}_reference.npz", y=np.zeros(1, np.float32))
-    return front
+    return mptune.search("model.onnx", open_toolchain=fake.open, **wanted)
 
 
 def confirm(fake: FakeToolchain, run: str = "model.mptune", **options: object) -> Confirmation:
@@ -372,8 +368,6 @@ def test_a_confirmation_that_goes_on_in_another_mode_says_so(searched: Front) ->
 def test_a_search_that_was_measured_in_another_mode(place: Path) -> None:
     wanted = {"data": "data.npz", "budget": 8, "target": "cpu", "latency": FAST, "out": Path("here.mptune")}
     mptune.search("model.onnx", open_toolchain=OnJetson(law()).open, **wanted)  # type: ignore[arg-type]
-    for which in ("search", "held_out"):
-        np.savez(f"here.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
     slow = OnJetson(law())
     for mode, count in (("25W", 0), ("15W", 1)):
         slow.mode = mode
@@ -396,8 +390,6 @@ def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) ->
 def test_a_measured_search_can_be_confirmed_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = {"data": "data.npz", "budget": 8, "target": "cpu", "latency": FAST, "out": Path("here.mptune")}
     front = mptune.search("model.onnx", open_toolchain=FakeToolchain(law()).open, **wanted)  # type: ignore[arg-type]
-    for which in ("search", "held_out"):
-        np.savez(f"here.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
     found = confirm(FakeToolchain(law(), device="Fake 2000"), run="here.mptune")
     assert {plan.searched.latency.source for plan in found.plans} == {"measured"}
     assert found.latency.verdict == "held"

@@ -28,6 +28,7 @@ INFO = {
     "no-fp16-kernel",
     "no-bf16-kernel",
     "target-not-here",
+    "one-size-tried",
 }
 WARNINGS = {
     "overflow",
@@ -41,7 +42,6 @@ WARNINGS = {
     "norm-written-out",
     "int64-range",
     "output-constant",
-    "size-dependent",
     "random-data",
     "constant-data",
     "duplicate-samples",

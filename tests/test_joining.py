@@ -40,7 +40,8 @@ class Opener:
     def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
         law = Law([group.id for group in workload.groups])
         diary = self.folder / f"diary.{os.getpid()}"
-        return FakeToolchain(law, noise=0.0, delay_s=self.delay_s, diary=diary, gate=self.gate, device=self.device)
+        fake = FakeToolchain(law, noise=0.0, delay_s=self.delay_s, diary=diary, gate=self.gate, device=self.device)
+        return fake.open(workload, settings)
 
     def built(self) -> dict[int, list[str]]:
         """Process id -> fingerprints whose evaluation on the search samples it has begun."""

@@ -207,7 +207,7 @@ def test_a_server_that_stays_away_is_one_clear_line(
     server: Server, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 0.5)
-    storage, _ = open_storage(behind(proxy, server), tmp_path / "unused")
+    storage = open_storage(behind(proxy, server), tmp_path / "unused")
     proxy.set("refused")
     with pytest.raises(RunError, match="does not answer") as raised, storing("postgresql://..."):
         storage.get_all_studies()
@@ -222,7 +222,7 @@ def test_a_call_survives_a_fault_of_its_connection(
     if mode == "silent":
         monkeypatch.setattr("mptune.tuning.record.backends.patience.STALL_S", 0.5)
     waits: list[str] = []
-    storage, _ = open_storage(behind(proxy, server), tmp_path / "unused")
+    storage = open_storage(behind(proxy, server), tmp_path / "unused")
     before = len(storage.get_all_studies())
 
     def tell(text: str) -> None:
@@ -285,7 +285,7 @@ space = make_small_space(20)
 toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=folder / "diary")
 sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / number, Silent())
 with waits_told_to(tell):
-    record, _ = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
+    record = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
     record.guide(make_prior(space, sensitivity, toolchain.latency_terms(), exact=False), 0)
     Tuner(record, space, toolchain, SearchSettings(budget=40), Silent()).run()
     record.close()

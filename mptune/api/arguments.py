@@ -75,14 +75,6 @@ def data_argument(data: Any) -> Path | InMemory | None:
     return InMemory(data if is_whole else copied_samples(data))
 
 
-def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]:
-    """The ``data`` of a search, and the paths of data sets of further sizes where there are several paths."""
-    if isinstance(data, (list, tuple)) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
-        first, *others = map(Path, data)
-        return first, tuple(others)
-    return data_argument(data), ()
-
-
 def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
     """The name of a metric that the caller gave, and the function where it is one; a script is run to find it."""
     if callable(metric):

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import onnx
 
-from mptune.api.arguments import ModelLike, data_arguments, loaded_model
+from mptune.api.arguments import ModelLike, data_argument, loaded_model
 from mptune.data.calibration import load_calibration
 from mptune.data.forms.samples import CalibrationSet
 from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
@@ -63,7 +63,7 @@ def compare(
         model: The FP32 model: a path, or an ``onnx.ModelProto``.
         candidate: Another model with the same inputs and outputs, or a file with an engine of TensorRT or TensorRT-RTX,
             which is run on the GPU here.
-        data: Samples, as in ``search``; all of them are used, those of several paths one after the other.
+        data: Samples, as in ``search``; all of them are used.
         outputs: ``.npz`` of what a deployment gave: one array per output by its name, rows in the order of the data.
         reference_outputs: The same of what holds for right.
         tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a
@@ -206,7 +206,8 @@ def _open(
         loaded = stack.enter_context(loaded_model(model))
         other = stack.enter_context(_opened(candidate))
         tolerances = parse_tolerances(sources.tolerance, _output_names(loaded, ignore))
-        samples = _samples(data, loaded, batch)
+        settings, states = DataSettings(batch=batch), state_inputs(loaded)
+        samples = load_calibration(data_argument(data), loaded.inputs, settings, 0, states)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
         left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), listener=listener)
         stack.enter_context(left)
@@ -240,23 +241,6 @@ def _refuse(*faults: tuple[bool, str, str, str]) -> None:
     for is_there, setting, text, hint in faults:
         if is_there:
             raise SettingsError(text, hint, setting=setting)
-
-
-def _samples(data: Any, model: Model, batch: int) -> CalibrationSet:
-    """The samples of one data set, or of several, one after the other: each sample is of its own size."""
-    first, others = data_arguments(data)
-    settings, states = DataSettings(batch=batch), state_inputs(model)
-    every = [load_calibration(each, model.inputs, settings, 0, states) for each in (first, *others)]
-    if not others:
-        return every[0]
-    return replace(
-        every[0],
-        samples=[sample for each in every for sample in each.samples],
-        source=", ".join(each.source for each in every),
-        warnings=tuple(dict.fromkeys(text for each in every for text in each.warnings)),
-        findings=tuple(dict.fromkeys(finding for each in every for finding in each.findings)),
-        names=(),
-    )
 
 
 def _output_names(model: Model, ignore: Collection[str]) -> list[str]:

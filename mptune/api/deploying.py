@@ -14,9 +14,8 @@ from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import full_disk_as_error, refuse
-from mptune.graph.writing.weak import WEAK_BRANCHES
 from mptune.reporting.recipe import BuildRecipe
-from mptune.reporting.run_files import check_set_of, write_run_files
+from mptune.reporting.run_files import write_run_files
 from mptune.reporting.weak import write_weak_folder
 from mptune.rundir import joined_run, read_run, read_search
 from mptune.settings import EngineChoice, SearchSettings, Tolerances
@@ -111,13 +110,13 @@ def export(
 ) -> Path:
     """Pack what ``confirm`` and ``worker`` need of a run into one file; a search may be writing it meanwhile.
 
-    With ``for_`` it writes a folder instead: one plan, for a TensorRT that has no strong typing.
+    With ``for_`` it writes a folder instead: one plan for TensorRT 8, which has no strong typing.
 
     Args:
         run: the run directory of a search.
         out: a .tar.gz to write; None means the run's name + ``.tar.gz`` in the working directory. With ``for_`` a
             folder; None means ``RUN/weak``.
-        for_: ``tensorrt-8`` (8.5 and 8.6), ``tensorrt-8.6``, ``tensorrt-8.4`` or ``tensorrt-10-weak``.
+        for_: ``tensorrt-8``.
         plan: the plan to write, by its fingerprint or the beginning of it; None takes the chosen one.
         force: overwrite ``out``.
         storage: as in ``report``.
@@ -129,11 +128,11 @@ def export(
     Raises:
         SettingsError: no such ``for_``, or a plan without one.
         RunError: it is no run directory, or not whole, or ``out`` exists already or cannot be written.
-        PlanError: no such plan, or one in a precision that this TensorRT lacks.
-        ModelError: the model has an operator or a type that this TensorRT lacks.
+        PlanError: no such plan, or one in a precision that TensorRT 8 lacks.
+        ModelError: the model has an operator or a type that TensorRT 8 lacks.
     """
     if for_ is not None:
-        return _export_weak(run, out, for_, plan, force, storage, warn)
+        return _export_weak(run, out, for_, plan, force, storage)
     if plan is not None:
         raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")
     directory, file = read_search(run)
@@ -160,10 +159,9 @@ def _export_weak(
     plan: str | None,
     force: bool,
     storage: str | None,
-    warn: Callable[[str], object] | None,
 ) -> Path:
-    if target not in WEAK_BRANCHES:
-        raise SettingsError(f"{target} is unknown", f"it is one of: {', '.join(WEAK_BRANCHES)}", setting="for_")
+    if target != "tensorrt-8":
+        raise SettingsError(f"{target} is unknown", "give --for tensorrt-8", setting="for_")
     directory, file = read_run(run)
     with contextlib.closing(read_record(directory, file, storage)) as record:
         asked = None if plan is None else Choice(plan=plan, ignore=file.choice.ignore)
@@ -172,11 +170,7 @@ def _export_weak(
         raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
     grouped = group_as_searched(load_copy(directory, file), file)
     recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
-    check = check_set_of(directory, file, front, front.chosen, grouped)
     folder = directory.path / "weak" if out is None else Path(out)
     with full_disk_as_error(folder):
-        warnings = write_weak_folder(front, front.chosen, grouped, folder, target, recipe, check, force=force)
-    if warn is not None:
-        for text in warnings:
-            warn(text)
+        write_weak_folder(front, front.chosen, grouped, folder, recipe, force=force)
     return folder

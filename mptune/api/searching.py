@@ -14,7 +14,7 @@ from mptune.api.arguments import (
     Shapes,
     check_batch,
     check_shapes,
-    data_arguments,
+    data_argument,
     listening,
     loaded_model,
     metric_arguments,
@@ -108,9 +108,7 @@ def search(
         model: Path of an FP32 ONNX file, or an ``onnx.ModelProto``.
         data: Calibration samples: the path of an ``.npz``, an ``.npy`` or a folder of them; an array, for a model with
             one input; a dictionary of arrays by input name, samples concatenated along axis 0; or an iterable with one
-            dictionary per sample. None draws random inputs, whose errors say little about real ones. Several paths are
-            data sets of one size each: the search is on that of the usual size of ``shapes``, else on the first, and
-            the chosen plan is looked at on the others, too.
+            dictionary per sample. None draws random inputs, whose errors say little about real ones.
         budget: Number of plans to evaluate, including the all-FP32 and all-FP16 plans and plans that fail.
         out: Run directory. By default the name of the model's file, or of the ModelProto's graph, + ``.mptune`` in the
             working directory.
@@ -180,11 +178,9 @@ def search(
     path = run_path(model, out)
     refuse_other_bytes(model, data, out, target, space, labels)
     (metric_name, metric_function), reported_metrics = metric_arguments(metric, path, fresh=fresh)
-    samples, more_data = data_arguments(data)
     data_settings = data_settings or DataSettings()
     settings = SearchSettings(
-        data=samples,
-        more_data=more_data,
+        data=data_argument(data),
         data_settings=data_settings if batch == 1 else replace(data_settings, batch=batch),
         shapes=shapes_argument(shapes or ()),
         target=os.fspath(target),

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def compare(
     model: ModelArgument,
     data: Annotated[
-        list[Path],
-        typer.Option(metavar="PATH", help="Samples that both sides compute. Repeatable, for samples of other sizes."),
+        Path,
+        typer.Option(metavar="PATH", help="Samples that both sides compute."),
     ],
     candidate: Annotated[
         Path | None,
@@ -83,7 +83,7 @@ def compare(
         comparison = comparing.compare(
             model,
             candidate,
-            data=data[0] if len(data) == 1 else data,
+            data=data,
             outputs=outputs,
             reference_outputs=reference_outputs,
             tolerance=tolerance or (),
@@ -101,8 +101,8 @@ def check(
     mixed: Annotated[Path, typer.Argument(metavar="MIXED", help="The mixed-precision model.")],
     against: Annotated[Path, typer.Option(metavar="MODEL", help="The FP32 model that it was made from.")],
     data: Annotated[
-        list[Path],
-        typer.Option(metavar="PATH", help="Samples, such as a validation set. Repeatable, for samples of other sizes."),
+        Path,
+        typer.Option(metavar="PATH", help="Samples, such as a validation set."),
     ],
     max_error: Annotated[
         str, typer.Option(metavar="X", help="Limit on the error of every output, such as 1e-2 or 1%.")
@@ -129,7 +129,7 @@ def check(
         comparison = comparing.check(
             mixed,
             against=against,
-            data=data[0] if len(data) == 1 else data,
+            data=data,
             max_error=max_error,
             batch=batch,
             explain=explain,

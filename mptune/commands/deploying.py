@@ -104,8 +104,7 @@ def export(
         typer.Option(
             "--for",
             metavar="TENSORRT",
-            help="Write one plan for a TensorRT without strong typing: tensorrt-8 (8.5 and 8.6), tensorrt-8.6, "
-            "tensorrt-8.4 or tensorrt-10-weak.",
+            help="Write one plan for a TensorRT without strong typing: tensorrt-8.",
         ),
     ] = None,
     plan: Annotated[
@@ -117,8 +116,8 @@ def export(
     """Pack a run into one file to take to a device.
 
     Contains what `mptune confirm` needs: the record, the samples with their references, the model and its weights. No
-    engines, no logs. With --for it writes a folder with one plan instead, to build on JetPack 5 and 6.0 with layer
-    precisions: model, scripts and README.txt, which need nothing but TensorRT and NumPy.
+    engines, no logs. With --for tensorrt-8 it writes a folder with one plan instead, for JetPack 5 and 6.0: the model
+    in FP32, a script that builds it with trtexec and layer precisions, and README.txt.
 
     \b
     Example:

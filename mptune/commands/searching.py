@@ -15,7 +15,6 @@ from mptune.commands.common import (
     RunArgument,
     StorageOption,
     at_most_one,
-    complain,
     finish,
     open_page,
     print_csv,
@@ -47,7 +46,7 @@ from mptune.settings import DataSettings, SearchSettings, TensorRtSettings
 def search(
     context: typer.Context,
     model: ModelArgument,
-    data: Annotated[list[Path] | None, option_of("data")] = None,
+    data: Annotated[Path | None, option_of("data")] = None,
     batch: BatchOption = DataSettings.batch,
     shapes: Annotated[list[str] | None, option_of("shapes")] = None,
     target: Annotated[str, option_of("target")] = SearchSettings.target,
@@ -103,7 +102,7 @@ def search(
 
             front = searching.search(
                 model,
-                data=data[0] if data and len(data) == 1 else data,
+                data=data,
                 batch=batch,
                 shapes=shapes,
                 target=target,
@@ -200,9 +199,6 @@ def report(
         bool, typer.Option("--all", help="Show all plans of the front. Default: at most a dozen.")
     ] = False,
     csv_: Annotated[bool, typer.Option("--csv", help="Print all plans of the front as CSV on stdout.")] = False,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="First move damaged lines of the journal aside, and keep the rest.")
-    ] = False,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
     storage: StorageOption = None,
@@ -223,11 +219,6 @@ def report(
     at_most_one({"--json": json_, "--csv": csv_})
     from mptune.api import reading
 
-    if repair:
-        from mptune.rundir import repair_run
-
-        copy = repair_run(run)
-        complain("nothing in the journal is damaged" if copy is None else f"the journal as it was is {copy} now")
     if layers:
         engine = reading.layers(run, storage=storage)
         if json_:

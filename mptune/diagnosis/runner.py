@@ -74,7 +74,6 @@ class Runner(InWorker):
         folder: Path,
         batch: int,
         name: str = "",
-        grouped: GroupedModel | None = None,
         listener: Listener | None = None,
     ) -> None:
         """Take one feed per sample, and a folder for temporary files that exists."""
@@ -85,7 +84,7 @@ class Runner(InWorker):
         for place in places:
             place.mkdir(parents=True)
         self.workspace = Workspace(model.path.resolve(), *places)
-        self.grouped = grouped or GroupedModel(model, find_groups(model))
+        self.grouped = GroupedModel(model, find_groups(model))
         self.workload = Workload(self.grouped, self.workspace, tuple(map(str, PRECISIONS)))
         self._settings = replace(SearchSettings(), data_settings=DataSettings(batch=batch))
         super().__init__(Worker(self.workspace.logs_dir, environment=NO_TF32))
@@ -169,12 +168,12 @@ class Runner(InWorker):
         except BaselineError:
             return None
 
-    def on(self, name: str, feeds: Sequence[Feed], model: Path | None = None) -> Outputs:
-        """Outputs in true FP32 on other samples, of another model where one is given; ``name`` is theirs alone."""
+    def on(self, name: str, feeds: Sequence[Feed]) -> Outputs:
+        """Outputs in true FP32 on other samples; ``name`` is theirs alone."""
         self.begin("trying other inputs")
         samples = self.workspace.data_dir / f"{name}-samples.npz"
         save_samples(samples, feeds)
-        return self.run(f"{name}-outputs", model or self.widened, samples)
+        return self.run(f"{name}-outputs", self.widened, samples)
 
     def run(self, name: str, model: Path, samples: Path | None = None) -> Outputs:
         """Outputs of a model's file as it stands, on the samples of this run or others; ``name`` is of their file."""

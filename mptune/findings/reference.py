@@ -65,22 +65,6 @@ _ROWS_MEET: Mapping[str, tuple[str, str, Severity | None]] = {
 }
 """How rows of a batch come to depend on each other: what is added to the text, the cure, and the severity."""
 
-_SIZES = {
-    "given": (
-        "samples of that size",
-        "search on the samples of the size that is deployed most: give their --data first",
-    ),
-    "declared": (
-        "samples resized to a size of --shapes",
-        "give samples of that size as a further --data; search on those of the size that is deployed",
-    ),
-    "possible": (
-        "samples resized to a size that the model's inputs allow",
-        "if such sizes are deployed, give samples of them: --data once for each size",
-    ),
-}
-"""Where another size comes from: the samples, and what to do."""
-
 REFERENCE: Mapping[str, CodeInfo] = {
     "reference-not-finite": CodeInfo(
         "error",
@@ -223,16 +207,12 @@ REFERENCE: Mapping[str, CodeInfo] = {
         "search over recorded sequences: `mptune search MODEL --data PATH {options} --steps K`; or give samples"
         " from early and late steps, each with the state that the steps before it gave",
     ),
-    "size-dependent": CodeInfo(
-        "warning",
-        "errors at another declared size are several times those at the size of the data",
-        {
-            kind: Wording(
-                f"plan {{plan}}: its emulated error is {{shown}} at {{size}} (on {samples})[, {{times:.3g}} times as"
-                " large], and {error_at_size_of_data:.1e} at the size of the data, {size_of_data}",
-                cure,
-            )
-            for kind, (samples, cure) in _SIZES.items()
-        },
+    "one-size-tried": row(
+        "info",
+        "spatial axes are dynamic, and all samples have one size",
+        "the model takes several sizes, and all samples are of one ({size}): the error of a plan at another size is not"
+        " known",
+        "check the chosen model on samples of each further size that it is deployed with: `mptune check"
+        " RUN/chosen/model.onnx --against MODEL --data other.npz --max-error 1e-2`",
     ),
 }

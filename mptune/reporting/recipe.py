@@ -13,7 +13,7 @@ import numpy as np
 
 from mptune.data.archive import read_sample_shapes, read_samples
 from mptune.engines.backends.tensorrt import TIMING_CACHE
-from mptune.engines.tensorrt.library import exports_creators, is_weak
+from mptune.engines.tensorrt.library import exports_creators
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import PrecisionPlan
@@ -55,7 +55,6 @@ class BuildRecipe:
         settings: workspace and optimization level.
         timing_cache: the run has one, and a copy lies beside ``build.sh``.
         plugins: paths of libraries with plugins of the user's.
-        weak: the version of TensorRT that the run measured with, where it takes no typed model.
     """
 
     tf32: bool = False
@@ -64,7 +63,6 @@ class BuildRecipe:
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: bool = False
     plugins: tuple[str, ...] = ()
-    weak: str = ""
 
     @classmethod
     def of(
@@ -80,7 +78,6 @@ class BuildRecipe:
         given |= _observed(data_dir, [name for name in dynamic if name not in given], list(deciding))
         wanted = [name for name in every if name in {*dynamic, *deciding}]
         passed = {name: _name(name, every) for name in wanted if name in given}
-        version = "" if file.environment is None else file.environment.versions.get("tensorrt", "")
         return cls(
             tf32=fixed.tf32,
             ranges={as_passed: given[name] for name, as_passed in passed.items() if as_passed},
@@ -88,7 +85,6 @@ class BuildRecipe:
             settings=_built_with(file),
             timing_cache=timing_cache_of(data_dir.parent).is_file(),
             plugins=file.search.plugins,
-            weak=version if is_weak("tensorrt", version) else "",
         )
 
     def uses_tf32(self, plan: PrecisionPlan) -> bool:
@@ -119,30 +115,18 @@ class BuildRecipe:
 
     def script(self, plan: PrecisionPlan) -> str:
         """``build.sh``: runs the command in its own directory; more options of trtexec may follow."""
-        missing = f"error: trtexec was not found\nhint: {NO_TRTEXEC}"
         about_tf32 = "FP32 groups may use TF32" if self.uses_tf32(plan) else "TF32 is off"
         lines = [
-            "#!/bin/sh",
             "# Builds the engine of model.onnx with TensorRT, on the device that will run it. Written by mptune.",
             f"# {about_tf32}, as in the search. Options that are given to this script go to trtexec after these.",
         ]
         lines += [f"# {line}" for line in self.warnings]
-        lines += [
-            "set -eu",
-            'cd -- "$(dirname -- "$0")"',
-            f"trtexec=$(command -v trtexec || echo {TRTEXEC_OF_PACKAGE})",
-            f'[ -x "$trtexec" ] || {{ echo {shlex.quote(missing)} >&2; exit 127; }}',
-            " \\\n    ".join(
-                ('exec "$trtexec"', *map(shlex.quote, self.options(plan)), f'--saveEngine={engine_name(plan)} "$@"')
-            ),
-        ]
-        return "\n".join(lines) + "\n"
+        return trtexec_script(lines, (*self.options(plan), f"--saveEngine={engine_name(plan)}"))
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the command does not hold, one line each."""
-        weak = f"TensorRT {self.weak} does not take this command: `mptune export RUN --for tensorrt-8.6` writes one."
-        return (weak,) * bool(self.weak) + tuple(
+        return tuple(
             f"Input {printable(name)!r} is not in the command, and trtexec takes 1 for all its sizes or values: "
             + (
                 "trtexec cannot be passed a name with ' or , so rename it in the model."
@@ -151,6 +135,21 @@ class BuildRecipe:
             )
             for name in self.unknown
         )
+
+
+def trtexec_script(first_lines: Iterable[str], options: Iterable[str]) -> str:
+    """A shell script that runs trtexec with these options, and its own arguments, in its own directory."""
+    missing = f"error: trtexec was not found\nhint: {NO_TRTEXEC}"
+    lines = [
+        "#!/bin/sh",
+        *first_lines,
+        "set -eu",
+        'cd -- "$(dirname -- "$0")"',
+        f"trtexec=$(command -v trtexec || echo {TRTEXEC_OF_PACKAGE})",
+        f'[ -x "$trtexec" ] || {{ echo {shlex.quote(missing)} >&2; exit 127; }}',
+        " \\\n    ".join(('exec "$trtexec"', *map(shlex.quote, options))) + ' "$@"',
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _built_with(file: RunFile) -> TensorRtSettings:

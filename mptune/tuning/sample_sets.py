@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
@@ -13,10 +12,9 @@ from mptune.data.archive import load_labels, save_labels
 from mptune.data.calibration import load_calibration
 from mptune.data.forms.samples import CalibrationSet
 from mptune.data.rollout import Rollout
-from mptune.diagnosis.sizes import size_text, sizes_of
-from mptune.engines.base import SampleSet, Toolchain, Workspace
-from mptune.errors import DataError, SettingsError
-from mptune.files import files_sha256, writing
+from mptune.engines.base import Workspace
+from mptune.errors import SettingsError
+from mptune.files import files_sha256
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.interface import state_inputs
@@ -24,15 +22,9 @@ from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
 from mptune.targets.unsearched import nothing_to_tune
-from mptune.tuning.runs.seals import damaged, seal
-from mptune.tuning.steps.baseline import check_reference
-from mptune.tuning.steps.kernels import KERNELS_JSON, keep_kernels
 from mptune.tuning.steps.prepare import save_samples
 
 Labels = Sequence[dict[str, np.ndarray]]
-
-_PER_SIZE = 4
-"""Samples of each further size at which the chosen plan is looked at."""
 
 
 @dataclass(frozen=True)
@@ -59,68 +51,14 @@ class SampleSets:
         save_labels(workspace.samples("search"), self.labels[0])
         save_labels(workspace.samples("held_out"), self.labels[1])
 
-    def repair(
-        self,
-        workspace: Workspace,
-        open_toolchain: Callable[[], Toolchain],
-        *,
-        skip: bool,
-        precisions: Sequence[str] = ("fp32", "fp16"),
-    ) -> tuple[str, ...]:
-        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan."""
-        lost = damaged(workspace.data_dir)
-        if not lost:
-            return ()
-        self.save(workspace)
-        for which in get_args(SampleSet):
-            if workspace.reference(which).name in lost:
-                with writing(workspace.reference(which)):
-                    workspace.reference(which).unlink(missing_ok=True)
-                check_reference(open_toolchain().reference_model.reference(which), skip=skip)
-        if KERNELS_JSON in lost:
-            keep_kernels(open_toolchain(), precisions, workspace.data_dir)
-        seal(workspace.data_dir)
-        return (f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and is written anew",)
 
-
-def load_data(
-    settings: SearchSettings, grouped: GroupedModel
-) -> tuple[CalibrationSet, tuple[tuple[Mapping[str, np.ndarray], ...], ...]]:
-    """The samples that are searched on, and a few of each further size.
-
-    Of several data sets, one for each size, that of the usual size of ``--shapes`` is searched on, else the first. A
-    finding comes first where the model has nothing to tune.
-    """
-    sources = [settings.data, *settings.more_data]
+def load_data(settings: SearchSettings, grouped: GroupedModel) -> CalibrationSet:
+    """The samples of a search. A finding comes first where the model has nothing to tune."""
     model, inputs = grouped.model, grouped.model.inputs
     fed = {info.name for info in inputs if any(pair.endswith(f":{info.name}") for pair in settings.feedback)}
     states = state_inputs(model) | fed
-    every = [load_calibration(source, inputs, settings.data_settings, settings.seed, states) for source in sources]
-    untunable = nothing_to_tune(grouped, "search")
-    every = [replace(samples, findings=(*untunable, *samples.findings)) for samples in every]
-    if len(every) == 1:
-        return every[0], ()
-    sizes = [sizes_of(part.samples[0], inputs) for part in every]
-    usual = {shape.name: shape.usual for shape in settings.shapes}
-    searched = next((k for k, size in enumerate(sizes) if usual and usual.items() <= size.items()), 0)
-    for number, (part, size) in enumerate(zip(every, sizes, strict=True)):
-        twin = sizes.index(size)
-        if twin != number:
-            raise DataError(
-                f"{every[twin].source} and {part.source} hold samples of one size"
-                f" ({size_text(size) or 'the only one'})",
-                "give --data once for each size; put samples of one size into one folder",
-            )
-        for declared in settings.shapes:
-            shape = size.get(declared.name)
-            if shape is not None and not declared.holds(shape):
-                raise DataError(
-                    f"{part.source}: input {declared.name!r} is {'x'.join(map(str, shape))}, beyond --shapes"
-                    f" {declared}",
-                    "widen --shapes, or leave these samples away",
-                )
-    others = [part.samples for k, part in enumerate(every) if k != searched]
-    return every[searched], tuple(tuple(s[k] for k in range(min(_PER_SIZE, len(s)))) for s in others)
+    data = load_calibration(settings.data, inputs, settings.data_settings, settings.seed, states)
+    return replace(data, findings=(*nothing_to_tune(grouped, "search"), *data.findings))
 
 
 def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:

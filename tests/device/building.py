@@ -184,9 +184,6 @@ class IBuilderConfig(Native):
         self._profile: IOptimizationProfile | None = None  # py::keep_alive<1, 2>
         self._timing_cache: ITimingCache | None = None  # py::keep_alive<1, 2>
 
-    def set_flag(self, flag: Any) -> None:
-        self._flags.add(flag)
-
     def clear_flag(self, flag: Any) -> None:
         self._flags.discard(flag)
 

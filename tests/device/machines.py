@@ -14,7 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,6 @@ ORIN = Machine(
 ADA = Machine("10.16.2", "NVIDIA RTX 4500 Ada Generation", "rtx-4500-ada", (8, 9), 24564 << 20, 13000, "580.65.06")
 HOPPER = Machine("11.4.0", "NVIDIA H200", "h200", (9, 0), 143771 << 20, 13000, "580.65.06")
 MACHINES = {"orin": ORIN, "ada": ADA, "hopper": HOPPER}
-_WEAK = {"orin-6.0": replace(ORIN, tensorrt="8.6.2", cuda=12020)}
-"""JetPack 6.0."""
 
 _TAKE_THE_PLACE = "import sys\nfrom tests.device import machines\nsys.modules[__name__] = machines.{}()\n"
 
@@ -127,13 +125,13 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
     """Make this process, and those that it starts, ones of a machine.
 
     Args:
-        name: of ``MACHINES``, or ``orin-6.0``.
+        name: of ``MACHINES``.
         folder: for what the machine brings.
         is_alone: jobs run in this process, and the host waits for the device for moments only: workers that start, and
             a device that takes its time, take seconds.
     """
     folder.mkdir(exist_ok=True)
-    machine, site, root = (MACHINES | _WEAK)[name], folder / "site", folder / "root"
+    machine, site, root = MACHINES[name], folder / "site", folder / "root"
     _write_packages(machine, site)
     write_nvidia_smi(machine, folder / "bin" / "nvidia-smi")
     root.mkdir()
@@ -180,11 +178,9 @@ class _WorkerHere(parent.Worker):
 
 def tensorrt() -> Any:
     """The module ``tensorrt`` of this process."""
-    machine = (MACHINES | _WEAK)[os.environ[_MACHINE]]
-    if machine in _WEAK.values():
-        from tests.weak.machine import make_module
-    else:
-        from tests.device.tensorrt import make_module
+    machine = MACHINES[os.environ[_MACHINE]]
+    from tests.device.tensorrt import make_module
+
     for function in _rooted():  # Whoever imports it is a worker.
         function.__defaults__ = _with_root(function)
     return make_module(machine.tensorrt, cuda_runtime(), capability=machine.capability)
@@ -193,7 +189,7 @@ def tensorrt() -> Any:
 @cache
 def cuda_runtime() -> FakeCuda:
     """The module ``cuda.bindings.runtime`` of this process: its device, too."""
-    machine = (MACHINES | _WEAK)[os.environ[_MACHINE]]
+    machine = MACHINES[os.environ[_MACHINE]]
     rules, most_wait_ms = Rules(Path(os.environ[_LOG])), float(os.environ[_WAIT])
     return FakeCuda(machine.memory_bytes, machine.cuda, rules, is_unified=machine.is_jetson, most_wait_ms=most_wait_ms)
 

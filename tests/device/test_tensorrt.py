@@ -15,7 +15,7 @@ from tests.device.programs import double
 from tests.device.rules import ForbiddenError
 from tests.device.tensorrt import make_module
 from tests.engines.tensorrt.api.record import names_in_module
-from tests.engines.tensorrt.test_api import RECORDED, RTX_ONLY, WEAK_ONLY, named, recorded
+from tests.engines.tensorrt.test_api import RECORDED, RTX_ONLY, named, recorded
 
 ASKED_BY_TEXT = {"ICudaEngine.device_memory_size", "ICudaEngine.device_memory_size_v2"}
 """What the code asks for by ``getattr``."""
@@ -60,7 +60,7 @@ def twice() -> Runner:
 def test_its_names_are_those_that_the_code_uses(version: str) -> None:
     found = names_in_module(make_module(f"{version}.0", FakeCuda())) - BUFFER
     assert found <= recorded(version)
-    used = named() - RTX_ONLY - WEAK_ONLY
+    used = named() - RTX_ONLY
     assert found - ASKED_BY_TEXT == used | {name.partition(".")[0] for name in used}
 
 

@@ -38,6 +38,7 @@ NOT_RUN = {
     r"export MPTUNE_STORAGE|.*--storage|mptune worker": "needs a PostgreSQL server, and more machines",
     r"mptune search .*--gpus": "needs GPUs",
     r"mptune confirm|mptune pick \S+/confirmed/": "needs the device",
+    r"mptune export .*--for": "the model here has LayerNormalization, which TensorRT 8.5 lacks",
     r".*--engine (tensorrt|tensorrt-rtx)\b|mptune search .*--shapes": "needs TensorRT",
     r"python -m benchmarks\.": "takes minutes; tests/test_docs.py checks that the script exists",
     r"mkdocs ": "is run by tests/docs/test_site.py",
@@ -49,7 +50,7 @@ NOT_RUN = {
 }
 """Patterns that match the beginning of a command, and why such commands are not run."""
 
-NOT_HERE = re.compile(r"--gpus|--storage|worker|confirm|--engine|--shapes|h200|--selftest|mptune demo")
+NOT_HERE = re.compile(r"--gpus|--storage|worker|confirm|--for|--engine|--shapes|h200|--selftest|mptune demo")
 """What a command of mptune names that cannot be run here."""
 
 EXIT_CODE = re.compile(r"exit code (\d+)")
@@ -89,7 +90,8 @@ def a_copy(searched: Path, place: Path) -> Iterator[Path]:
     shutil.copy(folder / "model.onnx", folder / "other.onnx")
     shutil.copy(folder / "model.mptune/chosen/model.onnx", folder / "mixed.onnx")
     write_samples(folder, "validation.npz", 3)
-    shutil.copy(folder / "validation.npz", folder / "val.npz")
+    for name in ("val.npz", "other.npz"):
+        shutil.copy(folder / "validation.npz", folder / name)
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
     session = onnxruntime.InferenceSession(ONNX, providers=["CPUExecutionProvider"])
     np.savez(folder / "deployed.npz", clean=session.run(None, {"image": np.load(folder / "val.npz")["image"]})[0])

@@ -45,7 +45,7 @@ def open_record(tmp_path: Path, space: SearchSpace) -> Iterator[OpenRecord]:
             "journal": tmp_path / "study.journal",
             **options,
         }
-        record, _ = open_study(space, metric=metric, **settings)  # type: ignore[arg-type]
+        record = open_study(space, metric=metric, **settings)  # type: ignore[arg-type]
         opened.append(record)
         return record
 

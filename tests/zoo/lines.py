@@ -16,7 +16,6 @@ _MIXED = f"{_TWO}test_check_passes_a_mixed_model_within_its_limit_and_exits_with
 _CAUSES = "diagnosis/test_named_causes.py::"
 _NAMED = f"{_CAUSES}test_of_many_changed_constants_the_one_that_matters_is_named"
 _HARMLESS = f"{_CAUSES}test_changed_constants_that_do_not_matter_are_no_difference"
-_SWEEPS = "diagnosis/test_sweeps.py::"
 _CALIBRATION = "data/test_calibration.py::"
 _QUANTISED = "graph/grouping/test_quantised.py::"
 _REACH = "test_out_of_reach.py::"
@@ -90,18 +89,11 @@ LINES = [
     Line("value-dependent-shape", "NonZero", "graphs", "value-dependent-shape of NonZero"),
     Line("state-fed-back", "name and shape pair", "graphs", "state-fed-back"),
     Line(
-        "size-dependent",
-        "--shapes",
+        "one-size-tried",
+        "",
         "tests",
-        f"{_SWEEPS}test_an_error_that_grows_with_the_size_is_named",
-        f"{_SWEEPS}test_a_sound_twin_is_silent",
-    ),
-    Line(
-        "size-dependent",
-        "dynamic axes",
-        "tests",
-        f"{_SWEEPS}test_axes_of_any_size_are_tried_at_half_and_twice_the_size",
-        f"{_SWEEPS}test_axes_of_any_size_are_tried_at_half_and_twice_the_size",
+        "data/test_plausibility.py::test_samples_of_one_size_leave_the_others_untried",
+        "data/test_plausibility.py::test_rows_of_a_batch_and_fixed_axes_are_no_size",
     ),
     Line(
         "random-data",

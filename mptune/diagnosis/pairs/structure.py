@@ -487,7 +487,7 @@ class _Effect:
 
     error: float
     share: float
-    """Of the whole difference there."""
+    """Of the whole difference there; 0 where it is no more than what rounding makes."""
 
 
 class _Trials:
@@ -534,19 +534,29 @@ class _Trials:
         outputs, exact = self._outputs(differences), self._sides.runner.exact
         if outputs is None:
             return None
-        errors = [self._sides.error(part.name, part.limit.columns, outputs, exact) for part in self._parts]
-        share = max(error / _whole(part) for error, part in zip(errors, self._parts, strict=True))
-        return _Effect(max(errors), share if max(errors) > _NO_EFFECT else 0.0)
+        errors = self._errors(outputs, exact)
+        shares = [0.0]
+        for part, error, rounding in zip(self._parts, errors, self._roundings, strict=True):
+            # Constants that are rescaled to fit FP16 are other numbers for the same function, and round otherwise.
+            least = max(_NO_EFFECT, rounding) if math.isfinite(rounding) else _NO_EFFECT
+            shares += [error / _whole(part)] if error > least else []
+        return _Effect(max(errors), max(shares))
+
+    @cached_property
+    def _roundings(self) -> list[float]:
+        """Twice the error that the candidate's precisions make in each part, emulated."""
+        runner, plan = self._sides.runner, self._sides.plan
+        rounded = runner.emulated(plan) if plan.reduced_groups else runner.exact
+        return [HEADROOM * error for error in self._errors(rounded, runner.exact)]
+
+    def _errors(self, got: Outputs, wanted: Outputs) -> list[float]:
+        return [self._sides.error(part.name, part.limit.columns, got, wanted) for part in self._parts]
 
     def _left(self, differences: Sequence[Difference]) -> float:
         """Share of the candidate's difference that these leave; 0 where rounding makes as much."""
-        runner, error = self._sides.runner, self._sides.error
-        outputs, plan = self._outputs(differences) or runner.exact, self._sides.plan
-        rounded = runner.emulated(plan) if plan.reduced_groups else runner.exact
+        errors = self._errors(self._sides.candidate, self._outputs(differences) or self._sides.runner.exact)
         shares = [0.0]
-        for part in self._parts:
-            left = error(part.name, part.limit.columns, self._sides.candidate, outputs)
-            rounding = HEADROOM * error(part.name, part.limit.columns, rounded, runner.exact)
+        for part, left, rounding in zip(self._parts, errors, self._roundings, strict=True):
             if left > max(rounding, FP32_ROUNDING):
                 shares.append(left / _whole(part))
         return max(shares)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Built, Place
-from mptune.engines.base import Failure, FailureKind, MissingKernel, Profiling, Stage
+from mptune.engines.base import Failure, MissingKernel, Profiling
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.tensorrt.builder import BuildOptions
@@ -20,15 +20,12 @@ from mptune.engines.tensorrt.library import (
     Kind,
     install_line,
     is_installed,
-    is_weak,
 )
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, named_operators, refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions
-from mptune.errors import ModelError, PlanError
 from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.weak import WEAK_BRANCHES, WeakModel
 from mptune.processes.parent import run_once
 from mptune.targets.memory import default_workspace_mb
 
@@ -178,41 +175,24 @@ class TensorRtBuilder:
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         """The file of a plan where there is one, else built."""
-        # The all-FP32 plan is the baseline, which never uses TF32.
-        options = replace(self._options, tf32=self._options.tf32 and bool(plan.reduced_groups))
-        return self._build(plan, self._engine(plan, self._path(plan)), options)
-
-    def _build(self, plan: PrecisionPlan, engine: TensorRtEngine, options: BuildOptions) -> Built | Failure:
-        space, path = self._workspace, engine.path
-        weak = None
-        if is_weak(self.kind, self._version):
-            try:
-                weak = WeakModel(self._bench.workload.grouped, plan, WEAK_BRANCHES["tensorrt-8.6"])
-            except (ModelError, PlanError) as error:
-                return Failure(Stage.BUILD, FailureKind.UNSUPPORTED, error.message)
-            names = {node.name: node.original for node in weak.nodes}
-            engine = replace(engine, options=replace(engine.options, names=names))
+        space, workload, path = self._workspace, self._bench.workload, self._path(plan)
+        engine = self._engine(plan, path)
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
-        model = space.scratch(f"build-{path.stem}")
+        model = workload.rewriter.write(plan, space.scratch(f"build-{path.stem}"))
         try:
-            if weak is None:
-                self._bench.workload.rewriter.write(plan, model)
-            else:
-                weak.write(model)
-                options = replace(options, told=weak.document())
             job = BuildJob(
                 model=model,
                 engine_path=path,
-                options=options,
+                # The all-FP32 plan is the baseline, which never uses TF32.
+                options=replace(self._options, tf32=self._options.tf32 and bool(plan.reduced_groups)),
                 samples=(space.samples("search"), space.samples("held_out")),
                 timeout_s=self._timeout_s,
                 alone=self._bench.gpu is not None and self._bench.gpu.is_jetson,
             )
             built = self._bench.worker.call(job, self._timeout_s + _GRACE_S)
         finally:
-            for written in (model, model.with_name(f"{model.name}.data")):
-                written.unlink(missing_ok=True)
+            model.unlink(missing_ok=True)
         return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:

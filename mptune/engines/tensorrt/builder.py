@@ -28,7 +28,6 @@ from mptune.engines.tensorrt.library import (
     parser_failure,
     skipped_tactics,
 )
-from mptune.engines.tensorrt.weak import LayerPrecisions, Told
 from mptune.errors import SettingsError
 from mptune.files import whole_file
 from mptune.settings import ShapeRange, TensorRtSettings
@@ -143,8 +142,6 @@ class BuildOptions:
     timing_cache: Path | None = None
     plugins: tuple[Path, ...] = ()
     """Libraries with plugins of the user's."""
-    told: Told | None = None
-    """The precision of each layer, where TensorRT has no strong types."""
 
 
 @dataclass(frozen=True)
@@ -178,46 +175,37 @@ def build_engine(
     clock: Callable[[], float] = time.monotonic,
     objects: BuildObjects | None = None,
 ) -> BuiltEngine:
-    """Parse a typed model as a strongly typed network and build it; with ``options.told`` by layers, then check it.
+    """Parse a typed model as a strongly typed network and build it.
 
     The engine takes the shapes of all samples and is tuned for those of the first. After ``timeout_s`` TensorRT is
-    asked to stop; it checks between steps only, and 8.6 never, so that the caller needs a deadline of its own.
+    asked to stop; it checks between steps only, so that the caller needs a deadline of its own.
     """
     trt = library.trt
     log = open_log(trt)
     objects = BuildObjects() if objects is None else objects
     shared = None if options.timing_cache is None or library.is_rtx else TimingCache(options.timing_cache)
-    monitor = None if library.is_weak else _monitor_class(trt)(clock() + timeout_s, report, clock)
-    precisions = None if options.told is None else LayerPrecisions(library, options.told)
-    while True:
-        builder, network, _ = parse_network(library, model, log, objects)
-        _check_inputs(network, samples)
-        config = builder.create_builder_config()
-        objects.append(config)
-        _configure(library, config, options)
-        profile = builder.create_optimization_profile()
-        objects.append(profile)
-        if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
-            raise build_failure(log.errors, log.warnings, "TensorRT refuses the optimization profile")
-        warnings = [] if shared is None else shared.attach(config, log)
-        objects += [shared, monitor]
-        if monitor is not None:
-            config.progress_monitor = monitor
-        if precisions is not None:
-            precisions.tell(network, config)
-        memory = builder.build_serialized_network(network, config)
-        objects.append(memory)
-        if monitor is not None and monitor.cancelled:
-            raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
-        if memory is not None and memory.nbytes:
-            break
-        precisions = None if precisions is None else precisions.next
-        if precisions is None:
-            raise build_failure(log.errors, log.warnings)
+    builder, network, _ = parse_network(library, model, log, objects)
+    _check_inputs(network, samples)
+    config = builder.create_builder_config()
+    objects.append(config)
+    _configure(library, config, options)
+    profile = builder.create_optimization_profile()
+    objects.append(profile)
+    if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
+        raise build_failure(log.errors, log.warnings, "TensorRT refuses the optimization profile")
+    warnings = [] if shared is None else shared.attach(config, log)
+    objects.append(shared)
+    monitor = _monitor_class(trt)(clock() + timeout_s, report, clock)
+    config.progress_monitor = monitor
+    objects.append(monitor)
+    memory = builder.build_serialized_network(network, config)
+    objects.append(memory)
+    if monitor.cancelled:
+        raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
+    if memory is None or not memory.nbytes:
+        raise build_failure(log.errors, log.warnings)
     if shared is not None:
         warnings += shared.save(config)
-    if precisions is not None:
-        warnings += precisions.check(memory, log, _usual_shapes(network, samples[0]))
     return BuiltEngine(memory, (*library.warnings, *warnings, *skipped_tactics(log.warnings)))
 
 
@@ -231,13 +219,8 @@ def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects
     objects = BuildObjects() if objects is None else objects
     builder = made(lambda: trt.Builder(log), log)
     objects += [log, builder]
-    # TensorRT 11 has no other networks than strongly typed ones: it accepts the flag and ignores it. 8.6 has none.
-    flags = trt.NetworkDefinitionCreationFlag
-    if library.is_weak:
-        flag = 1 << int(flags.EXPLICIT_BATCH)
-    else:
-        flag = 1 << int(flags.STRONGLY_TYPED)
-    network = builder.create_network(flag)
+    # TensorRT 11 has no other networks: it accepts the flag and ignores it.
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     objects += [network, parser]
     if not parser.parse_from_file(str(model)):
@@ -250,13 +233,11 @@ def _complaint(parser_error: Any) -> ParserComplaint:
 
     # Of an attribute that it does not support it names no node, but its function is called by the operator.
     importer = str(parser_error.func() or "").removeprefix("import")
-    has_names = hasattr(parser_error, "node_name")  # 8.6 has not
-    operator = parser_error.node_operator() if has_names else ""
     return ParserComplaint(
         code=parser_error.code().name,
         words=parser_error.desc() or "",
-        node=parser_error.node_name() or "" if has_names else "",
-        operator=operator or (importer if onnx.defs.has(importer) else ""),
+        node=parser_error.node_name() or "",
+        operator=parser_error.node_operator() or (importer if onnx.defs.has(importer) else ""),
     )
 
 
@@ -330,12 +311,6 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
             f"names {unknown[0]!r}, which is no dynamic input", f"dynamic inputs: {names}", setting="shapes"
         )
     return needed
-
-
-def _usual_shapes(network: Any, sample: Feed) -> dict[str, tuple[int, ...]]:
-    """Of the dynamic inputs."""
-    tensors = [network.get_input(position) for position in range(network.num_inputs)]
-    return {tensor.name: sample[tensor.name].shape for tensor in tensors if -1 in tuple(tensor.shape)}
 
 
 def _set_values(profile: Any, name: str, values: Sequence[np.ndarray]) -> None:

@@ -22,7 +22,7 @@ from mptune.engines.jobs.outputs import OutputsJob, RepeatJob, Run
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, engine_faults
 from mptune.engines.tensorrt.library import Kind, install_line, load_library, made, open_log
-from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession, cast_feed
+from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.files import whole_file
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision
 from mptune.processes.child import WorkerState
@@ -246,13 +246,7 @@ class TensorRtEngine:
         """See ``ComparesSessions``: about layers in another type than the plan says."""
         assert isinstance(candidate, TensorRtSession)
         assert isinstance(baseline, TensorRtSession)
-        return type_warnings(self.nodes, session_layers(candidate), session_layers(baseline))
-
-
-def session_layers(session: TensorRtSession) -> tuple[Layer, ...]:
-    """The layers of an open engine, by the nodes of the user's model."""
-    layers, names = read_layers(session.information()), session.options.names
-    return tuple(replace(each, nodes=tuple(names.get(node, node) for node in each.nodes)) for each in layers)
+        return type_warnings(self.nodes, read_layers(candidate.information()), read_layers(baseline.information()))
 
 
 def _outlines(paths: tuple[Path, ...]) -> tuple[Feed, ...]:
@@ -290,7 +284,7 @@ class EngineProfileJob:
         for _ in range(PROFILED_RUNS):
             profiler.start_execution()
             watch.run_once()
-        return layer_times(profiler.executions, session_layers(session))
+        return layer_times(profiler.executions, read_layers(session.information()))
 
 
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
@@ -388,7 +382,7 @@ def _renamed(session: TensorRtSession, names: ModelNames) -> Run:
     outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
 
     def run(feed: Feed) -> Outputs:
-        values = session.run({name: cast_feed(feed[ours], name, types[name]) for name, ours in inputs.items()})
+        values = session.run({name: _cast(feed[ours], name, types[name]) for name, ours in inputs.items()})
         return {ours: values[name] for ours, name in outputs.items()}
 
     return run
@@ -403,3 +397,17 @@ def _pairs(what: str, wanted: Sequence[str], names: Sequence[str], others: Seque
         raise EngineError(FailureKind.ERROR, text)
     by_place = dict(zip(names, others, strict=True))
     return {name: by_place[name] for name in wanted}
+
+
+def _cast(array: np.ndarray, name: str, dtype: np.dtype[np.generic]) -> np.ndarray:
+    """A feed in the type of the engine's input: other widths of floats, and of integers that keep their values."""
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind == dtype.kind == "f":
+        return array.astype(dtype)
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        cast = array.astype(dtype)
+        if np.array_equal(cast, array):
+            return cast
+        raise EngineError(FailureKind.ERROR, f"input {name!r} is of type {dtype}, which does not hold all its values")
+    return array  # The session says what it wants.

@@ -21,7 +21,6 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.ort.session import classify as classify_cuda
-from mptune.graph.writing.weak import WEAK_BRANCHES
 from mptune.targets.detect import Gpu, cuda_series
 
 _ALIGNMENT = 256
@@ -101,11 +100,6 @@ class Library:
         """Whether this is TensorRT-RTX."""
         return self.kind == "tensorrt-rtx"
 
-    @property
-    def is_weak(self) -> bool:
-        """Whether it has no strong typing, so that a plan is the precision of each layer."""
-        return is_weak(self.kind, self.version)
-
 
 def is_installed(kind: Kind) -> bool:
     """Whether the package is there; its libraries may still be missing."""
@@ -151,19 +145,12 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
             message = f"TensorRT-RTX {version} is too old, mptune needs 1.7: pip install --upgrade tensorrt-rtx"
             raise EngineError(FailureKind.UNSUPPORTED, message)
         return ()
-    if is_weak(kind, version):
-        return (
-            f"TensorRT {version} has no strongly typed networks: a plan is built as layer precisions, and fails where"
-            " the engine is not what it says",
-        )
     if number < _FIRST_VERSION:
-        names = [name for name, branch in WEAK_BRANCHES.items() if branch.least <= number < branch.below]
-        export = f", or only export a plan for it: `mptune export RUN --for {names[0]}`" if names else ""
+        export = ", or export a plan for it: `mptune export RUN --for tensorrt-8`" if number[0] == 8 else ""
         raise EngineError(
             FailureKind.UNSUPPORTED,
-            f"TensorRT {version} has no strongly typed networks, mptune measures with 10.0 or later, and with 8.6 by"
-            " layer precisions (JetPack 6.0 brings 8.6, JetPack 5.1 8.5): on a Jetson update to JetPack 6.1 (TensorRT"
-            f" 10.3) or later{export}",
+            f"TensorRT {version} has no strongly typed networks, mptune measures with 10.0 or later: on a Jetson update"
+            f" to JetPack 6.1 (TensorRT 10.3) or later{export}",
         )
     if number < _FULLY_TYPED:
         return (
@@ -173,11 +160,6 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
     if number[0] > _LAST_KNOWN_MAJOR:
         return (f"TensorRT {version} is newer than any that this mptune was written for: upgrade mptune",)
     return ()
-
-
-def is_weak(kind: Kind, version: str) -> bool:
-    """Whether a version that mptune measures with has weakly typed networks alone: 8.6."""
-    return kind == "tensorrt" and version.startswith("8.6.")
 
 
 def open_log(trt: Any) -> Any:

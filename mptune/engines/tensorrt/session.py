@@ -86,22 +86,6 @@ class EngineOptions:
     """Libraries with plugins of the user's."""
     fp64_inputs: frozenset[str] = frozenset()
     """Inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Node of the file that was built -> node of the user's model, where they have other names."""
-
-
-def cast_feed(array: np.ndarray, name: str, dtype: np.dtype[np.generic]) -> np.ndarray:
-    """A feed in the type of the engine's input: other widths of floats, and of integers that keep their values."""
-    if array.dtype == dtype:
-        return array
-    if array.dtype.kind == dtype.kind == "f":
-        return array.astype(dtype)
-    if array.dtype.kind in "iu" and dtype.kind in "iu":
-        cast = array.astype(dtype)
-        if np.array_equal(cast, array):
-            return cast
-        raise EngineError(FailureKind.ERROR, f"input {name!r} is of type {dtype}, which does not hold all its values")
-    return array  # The session says what it wants.
 
 
 @dataclass
@@ -317,8 +301,6 @@ class TensorRtSession:
                 # TensorRT has no FP64: its parser declares such inputs FP32 (onnx-tensorrt's ModelImporter).
                 self._warn(f"input {name!r} is FP64, and FP32 in the engine: give FP32 where you deploy it")
                 array = array.astype(np.float32)
-            if self.library.is_weak:
-                array = cast_feed(array, name, wanted)  # 8.6's parser declares INT64 inputs INT32
             if array.dtype != wanted:
                 text = f"input {name!r} is of type {wanted}, and {array.dtype} was given"
                 raise EngineError(FailureKind.ERROR, text)

@@ -9,7 +9,7 @@ a Clip before the Cast of a mask that is made of constants beyond the range (``m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,19 +95,7 @@ class Rewriter:
         Args:
             metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
         """
-        if len(self.exported_files(plan, path, metadata)) == 1:
-            return write_bytes(path, serialized(*self._typed(plan, inline, metadata)))
-        data_path = path.with_name(path.name + ".data")
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with (  # The last ends first, so the data have their name before the model has.
-                whole_file(path) as model_file,
-                whole_file(data_path) as data_file,
-                data_file.open("wb") as data,
-                model_file.open("wb") as file,
-            ):
-                file.writelines(serialized(*self._typed(plan, in_file(data, data_path.name), metadata)))
-        return path
+        return write_self_contained(lambda store: self._typed(plan, store, metadata), path)
 
     def exported_files(
         self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None
@@ -238,6 +226,29 @@ class Rewriter:
         nodes = self._model.nodes
         casts = {key: (nodes[cast.index].name, cast.result) for key, cast in folds.adopted.items()}
         return _FoldedNames(read, casts, sources)
+
+
+def write_self_contained(
+    typed: Callable[[ConstantStore], tuple[onnx.ModelProto, list[LargeConstant]]], path: Path
+) -> Path:
+    """Write a model that holds its constants; past 2 GiB they lie in ``path`` + ``.data``.
+
+    Args:
+        typed: the model with its constants in a store, and those whose data are still to be written.
+    """
+    if serialized_size(*typed(inline)) <= SELF_CONTAINED_LIMIT:
+        return write_bytes(path, serialized(*typed(inline)))
+    data_path = path.with_name(path.name + ".data")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (  # The last ends first, so the data have their name before the model has.
+            whole_file(path) as model_file,
+            whole_file(data_path) as data_file,
+            data_file.open("wb") as data,
+            model_file.open("wb") as file,
+        ):
+            file.writelines(serialized(*typed(in_file(data, data_path.name))))
+    return path
 
 
 def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:

@@ -40,8 +40,7 @@ from mptune.tuning.record.attributes import (
     read_notes,
 )
 from mptune.tuning.record.owner import Heartbeats, is_dead
-from mptune.tuning.record.readable import is_readable_note, is_readable_trial
-from mptune.tuning.record.storage import batch, close_storage, damaged, storing
+from mptune.tuning.record.storage import batch, close_storage, storing
 from mptune.tuning.record.study_trials import Proposal, StudyTrials
 from mptune.tuning.sampler.plan_rows import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
@@ -80,18 +79,9 @@ class StudyRecord:
         self._heartbeats = Heartbeats(storage, study._study_id)
         self.space = space
         self.trials = StudyTrials(study, where, space, metric)
-        self._refuse_unreadable()
         self._names = ParameterNames(space.groups, self.trials.every())
         self._evaluations: tuple[Sequence[FrozenTrial], tuple[Evaluation, ...]] = ((), ())  # of these settled trials
         self.metric = metric
-
-    def _refuse_unreadable(self) -> None:
-        for key, value in self.notes("").items():
-            if not is_readable_note(key, value):
-                raise damaged(f"the note {key!r}", self._where)
-        for trial in self.trials.every():
-            if not is_readable_trial(trial):
-                raise damaged(f"trial {trial.number}", self._where)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -106,7 +96,7 @@ class StudyRecord:
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         return tuple(
-            (self.trials.plan_of(t), origin_of(t.user_attrs), Failure.from_json(t.user_attrs[FAILURE]))
+            (self.trials.plan_of(t), origin_of(t.user_attrs), self.trials.failure_of(t))
             for t in self.trials.failed()
             if FAILURE in t.user_attrs
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,12 +12,20 @@ from urllib.parse import quote
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+from optuna.trial import FrozenTrial
 
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.identity import refuse_other
-from mptune.tuning.record.backends.journal import UNREADABLE, refuse_damage, remove_stale_locks, repair_journal
+from mptune.tuning.record.backends.journal import (
+    UNREADABLE,
+    JournalLock,
+    damaged_line,
+    line_of_attribute,
+    remove_stale_locks,
+)
+from mptune.tuning.sampler.trials import JSON_MARK
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -139,9 +147,10 @@ class _BatchedFile(BaseJournalBackend):
     """Optuna's journal file, which goes to the disk once for a whole batch: Optuna syncs it after every record."""
 
     def __init__(self, path: Path) -> None:
-        # An open lock, not a symbolic link: symbolic links need privileges on Windows and fail on some mounts.
-        self._file = JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path)))
+        self._file = JournalFileBackend(str(path), lock_obj=JournalLock(path))
         self._batch: list[dict[str, Any]] | None = None
+        self.line = 1
+        """The line of the file that is read, or carried out, next."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         if self._batch is None:
@@ -149,9 +158,13 @@ class _BatchedFile(BaseJournalBackend):
         else:
             self._batch += logs
 
-    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
-        # Within a batch nothing is read: its own records would come behind those of other processes.
-        return self._file.read_logs(log_number_from) if self._batch is None else ()
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        if self._batch is not None:  # Its own records would come behind those of other processes.
+            return
+        self.line = log_number_from + 1
+        for record in self._file.read_logs(log_number_from):
+            yield record
+            self.line += 1
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -171,29 +184,23 @@ class _Journal(JournalStorage):
 
     def __init__(self, path: Path) -> None:
         self.file = _BatchedFile(path)
-        super().__init__(self.file)
+        try:
+            super().__init__(self.file)
+        except UNREADABLE as error:
+            raise damaged_line(path, self.file.line) from error
 
 
-def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tuple[BaseStorage, str | None]:
-    """Open Optuna's storage: a database, or the journal for None; and a warning where something had to be repaired.
+def open_storage(url: str | None, journal: Path, *, is_locked: bool = True) -> BaseStorage:
+    """Open Optuna's storage: a database, or the journal for None.
 
-    ``repair``: the caller holds the run directory's lock, so what a dead process left in a journal may be cleaned up.
+    ``is_locked``: the caller holds the run directory's lock, so locks that dead processes left may be deleted.
     """
     if url is not None:
-        return cast("BaseStorage", _open_database(url)), None
-    copy = None
-    if repair:
+        return cast("BaseStorage", _open_database(url))
+    if is_locked:
         remove_stale_locks(journal)
-        copy = repair_journal(journal)
     with storing(str(journal)):
-        try:
-            storage = _Journal(journal)
-        except UNREADABLE:
-            refuse_damage(journal)
-            raise
-    if copy is None:
-        return storage, None
-    return storage, f"the last record of {journal.name} was torn and has been cut off; the old file is {copy.name}"
+        return _Journal(journal)
 
 
 def close_storage(storage: BaseStorage) -> None:
@@ -247,14 +254,16 @@ def storing(where: str) -> Iterator[None]:
         ) from error
 
 
-def damaged(what: str, where: str) -> RunError:
-    """The ``RunError`` for a part of a study that is not what mptune writes."""
-    is_journal = "://" not in where
-    hint = f"`mptune report {Path(where).parent} --repair` sets damaged lines aside and keeps the rest"
-    return RunError(
-        f"damaged: {where}: {what} cannot be read",
-        hint if is_journal else "restore the database from a backup, or start over with --fresh",
-    )
+def damaged_trial(trial: FrozenTrial, attribute: str, where: str) -> RunError:
+    """The ``RunError`` for an attribute of a trial that is not what mptune writes."""
+    what = f"{attribute.removeprefix(JSON_MARK)} of trial {trial.number}"
+    if "://" in where:
+        return RunError(
+            f"{where} is damaged: {what} cannot be read",
+            "restore the database from a backup, or start over with --fresh",
+        )
+    journal = Path(where)
+    return damaged_line(journal, line_of_attribute(journal, trial._trial_id, attribute), what)
 
 
 def _line(error: BaseException) -> str:

@@ -60,22 +60,21 @@ def open_study(
     sampler: str | None = None,
     seed: int = 0,
     is_shared: bool = False,
-) -> tuple[StudyRecord, tuple[str, ...]]:
+) -> StudyRecord:
     """Create the study of a run, or open the one that is there.
 
     Each metric has a study of its own, since the values that samplers see are the metric's. A new one takes over
     what the others of the same run know, where the statistics stored there hold the metric.
 
-    The caller holds the lock of the run directory or, where the journal ``is_shared``, shares it: nothing is repaired
-    then. The identity is what a study of this run must have been made with. Returned beside the record: warnings about
-    what had to be repaired.
+    The caller holds the lock of the run directory or, where the journal ``is_shared``, shares it. The identity is what
+    a study of this run must have been made with.
 
     Raises:
         RunError: the storage cannot be opened or written, or holds another run under this name.
         SettingsError: there is no such sampler.
     """
     with _quiet():
-        storage, repaired = open_storage(url, journal, repair=not is_shared)
+        storage = open_storage(url, journal, is_locked=not is_shared)
         where = str(journal) if url is None else without_secrets(url)
         with storing(where):
             siblings = [other for other in optuna.get_all_study_names(storage) if other.startswith(f"{name}/")]
@@ -89,7 +88,7 @@ def open_study(
             for other in others:
                 _adopt(study, other, record.states(), metric)
         study.sampler = make_sampler(sampler, derive_seed(seed, len(record.trials.every())))
-    return record, () if repaired is None else (repaired,)
+    return record
 
 
 def _create_study(*, study_name: str, storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
@@ -107,10 +106,10 @@ def _create_study(*, study_name: str, storage: BaseStorage, sampler: BaseSampler
 
 
 def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url: str | None = None) -> StudyRecord:
-    """Open the study of a run to read it only: nothing is repaired or written, so no lock is needed."""
+    """Open the study of a run to read it only: nothing is written, so no lock is needed."""
     if url is None and not journal.exists():
         raise RunError(f"{journal} is missing: the run holds no study yet", "let `mptune search` go on with it first")
-    storage, _ = open_storage(url, journal, repair=False)
+    storage = open_storage(url, journal, is_locked=False)
     where = str(journal) if url is None else without_secrets(url)
     with storing(where):
         try:
@@ -123,16 +122,16 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
 
 
 def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
-    """Whether any study of a run, of whatever metric or device, holds a plan that was evaluated, or that failed.
+    """Whether any study of a run, of whatever metric, holds a plan that was evaluated, or that failed.
 
     In a database a plan that another process has in work counts, too.
     """
     where = str(journal) if url is None else without_secrets(url)
-    storage, _ = open_storage(url, journal, repair=False)
+    storage = open_storage(url, journal, is_locked=False)
     done = (TrialState.COMPLETE, TrialState.PRUNED)
     with storing(where):
         for study in storage.get_all_studies():
-            if not study.study_name.startswith((f"{name}/", f"{name}@")):
+            if not study.study_name.startswith(f"{name}/"):
                 continue
             if storage.get_all_trials(study._study_id, False, done):
                 return True
@@ -149,7 +148,7 @@ def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = N
     record.close()
     memory = optuna.storages.InMemoryStorage()
     with _quiet():
-        storage, _ = open_storage(url, journal, repair=False)
+        storage = open_storage(url, journal, is_locked=False)
         optuna.copy_study(from_study_name=f"{name}/{metric}", from_storage=storage, to_storage=memory)
         return optuna.load_study(study_name=f"{name}/{metric}", storage=memory)
 
@@ -179,8 +178,8 @@ def copy_study(name: str, url: str, journal: Path) -> None:
     """Copy what a database holds of a run, every metric's study, into a journal file of its own."""
     where = without_secrets(url)
     with _quiet():
-        source, _ = open_storage(url, journal)
-        target, _ = open_storage(None, journal)
+        source = open_storage(url, journal)
+        target = open_storage(None, journal)
         with storing(where):
             studies = [study for study in optuna.get_all_study_names(source) if study.startswith(f"{name}/")]
             for study in studies:
@@ -220,7 +219,7 @@ def settle_study(name: str, identity: Mapping[str, Any], url: str) -> str:
 
 def kept_identities(name: str, url: str) -> list[tuple[str, dict[str, Any]]]:
     """The studies in a database whose names begin so, without their metrics, and their identities; the latest first."""
-    storage, _ = open_storage(url, Path())
+    storage = open_storage(url, Path())
     with storing(without_secrets(url)):
         studies = sorted(storage.get_all_studies(), key=lambda study: -study._study_id)
     storage.remove_session()

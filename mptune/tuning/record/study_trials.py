@@ -10,6 +10,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure, FailureKind
+from mptune.errors import PlanError
+from mptune.files import READ_ERRORS
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.record.attributes import (
@@ -22,10 +24,12 @@ from mptune.tuning.record.attributes import (
     by_group,
     origin_of,
 )
-from mptune.tuning.record.readable import DAMAGE, read_evaluation
-from mptune.tuning.record.storage import damaged, storing
+from mptune.tuning.record.storage import damaged_trial, storing
 from mptune.tuning.sampler.trials import PLAN_ATTR
 from mptune.tuning.space import SearchSpace
+
+_DAMAGE = (*READ_ERRORS, AssertionError, RecursionError, PlanError)
+"""What making something of a damaged attribute can raise."""
 
 _SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 _FINISHED = (*_SETTLED, TrialState.FAIL)
@@ -104,11 +108,19 @@ class StudyTrials:
         """What was recorded of a trial's plan, by the study's metric."""
         if trial.number not in self._decoded:
             try:
-                evaluation = read_evaluation(trial.user_attrs[EVALUATION])
-            except DAMAGE as error:
-                raise damaged(f"the evaluation of trial {trial.number}", self._where) from error
-            self._decoded[trial.number] = evaluation.with_metric(self._metric)
+                evaluation = Evaluation.from_json(trial.user_attrs[EVALUATION]).with_metric(self._metric)
+                evaluation.to_point()  # with the figures that every reader asks for
+            except _DAMAGE as error:
+                raise damaged_trial(trial, EVALUATION, self._where) from error
+            self._decoded[trial.number] = evaluation
         return self._decoded[trial.number]
+
+    def failure_of(self, trial: FrozenTrial) -> Failure:
+        """What was recorded of a trial whose plan failed."""
+        try:
+            return Failure.from_json(trial.user_attrs[FAILURE])
+        except _DAMAGE as error:
+            raise damaged_trial(trial, FAILURE, self._where) from error
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""

@@ -43,10 +43,9 @@ from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plan
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import group_as_searched, load_copy, target_copy
 from mptune.tuning.runs.result import front_of, read_record
-from mptune.tuning.runs.seals import NEEDED, present_names, refuse_damaged
+from mptune.tuning.runs.sample_files import refuse_damaged, sample_files
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import SearchSpace, Seed
-from mptune.tuning.steps.kernels import KERNELS_JSON
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import describe_device
 from mptune.tuning.steps.remeasure import measure_again, missing, rounds_needed
@@ -184,7 +183,7 @@ class ConfirmRun(MeasuringRun):
             )
 
     def _open_study(self, space: SearchSpace) -> None:
-        repaired = self._hold(
+        self._hold(
             open_study(
                 space,
                 name=STUDY,
@@ -193,7 +192,7 @@ class ConfirmRun(MeasuringRun):
                 journal=self.directory.journal,
             )
         )
-        self._warn(*repaired, *check_metrics(self.record, self._metric[:1], self._metric[1]))
+        self._warn(*check_metrics(self.record, self._metric[:1], self._metric[1]))
 
     # -- measuring ----------------------------------------------------------------------------------------------
 
@@ -296,11 +295,8 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
     """
     own = [directory.path.resolve() / name for name in ("data", "engines", "logs")]
     workspace = Workspace((run.weights / "model.onnx").resolve(), run.weights, *own)
-    lent = [(run.data / name, workspace.data_dir / name) for name in present_names(run.data) if name != KERNELS_JSON]
-    absent = next((run.data / name for name in NEEDED if not (run.data / name).is_file()), None)
-    if absent is not None:
-        raise RunError(f"{absent} is missing: the run is not whole", "pack it where it was made: `mptune export RUN`")
     refuse_damaged(run.data)
+    lent = [(path, workspace.data_dir / path.name) for path in sample_files(run.data)]
     try:
         with writing(directory.path):
             for folder in own:

@@ -74,11 +74,10 @@ class MeasuringRun:
             profile_sha256=None if profile is None else profile.figures_sha256,
         )
 
-    def _hold(self, opened: tuple[StudyRecord, tuple[str, ...]]) -> tuple[str, ...]:
-        """Take a study that was opened, to be closed at the end; what had to be repaired in it."""
-        self.record, repaired = opened
-        self._stack.callback(self.record.close)
-        return repaired
+    def _hold(self, record: StudyRecord) -> None:
+        """Take a study that was opened, to be closed at the end."""
+        self.record = record
+        self._stack.callback(record.close)
 
     def _check_engine(self, settings: SearchSettings, origin: FindingOrigin) -> None:
         """Keep in run.json whether the all-FP32 engine agrees with the reference."""

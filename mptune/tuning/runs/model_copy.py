@@ -28,7 +28,7 @@ from mptune.rundir import RunDirectory
 from mptune.tuning.record.backends.journal import copy_journal
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import copy_study
-from mptune.tuning.runs.seals import refuse_damaged
+from mptune.tuning.runs.sample_files import refuse_damaged
 
 MODEL_FILE = "model.onnx"
 

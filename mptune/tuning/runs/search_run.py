@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from mptune.choice import Choice
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.tasks import law_metric
-from mptune.diagnosis.sizes import chosen_sweep
+from mptune.data.plausibility import size_findings
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
-from mptune.files import read_bytes, write_bytes, write_json
+from mptune.files import read_bytes, write_bytes, write_json, writing
 from mptune.finding import Finding
 from mptune.graph.grouping.apart import KIND
 from mptune.graph.grouping.grouped import GroupedModel
@@ -53,7 +51,7 @@ from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import keep_model, keep_target
 from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
-from mptune.tuning.runs.seals import seal
+from mptune.tuning.runs.sample_files import damaged_file
 from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
@@ -114,19 +112,20 @@ class SearchRun(MeasuringRun):
         named = load_space(self._settings.space)
         self.grouped = GroupedModel(self._model, self._find_groups(named))
         self.file = self._begin(named)
-        data, other_sizes = load_data(self._settings, self.grouped)
+        data = load_data(self._settings, self.grouped)
         self._keep(data, named)
         samples = split_data(data, self._settings)
         observations = self._observe(samples)
-        about_data = self._check_data(samples, observations)
+        one_size = size_findings(data.samples, self._model.inputs, self._settings.shapes)
+        about_data = (*self._check_data(samples, observations), *one_size)
         hazards = self._split(observations)
         self._settle_study()
         space = search_space(self._workload, named, hazards, observations, self._kernels)
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
-        repaired = self._open_study(space)
-        self._warn(*repaired)
+        incomparable = self._open_study(space)
+        self._warn(*incomparable)
         self._tune()
         self._confirm()
         self._check_begun(self._limits)
@@ -137,25 +136,13 @@ class SearchRun(MeasuringRun):
             reasons = with_reasons(self._workload, reasons, hazards, self._settings.metric, self.record.baseline())
         host = () if self.environment is None else self.environment.warnings
         about_model = *self._kernels.warnings, *space.warnings
-        warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *repaired)
+        warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *incomparable)
         self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
         front = self._front()
-        with faults.tolerated("errors at other sizes"):
-            front = self._at_other_sizes(front, other_sizes)
         return replace(front, warnings=(*front.warnings, *faults.warnings))
 
     def _front(self) -> Front:
         return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True)
-
-    def _at_other_sizes(self, front: Front, samples: Sequence[Sequence[Mapping[str, np.ndarray]]]) -> Front:
-        """The front, with what the chosen plan does at other sizes."""
-        shapes = self._settings.shapes
-        findings, unchecked = chosen_sweep(self._workload, self.grouped, front.chosen, shapes, samples)
-        if not findings and not unchecked:
-            return front
-        self._warn(*unchecked, *(finding.message for finding in findings))
-        self._save(findings=(*self.file.findings, *findings), warnings=(*self.file.warnings, *unchecked))
-        return self._front()
 
     def _check_data(self, samples: SampleSets, observations: Observations) -> tuple[Finding, ...]:
         """What is wrong with the samples, or shows on them; stops at errors, also of a run that skipped them before."""
@@ -276,12 +263,16 @@ class SearchRun(MeasuringRun):
         return Workload(self.grouped, self.directory.workspace(self._model.path.resolve()), self._settings.precisions)
 
     def _observe(self, samples: SampleSets) -> Observations:
-        """What the model shows on the samples, looked at once; samples that were lost meanwhile are written anew."""
+        """What the model shows on the samples, looked at once; its file is written last, when the data are prepared."""
         workspace, skip, precisions = self._workload.workspace, self._settings.skip_checks, self._settings.precisions
         kept = Observations.load(self.directory.observed_json)
         if kept is not None:
-            self._warn(*samples.repair(workspace, self._open_toolchain, skip=skip, precisions=precisions))
-            return kept
+            lost = damaged_file(workspace.data_dir)
+            if lost is None:
+                return kept
+            self._warn(f"{lost} is missing or damaged: the data are prepared again")
+            with writing(self.directory.observed_json):
+                self.directory.observed_json.unlink()
         self._warn(*samples.warnings, *(finding.message for finding in samples.findings))
         samples.save(workspace)
         toolchain = self._open_toolchain()
@@ -296,7 +287,6 @@ class SearchRun(MeasuringRun):
         }
         seen = observe(toolchain, self._listener, self._model, indices, skip=skip, meanwhile=ask)
         observations = check_memory(seen, self._model, self._target, measured=toolchain.latency_source == "measured")
-        seal(workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations
 
@@ -323,8 +313,9 @@ class SearchRun(MeasuringRun):
         return MissingKernels.load(self._workload.workspace.data_dir / KERNELS_JSON)
 
     def _open_study(self, space: SearchSpace) -> tuple[str, ...]:
+        """Open the study; what cannot be compared of its metrics."""
         settings = self._settings
-        repaired = self._hold(
+        self._hold(
             open_study(
                 space,
                 name=self.file.study,
@@ -338,7 +329,7 @@ class SearchRun(MeasuringRun):
             )
         )
         metrics = settings.metric, *settings.reported_metrics
-        return (*repaired, *check_metrics(self.record, metrics, settings.metric_function))
+        return check_metrics(self.record, metrics, settings.metric_function)
 
     def _confirm(self) -> None:
         """Measure what is missing of the confirmed front."""

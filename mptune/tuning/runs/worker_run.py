@@ -22,7 +22,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import group_as_searched, load_copy, target_copy
-from mptune.tuning.runs.seals import is_sealed, refuse_damaged
+from mptune.tuning.runs.sample_files import refuse_damaged
 from mptune.tuning.runs.search_run import SPACE_FILE, SearchRun
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
@@ -123,7 +123,7 @@ class WorkerRun(SearchRun):
 
     def _is_prepared(self) -> bool:
         file = self.directory.load()
-        if file is None or file.target is None or not is_sealed(self.directory.data):
+        if file is None or file.target is None:
             return False
         if self._toolchain is None:
             self.file = file

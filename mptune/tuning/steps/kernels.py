@@ -46,8 +46,8 @@ class MissingKernels(JsonForm):
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
-        """Read what ``save`` wrote; nothing where there is no file. Whether it holds something else, its hash says."""
-        hint = "copy the run directory again; where the search ran, the same `mptune search` asks the engine again"
+        """Read what ``save`` wrote; nothing where there is no file."""
+        hint = f"copy the run directory again, or delete {path.parent}: the same `mptune search` prepares it again"
         return read_form(cls, path, hint) or cls()
 
     def pins(self, grouped: GroupedModel, precision: Precision = Precision.FP16) -> dict[str, str]:

@@ -56,33 +56,16 @@ RTX_ONLY = {
 }
 """Named only where ``library.is_rtx``; TensorRT has some of them too, in its later versions."""
 
-WEAK_ONLY = {"BuilderFlag.FP16", "NetworkDefinitionCreationFlag.EXPLICIT_BATCH"}
-"""Named only where ``library.is_weak``."""
-
-NOT_IN_8_6 = {
-    "IBuilderConfig.progress_monitor",
-    "IProgressMonitor",
-    "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
-    "ParserError.node_name",
-    "ParserError.node_operator",
-}
-"""Named only where ``library.is_weak`` does not hold, or the object has the name."""
-
 RECORDED = ("10.0", "10.3", "10.16", "11.4")
 
 
+@cache
 def named() -> frozenset[str]:
     """``Class.member`` of every attribute that the code takes from TensorRT's module or from one of its objects."""
-    return names_in(tuple(SOURCES))
-
-
-@cache
-def names_in(sources: tuple[Path, ...], classes: tuple[tuple[str, str], ...] = ()) -> frozenset[str]:
-    """The same of some files, which may have more variables of certain classes."""
     found = set()
-    for path in sources:
+    for path in SOURCES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        aliases = CLASSES | dict(classes)
+        aliases = dict(CLASSES)
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 name = _name(node.value, aliases)
@@ -140,14 +123,14 @@ def test_the_code_names_what_it_should() -> None:
 
 def test_nothing_that_is_gone_in_11_is_named() -> None:
     gone = {name for name in recorded("10.16") - recorded("11.4") if "." in name or name[:1].isupper()}
-    assert gone & named() == WEAK_ONLY
+    assert not gone & named()
 
 
 @pytest.mark.tensorrt_rtx
 def test_tensorrt_rtx_has_every_name() -> None:
     import tensorrt_rtx as trt
 
-    assert sorted(named() - WEAK_ONLY - names_in_module(trt)) == []
+    assert sorted(named() - names_in_module(trt)) == []
 
 
 def test_tensorrt_lean_has_every_name_of_its_half() -> None:
@@ -160,9 +143,4 @@ def test_tensorrt_lean_has_every_name_of_its_half() -> None:
 
 @pytest.mark.parametrize("version", RECORDED)
 def test_recorded_versions_have_every_name(version: str) -> None:
-    assert sorted(named() - RTX_ONLY - WEAK_ONLY - recorded(version)) == []
-
-
-def test_8_6_has_every_name_that_is_used_there() -> None:
-    assert named() - RTX_ONLY - recorded("8.6") == NOT_IN_8_6
-    assert recorded("8.6") >= WEAK_ONLY
+    assert sorted(named() - RTX_ONLY - recorded(version)) == []

@@ -1,4 +1,4 @@
-"""Damage in the middle of a journal is named, and set aside on request: the rest stays what it was."""
+"""Damage in the middle of a journal is named by its line; other damaged files of a run are named, or made anew."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.data.metrics.parts import WORST_PART
 from mptune.errors import MptuneError, RunError
-from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.reasons.reasons import Grounds
-from mptune.tuning.record.backends.journal import damaged_lines, set_damage_aside
-from mptune.tuning.record.study import copy_to_memory
 from tests.conftest import searched_folder
 from tests.fakes import FAST, make_toolchain
 
@@ -66,65 +62,20 @@ def spoil(number: int, damage: Callable[[bytes], bytes]) -> None:
     JOURNAL.write_bytes(b"".join(lines))
 
 
-def evaluated(journal: Path) -> dict[str, tuple[dict[str, str], str]]:
-    """Plan of an evaluation -> the parameters of its trial, and the plan that the trial is said to be of."""
-    study = copy_to_memory(name="model", metric=WORST_PART, journal=journal)
-    found = {}
-    for trial in study.trials:
-        if "~evaluation" in trial.user_attrs:
-            plan = PrecisionPlan.from_json(trial.user_attrs["~evaluation"]["plan"])
-            found[plan.fingerprint] = (trial.params, trial.user_attrs.get("fingerprint", plan.fingerprint))
-    return found
-
-
-@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_of_every_kind_is_seen(damage: Callable[[bytes], bytes]) -> None:
+def test_the_line_is_named_and_nothing_is_changed(
+    place: Path, damage: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
     spoil(9, damage)
-    assert damaged_lines(JOURNAL) == (9,)
-
-
-def test_the_line_is_named_and_the_command_sets_it_aside(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = JOURNAL.read_bytes()
-    spoil(len(before.splitlines()) // 2, DAMAGE[1])
     spoiled = JOURNAL.read_bytes()
-    named = f"line {len(before.splitlines()) // 2} of {JOURNAL} is damaged"
+    named = f"line 9 of {JOURNAL} is damaged"
     with pytest.raises(RunError, match=named):
         search(9)
     assert main(["report", "model.mptune"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == f"error: {named}"
-    assert "`mptune report model.mptune --repair`" in hint
-    assert JOURNAL.read_bytes() == spoiled, "nothing is changed unasked"
-    assert main(["report", "model.mptune", "--repair"]) == 0
-    assert Path("model.mptune/study.journal.damaged-1").read_bytes() == spoiled
-    assert not damaged_lines(JOURNAL)
-    search(9)
-    assert main(["report", "model.mptune", "--repair"]) == 0
-    assert "nothing in the journal is damaged" in capsys.readouterr().err
-
-
-def test_where_a_line_is_lost_the_others_keep_their_meaning(place: Path) -> None:
-    known = evaluated(JOURNAL)
-    whole = JOURNAL.read_bytes()
-    codes = [json.loads(line)["op_code"] for line in whole.splitlines()]
-    first = codes.index(CREATE_TRIAL)
-    copy = Path("copy.journal")
-    lost = 0
-    for number, code in enumerate(codes[first:], first + 1):
-        if code != CREATE_TRIAL and number % 5:
-            continue
-        JOURNAL.write_bytes(whole)
-        spoil(number, DAMAGE[0])
-        shutil.copy(JOURNAL, copy)
-        set_damage_aside(copy)
-        now = evaluated(copy)
-        assert now.keys() <= known.keys()
-        for fingerprint, (parameters, said) in now.items():
-            assert said == fingerprint
-            assert parameters.items() <= known[fingerprint][0].items()
-        lost = max(lost, len(known) - len(now))
-    assert lost <= 1
+    assert "restore it from a copy" in hint
+    assert JOURNAL.read_bytes() == spoiled
 
 
 DISTRIBUTION = '{"name": "CategoricalDistribution", "attributes": {"choices": ["fp32", "fp16"]}}'
@@ -144,67 +95,39 @@ ODD = [
 def test_an_operation_that_cannot_be_carried_out_is_damage_too(
     place: Path, odd: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known, lines = evaluated(JOURNAL), JOURNAL.read_bytes().splitlines(keepends=True)
+    lines = JOURNAL.read_bytes().splitlines(keepends=True)
     number, trial = [k for k, line in enumerate(lines, 1) if json.loads(line)["op_code"] == CREATE_TRIAL][3], 3
     odd = {"op_code": odd["op_code"], "worker_id": "w", "trial_id": trial, **odd}
     lines.insert(number, json.dumps(odd, separators=(",", ":")).encode() + b"\n")  # as the trial runs
     JOURNAL.write_bytes(b"".join(lines))
     assert main(["report", "model.mptune"]) == 1
     assert f"line {number + 1} of {JOURNAL} is damaged" in capsys.readouterr().err
-    assert main(["report", "model.mptune", "--repair"]) == 0
-    assert evaluated(JOURNAL) == known
-
-
-def test_an_evaluation_that_is_none(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = JOURNAL.read_text()
-    assert '"latency":{' in text
-    JOURNAL.write_text(text.replace('"latency":{', '"latenzy":{'))
-    assert main(["report", "model.mptune"]) == 1
-    assert "cannot be read" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("value", ['"text"', "1" + "0" * 400])
-def test_a_statistic_that_is_no_number_is_named_and_set_aside(
-    place: Path, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known = evaluated(JOURNAL)
-    before, evaluation, after = JOURNAL.read_text().rpartition('"~evaluation"')
-    JOURNAL.write_text(before + evaluation + after.replace('"relative_l2":[', f'"relative_l2":[{value},', 1))
-    assert main(["report", "model.mptune"]) == 1
-    assert f"damaged: {JOURNAL}: " in capsys.readouterr().err
-    assert main(["report", "model.mptune", "--repair"]) == 0
-    assert len(evaluated(JOURNAL)) == len(known) - 1
 
 
 @pytest.mark.parametrize(
-    "odd",
+    ("old", "new"),
     [
-        {"op_code": 8, "trial_id": 3, "user_attr": {"attempt": []}},
-        {"op_code": 5, "trial_id": 3, "param_name": math.nan, "param_value_internal": 0, "distribution": DISTRIBUTION},
-        {"op_code": 9, "trial_id": 3, "system_attr": {"fixed_params": {"g000": 5}}},
-        {"op_code": 8, "trial_id": 3, "user_attr": {"~plan": {"g000": "fp99"}}},
-        {"op_code": 2, "study_id": 0, "user_attr": {"~confirm:0123:0": {"error": 10**400}}},
-        {"op_code": 2, "study_id": 0, "user_attr": {"~session:0123:0": [{"baseline": "b"}]}},
+        ('"latency":{', '"latenzy":{'),
+        ('"relative_l2":[', '"relative_l2":["text",'),
+        ('"relative_l2":[', f'"relative_l2":[{10**400},'),
     ],
 )
-def test_what_mptune_does_not_write_is_damage(
-    place: Path, odd: dict[str, object], capsys: pytest.CaptureFixture[str]
+def test_an_evaluation_that_is_none_is_named_by_its_line(
+    place: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known, lines = evaluated(JOURNAL), JOURNAL.read_text().splitlines()
-    number = [k for k, line in enumerate(lines, 1) if json.loads(line)["op_code"] == CREATE_TRIAL][3]
-    far = {"op_code": 8, "worker_id": "w", "trial_id": 10**12, "user_attr": {}}  # no so many trials were lost
-    lines[number:number] = [json.dumps({"worker_id": "w", **odd}), json.dumps(far)]
-    JOURNAL.write_text("\n".join(lines) + "\n")
+    before, evaluation, after = JOURNAL.read_text().rpartition('"~evaluation"')
+    JOURNAL.write_text(before + evaluation + after.replace(old, new, 1))
+    line = before.count("\n") + 1
     assert main(["report", "model.mptune"]) == 1
-    assert f"damaged: {JOURNAL}: " in capsys.readouterr().err
-    assert main(["report", "model.mptune", "--repair"]) == 0
-    assert evaluated(JOURNAL) == known
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: line {line} of {JOURNAL} is damaged: evaluation of trial 7 cannot be read"
+    assert "restore it from a copy" in hint
 
 
 def test_a_journal_that_is_a_directory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     JOURNAL.unlink()
     JOURNAL.mkdir()
-    for command in (["report", str(RUN)], ["report", str(RUN), "--repair"], ["pick", str(RUN), "--knee"]):
+    for command in (["report", str(RUN)], ["pick", str(RUN), "--knee"]):
         assert main(command) == 1
         assert f"{JOURNAL}: Is a directory" in capsys.readouterr().err
 

@@ -58,7 +58,7 @@ def record(open_record: OpenRecord, space: SearchSpace) -> StudyRecord:
 def test_several_storages_on_one_file_see_each_other(record: StudyRecord, space: SearchSpace, tmp_path: Path) -> None:
     evaluate(record, space)
     journal = tmp_path / "study.journal"
-    storages = [open_storage(None, journal, repair=False)[0], plain(journal), open_storage(None, journal)[0]]
+    storages = [open_storage(None, journal, is_locked=False), plain(journal), open_storage(None, journal)]
     (name,) = content(storages[0])
     for number, storage in enumerate(storages):
         study = optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
@@ -96,7 +96,7 @@ def test_a_power_cut_takes_no_outcome(
 
 def test_a_batch_that_fails_is_written(record: StudyRecord, space: SearchSpace, tmp_path: Path) -> None:
     journal = tmp_path / "study.journal"
-    storage, _ = open_storage(None, journal)
+    storage = open_storage(None, journal)
     (name,) = content(storage)
     study = optuna.load_study(study_name=name, storage=storage)
 

@@ -23,7 +23,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.attributes import OWNER
-from mptune.tuning.record.backends.journal import repair_journal
+from mptune.tuning.record.backends.journal import cut_torn_tail
 from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import _quiet, open_study, read_study
@@ -112,7 +112,7 @@ def test_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None
 def open_shared(folder: Path, space: SearchSpace) -> StudyRecord:
     url = f"sqlite:///{folder / 'study.db'}"
     journal = folder / "unused"
-    return open_study(space, name="shared", metric="relative_l2", identity={}, journal=journal, url=url)[0]
+    return open_study(space, name="shared", metric="relative_l2", identity={}, journal=journal, url=url)
 
 
 def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
@@ -180,7 +180,7 @@ def test_a_dead_process_loses_its_trials_in_a_shared_database(tmp_path: Path, sp
 from pathlib import Path
 from tests.tuning.conftest import make_small_space
 from mptune.tuning.record.study import open_study
-record, _ = open_study(make_small_space(8), name="shared", metric="relative_l2", identity={{}},
+record = open_study(make_small_space(8), name="shared", metric="relative_l2", identity={{}},
                        journal=Path("unused"), url={url!r})
 print(record.ask().plan.fingerprint)
 """
@@ -204,7 +204,7 @@ from tests.tuning.conftest import make_small_space
 
 folder = Path(sys.argv[1])
 space = make_small_space(8)
-record, _ = open_study(space, name="test", metric="relative_l2", identity={"model": SHA},
+record = open_study(space, name="test", metric="relative_l2", identity={"model": SHA},
                        journal=folder / "study.journal")
 toolchain = FakeToolchain(Law([g.id for g in space.groups]), delay_s=0.02, diary=folder / "diary")
 Tuner(record, space, toolchain, SearchSettings(budget=int(sys.argv[2])), Silent()).run()
@@ -238,53 +238,51 @@ def test_kill_9_loses_and_repeats_nothing(tmp_path: Path, open_record: OpenRecor
     assert all(count <= 3 for count in repeated)
 
 
-def test_a_torn_journal_opens(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+def test_a_torn_tail_is_cut_before_the_next_record(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
     journal = tmp_path / "study.journal"
     run(open_record(), space, make_toolchain(space), budget=6)
     whole = journal.read_bytes()
     known = {e.plan.fingerprint: e for e in open_record().evaluations()}
     last_line = len(whole) - len(whole.splitlines(keepends=True)[-1])
-    for number, cut in enumerate((1, 10, len(whole) - last_line - 1), 1):
+    for cut in (1, 10, len(whole) - last_line - 1):
         journal.write_bytes(whole[:-cut])
-        record, warnings = open_study(
-            space, name="test", metric="relative_l2", identity={"model": SHA}, journal=journal
-        )
-        assert "torn" in warnings[0]
-        assert (tmp_path / f"study.journal.torn-{number}").read_bytes() == whole[:-cut]
+        record = open_record()
+        assert journal.read_bytes() == whole[:-cut], "to open it changes nothing"
         record.heal(stale_after_s=0)
         assert {e.plan.fingerprint: e for e in record.evaluations()} == known
         run(record, space, make_toolchain(space), budget=8)
         assert open_record().spent == 8
 
 
-def test_a_whole_journal_is_left_alone(tmp_path: Path) -> None:
+def test_another_worker_goes_on_behind_a_torn_record(
+    open_record: OpenRecord, space: SearchSpace, tmp_path: Path
+) -> None:
+    """One is killed as it appends, or its disk is full, while others have the study open."""
+    journal = tmp_path / "study.journal"
+    record = open_record()
+    run(record, space, make_toolchain(space), budget=3)
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":8,"worker_id":"w","trial_')
+    record.set_note("after", 1)
+    assert open_record().note("after") == 1
+    assert all(line.endswith(b"}\n") for line in journal.read_bytes().splitlines(keepends=True))
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1}\n', b'{"a": "' + b"x" * 200_000 + b'"}\n{"b": 2}\n'])
+def test_a_whole_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
     journal = tmp_path / "j"
-    assert repair_journal(journal) is None
-    for content in (b"", b'{"a": 1}\n', b'{"a": "' + b"x" * 200_000 + b'"}\n{"b": 2}\n'):
-        journal.write_bytes(content)
-        assert repair_journal(journal) is None
-        assert journal.read_bytes() == content
+    journal.write_bytes(content)
+    cut_torn_tail(journal)
+    assert journal.read_bytes() == content
 
 
 @pytest.mark.parametrize("tail", [b'{"b"', b'{"b": 2}', b"\0" * 100, b"\0" * 70_000 + b"\n", b'"text"\n'])
-def test_a_torn_tail_is_cut(tmp_path: Path, tail: bytes) -> None:
+@pytest.mark.parametrize("before", [b"", b'{"a": 1}\n'])
+def test_a_torn_tail_is_cut(tmp_path: Path, before: bytes, tail: bytes) -> None:
     journal = tmp_path / "j"
-    journal.write_bytes(b'{"a": 1}\n' + tail)
-    copy = repair_journal(journal)
-    assert copy is not None
-    assert copy.read_bytes().endswith(tail)
-    assert journal.read_bytes() == b'{"a": 1}\n'
-
-
-def test_the_first_record_may_be_torn_but_another_file_is_not_touched(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    journal.write_bytes(b'{"a"')
-    assert repair_journal(journal) is not None
-    assert journal.read_bytes() == b""
-    journal.write_bytes(b"dear diary\ntoday\n")
-    with pytest.raises(RunError, match="not a search's journal"):
-        repair_journal(journal)
-    assert journal.read_bytes() == b"dear diary\ntoday\n"
+    journal.write_bytes(before + tail)
+    cut_torn_tail(journal)
+    assert journal.read_bytes() == before
 
 
 def test_a_stale_lock_does_not_stall(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:

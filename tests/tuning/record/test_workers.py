@@ -30,7 +30,7 @@ GROUPS, BUDGET = 10, 20
 
 def open_record(folder: Path) -> StudyRecord:
     space, journal = make_small_space(GROUPS), folder / "study.journal"
-    return open_study(space, name="shared", metric="relative_l2", identity={"model": SHA}, journal=journal)[0]
+    return open_study(space, name="shared", metric="relative_l2", identity={"model": SHA}, journal=journal)
 
 
 @dataclass

@@ -414,7 +414,7 @@ def long_journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a search of 120 evaluations over 16 groups: its front has more points than are confirmed."""
     space, journal = make_small_space(16), tmp_path_factory.mktemp("long") / "study.journal"
     settings = replace(SETTINGS, budget=120, sampler="tpe")
-    record, _ = open_study(space, name="test", metric="relative_l2", identity={"model": SHA}, journal=journal)
+    record = open_study(space, name="test", metric="relative_l2", identity={"model": SHA}, journal=journal)
     Tuner(record, space, make_toolchain(space), settings, Silent()).run()
     assert len(pareto(record.evaluations())) >= 9
     record.close()

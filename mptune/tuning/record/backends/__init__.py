@@ -1,1 +1,1 @@
-"""What a search adds to Optuna's storages: repair of a journal file, patience with a database."""
+"""What a search adds to Optuna's storages: a journal file that survives killed processes, patience with a database."""

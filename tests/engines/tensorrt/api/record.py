@@ -1,6 +1,6 @@
 """Writes the lists of names beside this file: what TensorRT's Python module holds, version by version.
 
-python -m tests.engines.tensorrt.api.record --clone PATH 8.5.3=8.5.txt v10.0.1=10.0.txt v10.3.0=10.3.txt
+python -m tests.engines.tensorrt.api.record --clone PATH v10.0.1=10.0.txt v10.3.0=10.3.txt
 python -m tests.engines.tensorrt.api.record --module tensorrt_bindings 11.4.txt
 
 The first form reads the bindings' sources (pybind11) in a clone of github.com/NVIDIA/TensorRT at a tag. The second asks
@@ -27,7 +27,6 @@ SOURCES = (
     "python/src/parsers/pyOnnx.cpp",
 )
 PYTHON = "python/packaging/bindings_wheel/tensorrt/__init__.py"
-PYTHON_TO_8_5 = "python/packaging/tensorrt/__init__.py"
 
 _DECLARATION = re.compile(
     r'py::(?:class_|enum_)<[^;]*?>\s*(?P<variable>\w+)?\s*[({]\s*(?P<scope>\w+)\s*,\s*"(?P<name>\w+)"'
@@ -38,8 +37,7 @@ _FUNCTION = re.compile(r'\bm\.def\(\s*"(\w+)"')
 
 def names_in_sources(clone: Path, tag: str) -> set[str]:
     """Everything that the bindings of one tag define."""
-    python = PYTHON_TO_8_5 if tag.startswith(("8.4", "8.5")) else PYTHON
-    found = set(re.findall(r"^def (\w+)\(", _show(clone, tag, python), re.MULTILINE))
+    found = set(re.findall(r"^def (\w+)\(", _show(clone, tag, PYTHON), re.MULTILINE))
     for path in SOURCES:
         source = re.sub(r"//[^\n]*", "", _show(clone, tag, path))
         found |= set(_FUNCTION.findall(source))
