@@ -130,16 +130,17 @@ def _kept(
     keep_fp32: Sequence[str], keep_bf16: Sequence[str], groups: Sequence[LayerGroup], model: Model
 ) -> dict[str, Precision]:
     """Group id -> the precision that patterns keep it in."""
-    kept = dict.fromkeys(_matched("--keep-bf16", keep_bf16, groups, model), Precision.BF16)
-    return kept | dict.fromkeys(_matched("--keep-fp32", keep_fp32, groups, model), Precision.FP32)
+    kept = dict.fromkeys(_matched("keep_bf16", keep_bf16, groups, model), Precision.BF16)
+    return kept | dict.fromkeys(_matched("keep_fp32", keep_fp32, groups, model), Precision.FP32)
 
 
-def _matched(option: str, patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model) -> list[str]:
+def _matched(setting: str, patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model) -> list[str]:
     """Ids of the groups that patterns mean."""
     matched = {pattern: match(pattern, groups) for pattern in patterns}
     for pattern, ids in matched.items():
         if not ids:
-            raise PlanError(f"{option} {pattern} matches nothing in {model.path}", close_patterns(pattern, groups))
+            text = f"{pattern} matches nothing in {model.path}"
+            raise PlanError(text, close_patterns(pattern, groups), setting=setting)
     return [group for ids in matched.values() for group in ids]
 
 

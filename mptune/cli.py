@@ -6,6 +6,7 @@ imported inside the commands, so that ``mptune --help`` takes milliseconds.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -20,9 +21,13 @@ from mptune._version import __version__
 from mptune.commands import comparing, demo, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, guarded, interrupted, reader_left
 from mptune.commands.options import panels, with_panels
-from mptune.errors import EXIT_NOT_MET, MptuneError, speak_of_options
+from mptune.errors import EXIT_NOT_MET, EXIT_USAGE, MptuneError
+from mptune.files import disk_error, is_disk_full
+from mptune.settings import option_name
 
 __all__ = ["app", "main"]
+
+EXIT_ERROR = 1
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -36,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A stream that was closed before the start (``2>&-``) is None in Python.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
-    with speak_of_options(), ending_signals_as_interrupts():
+    with ending_signals_as_interrupts():
         return _run(list(sys.argv[1:] if argv is None else argv))
 
 
@@ -58,15 +63,42 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return interrupted("")
     except Exception as error:
-        from mptune.commands.error_text import explain, is_usage
-
-        if invocation.debug and not is_usage(error):
+        message, hint, code = explain(error)
+        if invocation.debug and not _is_usage(error):
             shown = traceback.format_exception(error)
             sys.stderr.write("".join(shown[:-1] if isinstance(error, MptuneError) else shown))  # its text comes below
-        complaint = explain(error)
-        complain(f"{'' if complaint.exit_code == EXIT_NOT_MET else 'error: '}{complaint.message}", complaint.hint)
-        return complaint.exit_code
+        complain(f"{'' if code == EXIT_NOT_MET else 'error: '}{message}", hint)
     return code if isinstance(code, int) else 0
+
+
+def _is_usage(error: BaseException) -> bool:
+    """Whether Typer itself found the command line wrong (its exception classes moved between versions)."""
+    return hasattr(error, "format_message") and getattr(error, "exit_code", None) == EXIT_USAGE
+
+
+def explain(error: BaseException) -> tuple[str, str, int]:
+    """An exception as one line on what is wrong, one on what to do, and the exit code."""
+    if isinstance(error, MptuneError):
+        name = f"{option_name(error.setting)} " if error.setting else ""
+        return f"{name}{error.text}", error.hint, error.exit_code
+    if _is_usage(error):
+        context = getattr(error, "ctx", None)
+        command = "mptune" if context is None else context.command_path
+        return error.format_message(), f"`{command} --help` shows what is expected", EXIT_USAGE  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and is_disk_full(error):
+        # What is written to a run directory fails with its path (``full_disk_as_error``).
+        if error.filename:
+            return explain(disk_error(error, Path(error.filename)))
+        text = "disk full: the output, or a temporary file, cannot be written"
+        return text, "free some space, then run it again", EXIT_ERROR
+    if isinstance(error, PermissionError):
+        return f"not permitted: {error.filename}", "check who owns it, or give another path", EXIT_ERROR
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"a path is too long for this system: {error.filename}", "give a shorter one", EXIT_ERROR
+    words = " ".join(str(error).split())
+    text = f"unexpected {type(error).__name__}{': ' if words else ''}{words}"
+    hint = "this is a bug in mptune: run again with --debug for the traceback, and report it"
+    return text, hint, EXIT_ERROR
 
 
 def _print_version(wanted: bool) -> None:

@@ -18,10 +18,7 @@ A candidate that fails to build or to run is not an error but a value: ``mptune.
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,92 +32,33 @@ EXIT_NOT_MET = 3
 EXIT_STOPPED = 4
 """Exit code of a search that a finding of severity ``error`` stopped, and of ``inspect --strict`` that has one."""
 
-ARGUMENTS = {
-    "timeout": "timeout_s",
-    "max-disk": "max_disk_bytes",
-    "max-memory": "max_memory_bytes",
-    "workspace": "workspace_mb",
-    "limit": "limits",
-    "plugin": "plugins",
-    "wait": "wait_s",
-    "for": "for_",
-    **{
-        name: name.replace("-", "_")
-        for name in (
-            *("budget", "data", "out", "target", "space", "engine", "precisions", "opset", "batch", "shapes"),
-            *("max-error", "max-latency-ms", "metric", "labels", "tolerance", "ignore", "feedback", "steps"),
-            *("storage", "gpus", "gpu", "seed", "fresh", "tf32", "sampler", "skip-checks"),
-            *("keep-fp32", "keep-bf16", "force", "knee", "plan"),
-            *("outputs", "reference-outputs", "trace", "repeat", "stress", "explain", "against"),
-        )
-    },
-}
-"""Option, without its dashes -> argument of the Python functions, and field of the settings."""
-
-_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "trace", "stress", "explain"})
-
-_VALUE = r"[A-Z]{2,}\b|X\b|\d[\w.]*|fp32,[\w,]+|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+"
-_OPTION = re.compile(rf"--({'|'.join(ARGUMENTS)})(?![\w-])(?:[ =]({_VALUE}))?")
-_COMMAND = re.compile(r"(`mptune [^`]*`)")
-
-_options_spoken: ContextVar[bool] = ContextVar("options_spoken", default=False)
-
-
-@contextlib.contextmanager
-def speak_of_options() -> Iterator[None]:
-    """Have errors name options of the command line (``--budget``) meanwhile, not Python arguments (``budget=``)."""
-    token = _options_spoken.set(True)
-    try:
-        yield
-    finally:
-        _options_spoken.reset(token)
-
-
-def _for_caller(text: str) -> str:
-    """A text that names options, in the words of whoever called: commands in backticks stay as they are."""
-    if _options_spoken.get():
-        return text
-    parts = _COMMAND.split(text)
-    parts[::2] = [re.sub(r"(?<!\S)-o\b", "out=", _OPTION.sub(_argument, part)) for part in parts[::2]]
-    return "".join(parts)
-
-
-def _argument(match: re.Match[str]) -> str:
-    option, value = match.groups()
-    return f"{ARGUMENTS[option]}={value or ('True' if option in _FLAGS else '')}"
-
 
 class MptuneError(Exception):
     """An error that a person can act on.
 
-    Texts in the code name options of the command line; to a Python program they name the arguments of its functions.
+    Attributes:
+        text: what is wrong, one line, no trailing full stop. With a ``setting`` it goes on from the setting's name.
+        hint: what to do about it, one line; empty if there is nothing to do.
+        setting: the argument of a Python function that is wrong; the command line names the option in its place.
     """
 
     exit_code: int = 1
     """Of the process that it ends."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self._message = message
-        self._hint = hint
+    def __init__(self, text: str, hint: str = "", *, setting: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.hint = hint
+        self.setting = setting
 
     @property
     def message(self) -> str:
         """What is wrong, one line, no trailing full stop."""
-        return _for_caller(self._message)
-
-    @property
-    def hint(self) -> str:
-        """What to do about it, one line; empty if there is nothing to do."""
-        return _for_caller(self._hint)
+        return f"{self.setting}= {self.text}" if self.setting else self.text
 
     def __str__(self) -> str:
-        """Both, as a traceback ends with them; ``message`` is for a text that it becomes part of."""
-        return f"{self.message}\nhint: {self.hint}" if self._hint else self.message
-
-    def __reduce__(self) -> tuple[type[MptuneError], tuple[object, ...]]:
-        """Pickle with both fields: errors cross the worker's pipe."""
-        return type(self), (self._message, self._hint)
+        """Message and hint, as a traceback ends with them; ``message`` is for a text that it becomes part of."""
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
 class SettingsError(MptuneError):
@@ -167,11 +105,8 @@ class BaselineError(MptuneError):
             of severity ``error`` the exit code is 4.
     """
 
-    def __init__(self, message: str, hint: str = "", findings: Sequence[Finding] = ()) -> None:
-        super().__init__(message, hint)
+    def __init__(self, text: str, hint: str = "", findings: Sequence[Finding] = ()) -> None:
+        super().__init__(text, hint)
         self.findings = tuple(findings)
         if any(finding.severity == "error" for finding in self.findings):
             self.exit_code = EXIT_STOPPED
-
-    def __reduce__(self) -> tuple[type[MptuneError], tuple[object, ...]]:
-        return type(self), (self._message, self._hint, self.findings)

@@ -59,7 +59,7 @@ def plugins_sha256(paths: Sequence[Path]) -> tuple[str, ...]:
     """Of the content of each library of plugins, in the order in which they are loaded."""
     missing = next((path for path in paths if not path.is_file()), None)
     if missing is not None:
-        raise SettingsError(f"--plugin: there is no file {missing}", "check the path")
+        raise SettingsError(f"{missing} is no file", "check the path", setting="plugins")
     return tuple(map(files_sha256, paths))
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from mptune.errors import ARGUMENTS, SettingsError
+from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 
 Granularity = Literal["op", "fusion", "block", "auto"]
@@ -44,17 +44,33 @@ def _option(default: T, panel: str, help: str, metavar: str | None = None) -> T:
     return setting
 
 
-def options_of(settings: Any) -> dict[str, tuple[Option, Any, Any]]:
-    """The options of settings and of those nested in them: field -> its option, type and default, in their order."""
-    options: dict[str, tuple[Option, Any, Any]] = {}
-    types = get_type_hints(type(settings))
+_OPTION_NAMES = {
+    "timeout_s": "--timeout",
+    "max_disk_bytes": "--max-disk",
+    "max_memory_bytes": "--max-memory",
+    "workspace_mb": "--workspace",
+    "limits": "--limit",
+    "plugins": "--plugin",
+    "wait_s": "--wait",
+    "for_": "--for",
+}
+"""Setting -> option, where these differ: the unit stands in the value, and what is repeated is in the singular."""
+
+
+def option_name(setting: str) -> str:
+    """What the command line calls a setting, or an argument of a Python function."""
+    return _OPTION_NAMES.get(setting, f"--{setting.replace('_', '-')}")
+
+
+def options_of(settings: Any) -> dict[str, Option]:
+    """The options of settings and of those nested in them: field -> its option, in their order."""
+    options: dict[str, Option] = {}
     for setting in fields(settings):
         value = getattr(settings, setting.name)
         if is_dataclass(value):
             options |= options_of(value)
         elif "option" in setting.metadata:
-            name = next(option for option, argument in ARGUMENTS.items() if argument == setting.name)
-            options[setting.name] = Option(f"--{name}", *setting.metadata["option"]), types[setting.name], value
+            options[setting.name] = Option(option_name(setting.name), *setting.metadata["option"])
     return options
 
 
@@ -118,9 +134,9 @@ class ShapeRange:
     def __post_init__(self) -> None:
         """Refuse ranks that differ, and sizes that are not in ascending order."""
         if not len(self.smallest) == len(self.usual) == len(self.largest):
-            raise SettingsError(f"--shapes {self.name}: the three shapes differ in rank", _SHAPES_HINT)
+            raise SettingsError(f"{self.name}: the three shapes differ in rank", _SHAPES_HINT, setting="shapes")
         if not all(0 <= a <= b <= c for a, b, c in zip(self.smallest, self.usual, self.largest, strict=True)):
-            raise SettingsError(f"--shapes {self.name}: the shapes are not in ascending order", _SHAPES_HINT)
+            raise SettingsError(f"{self.name}: the shapes are not in ascending order", _SHAPES_HINT, setting="shapes")
 
     @classmethod
     def parse(cls, text: str) -> ShapeRange:
@@ -128,7 +144,7 @@ class ShapeRange:
         name, _, shapes = text.rpartition(":")
         parts = shapes.split(",")
         if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
-            raise SettingsError(f"--shapes {text} is not understood", _SHAPES_HINT)
+            raise SettingsError(f"{text} is not understood", _SHAPES_HINT, setting="shapes")
         smallest, usual, largest = (tuple(int(size) for size in part.split("x")) for part in (parts * 3)[:3])
         return cls(name, smallest, usual, largest)
 
@@ -173,9 +189,9 @@ class Tolerance:
         except ValueError:
             limit = -1.0
         if not equals or not name:
-            raise SettingsError(f"--tolerance {text} is not understood", _TOLERANCE_HINT)
+            raise SettingsError(f"{text} is not understood", _TOLERANCE_HINT, setting="tolerance")
         if not 0 < limit < float("inf"):
-            raise SettingsError(f"--tolerance {text}: {number!r} is not a number above 0", _TOLERANCE_HINT)
+            raise SettingsError(f"{text}: {number!r} is not a number above 0", _TOLERANCE_HINT, setting="tolerance")
         return cls(name, columns, limit, value.startswith("abs:"))
 
     @classmethod
@@ -207,7 +223,7 @@ def _columns(inside: str, text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"\s*(\d{1,7})\s*(?::\s*(\d{1,7})\s*)?", part)
         start, end = (0, 0) if match is None else (int(match[1]), int(match[2] or int(match[1]) + 1))
         if not start < end <= _MOST_COLUMNS:
-            raise SettingsError(f"--tolerance {text}: [{inside}] names no columns", _TOLERANCE_HINT)
+            raise SettingsError(f"{text}: [{inside}] names no columns", _TOLERANCE_HINT, setting="tolerance")
         columns += range(start, end)
     return tuple(dict.fromkeys(columns))
 
@@ -237,7 +253,9 @@ class TensorRtSettings:
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
         if self.workspace_mb is not None and self.workspace_mb < 1:
-            raise SettingsError(f"--workspace is {self.workspace_mb} MiB", "give at least 1 MiB, or no limit")
+            raise SettingsError(
+                f"is {self.workspace_mb} MiB", "give at least 1 MiB, or no limit", setting="workspace_mb"
+            )
         if not 0 <= self.optimization_level <= 5:
             raise SettingsError(f"the optimization level is {self.optimization_level}", "give 0 to 5; 3 is the default")
 
@@ -258,20 +276,26 @@ class DataSettings:
     held_out_fraction: float = 0.25
     max_search_samples: int | None = 64
 
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant."""
+        _check_whole("batch", self.batch)
+        if self.batch < 1:
+            raise SettingsError(f"is {self.batch}", "give at least 1", setting="batch")
+
 
 def check_limits(max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None = None) -> None:
     """Refuse limits that no plan can be asked to meet."""
-    limits = (("--max-error", max_error), ("--max-latency-ms", max_latency_ms), ("--max-memory", max_memory_bytes))
-    for name, value in limits:
-        _check_positive(name, value, "give a number above 0")
+    _check_positive("max_error", max_error, "give a number above 0")
+    _check_positive("max_latency_ms", max_latency_ms, "give a number above 0")
+    _check_positive("max_memory_bytes", max_memory_bytes, "give a number above 0")
 
 
-def _check_whole(option: str, value: object) -> None:
+def _check_whole(setting: str, value: object) -> None:
     if value is not None and not isinstance(value, numbers.Integral):
-        raise SettingsError(f"{option} is {value!r}, not a whole number", "give a whole number")
+        raise SettingsError(f"is {value!r}, not a whole number", "give a whole number", setting=setting)
 
 
-def read_error(given: float | str | None, option: str = "--max-error") -> float | None:
+def read_error(given: float | str | None) -> float | None:
     """The limit on an error, of a number or of a text such as ``1e-2`` or ``1%``."""
     if not isinstance(given, str):
         return given
@@ -279,14 +303,14 @@ def read_error(given: float | str | None, option: str = "--max-error") -> float 
     try:
         return float(number) / (100.0 if given.strip().endswith("%") else 1.0)
     except ValueError:
-        raise SettingsError(f"{option} {given} is not a number", "write 1e-2, 0.01 or 1%") from None
+        raise SettingsError(f"{given} is not a number", "write 1e-2, 0.01 or 1%", setting="max_error") from None
 
 
-def _check_positive(option: str, value: object, hint: str) -> None:
+def _check_positive(setting: str, value: object, hint: str) -> None:
     if value is not None and not isinstance(value, numbers.Real):
-        raise SettingsError(f"{option} is {value!r}, not a number", hint)
+        raise SettingsError(f"is {value!r}, not a number", hint, setting=setting)
     if value is not None and not float(value) > 0:
-        raise SettingsError(f"{option} is {float(value):g}", hint)
+        raise SettingsError(f"is {float(value):g}", hint, setting=setting)
 
 
 @dataclass(frozen=True, eq=False)
@@ -440,21 +464,20 @@ class SearchSettings:
         """Read the limit on the error, and refuse values that cannot be meant."""
         object.__setattr__(self, "max_error", read_error(self.max_error))
         for name in ("budget", "seed", "steps", "opset"):
-            _check_whole(f"--{name}", getattr(self, name))
-        _check_whole("--batch", self.data_settings.batch)
-        _check_positive("--budget", self.budget, "give at least 1; 50 is the default")
-        _check_positive("--timeout", self.timeout_s, "give a duration above 0")
-        _check_positive("--max-disk", self.max_disk_bytes, "give a size above 0, such as 20GiB")
-        if self.data_settings.batch < 1:
-            raise SettingsError(f"--batch is {self.data_settings.batch}", "give at least 1")
+            _check_whole(name, getattr(self, name))
+        _check_positive("budget", self.budget, "give at least 1; 50 is the default")
+        _check_positive("timeout_s", self.timeout_s, "give a duration above 0")
+        _check_positive("max_disk_bytes", self.max_disk_bytes, "give a size above 0, such as 20GiB")
         check_limits(self.max_error, self.max_latency_ms, self.max_memory_bytes)
         if self.seed < 0:
-            raise SettingsError(f"--seed is {self.seed}", "give 0 or a positive integer")
+            raise SettingsError(f"is {self.seed}", "give 0 or a positive integer", setting="seed")
         if not all(isinstance(gpu, int) and gpu >= 0 for gpu in self.gpus) or len(set(self.gpus)) < len(self.gpus):
             raise SettingsError(
-                f"--gpus is {','.join(map(str, self.gpus))}", "give numbers as `nvidia-smi -L` counts, each once"
+                f"is {','.join(map(str, self.gpus))}",
+                "give numbers as `nvidia-smi -L` counts, each once",
+                setting="gpus",
             )
         named = [given.name for given in self.shapes]
         twice = next((name for name in named if named.count(name) > 1), None)
         if twice is not None:
-            raise SettingsError(f"--shapes names input {twice!r} twice", "give each input once")
+            raise SettingsError(f"names input {twice!r} twice", "give each input once", setting="shapes")

@@ -269,7 +269,7 @@ def test_what_only_predicts_confirms_nothing(prepared) -> None:
     _, fake = prepared
     with pytest.raises(TargetError, match="cannot be measured here") as caught:
         confirm(replace(fake, latency_source="predicted"))
-    assert "target=cpu" in caught.value.hint
+    assert "--target cpu" in caught.value.hint
     assert not Path("model.mptune/confirmed").exists()
     with pytest.raises(TargetError, match="H100 SXM cannot be measured here"):
         mptune.confirm("model.mptune", target="h100")
@@ -286,7 +286,7 @@ def test_the_cpu_does_not_stand_in_for_a_gpu(prepared, monkeypatch: pytest.Monke
         monkeypatch.setattr(confirm_run, "load_target", mock.Mock(side_effect=TargetError("gone", "find it")))
     with pytest.raises(TargetError, match="no GPU was found, and the search was for") as caught:
         mptune.confirm("model.mptune")
-    assert "target=cpu measures on this CPU" in caught.value.hint
+    assert "--target cpu measures on this CPU" in caught.value.hint
     assert not Path("model.mptune/confirmed").exists()
 
 

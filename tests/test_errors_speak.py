@@ -1,4 +1,4 @@
-"""Errors name arguments to a Python program and options to a person at the command line."""
+"""An error names an argument to a Python program, and its option to a person at the command line."""
 
 from __future__ import annotations
 
@@ -11,54 +11,32 @@ from pathlib import Path
 import pytest
 
 import mptune
-from mptune.errors import MptuneError, speak_of_options
+from mptune.cli import explain
+from mptune.errors import EXIT_STOPPED, BaselineError, MptuneError
+from mptune.finding import Finding, OutputColumns, Where
+from mptune.settings import _OPTION_NAMES, option_name
 from tests.test_docs import options_of
 
 
-@pytest.mark.parametrize(
-    ("option", "argument"),
-    [
-        ("--budget is 0", "budget= is 0"),
-        ("give --data", "give data="),
-        ("a place of its own with --out DIR, or --fresh", "a place of its own with out=DIR, or fresh=True"),
-        ("--batch 3 does not divide", "batch=3 does not divide"),
-        ("--max-latency-ms is 0", "max_latency_ms= is 0"),
-        ("--max-memory is 0", "max_memory_bytes= is 0"),
-        ("--timeout is -1 s", "timeout_s= is -1 s"),
-        ("--engine tensorrt-rtx is for NVIDIA GPUs; try another --engine", None),
-        ("--keep-fp32 op:Conv matches nothing", "keep_fp32=op:Conv matches nothing"),
-        ("give another path with -o", "give another path with out="),
-        ("--precisions fp32,fp16,bf16: groups", "precisions=fp32,fp16,bf16: groups"),
-        ("--tolerance: there is no output", "tolerance=: there is no output"),
-        ("--steps 4 without --feedback", "steps=4 without feedback="),
-        ("pip install --upgrade mptune", "pip install --upgrade mptune"),
-        (
-            "`mptune search MODEL --budget 100` goes on; or --budget",
-            "`mptune search MODEL --budget 100` goes on; or budget=",
-        ),
-        ("no option, a-b, x--y", "no option, a-b, x--y"),
-    ],
-)
-def test_the_words_are_the_callers(option: str, argument: str | None) -> None:
-    if argument is None:
-        argument = "engine=tensorrt-rtx is for NVIDIA GPUs; try another engine="
-    error = MptuneError(option, option)
-    assert (error.message, error.hint, str(error)) == (argument, argument, f"{argument}\nhint: {argument}")
-    with speak_of_options():
-        assert (error.message, error.hint, str(error)) == (option, option, f"{option}\nhint: {option}")
-    assert error.message == argument
-    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-        with speak_of_options():
-            assert (again.message, again.hint) == (option, option)
+def test_a_setting_is_named_as_the_caller_wrote_it() -> None:
+    error = MptuneError("is 0", "give at least 1", setting="max_disk_bytes")
+    for each in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert each.message == "max_disk_bytes= is 0"
+        assert str(each) == "max_disk_bytes= is 0\nhint: give at least 1"
+        assert explain(each) == ("--max-disk is 0", "give at least 1", 1)
 
 
 @pytest.mark.parametrize("name", ["search", "pick", "report", "confirm", "apply", "compare", "check", "worker"])
-def test_every_option_that_is_an_argument_is_spoken_of_as_one(name: str) -> None:
-    arguments = inspect.signature(getattr(mptune, name)).parameters
-    for option in options_of(name):
-        argument = option.removeprefix("--").replace("-", "_")
-        if option.startswith("--") and argument in arguments:
-            assert MptuneError(f"{option} is wrong").message.startswith(f"{argument}="), option
+def test_every_option_that_is_an_argument_has_its_name(name: str) -> None:
+    options = options_of(name)
+    for argument in inspect.signature(getattr(mptune, name)).parameters:
+        if argument.replace("_", "-") in {option.removeprefix("--") for option in options}:
+            assert option_name(argument) in options
+
+
+def test_every_other_name_is_an_option() -> None:
+    options = {option for name in ("search", "worker", "export") for option in options_of(name)}
+    assert set(_OPTION_NAMES.values()) <= options
 
 
 @pytest.mark.parametrize(
@@ -86,7 +64,12 @@ def test_what_python_programs_give_in_another_form(
 
 def test_a_traceback_shows_the_hint() -> None:
     error = MptuneError("it is so", "do --budget 3")
-    assert str(error) == "it is so\nhint: do budget=3"
-    assert "".join(traceback.format_exception_only(error)).count("hint: do budget=3\n") == 1
+    assert str(error) == "it is so\nhint: do --budget 3"
+    assert "".join(traceback.format_exception_only(error)).count("hint: do --budget 3\n") == 1
     assert str(MptuneError("it is so")) == "it is so"
-    assert pickle.loads(pickle.dumps(error)).hint == error.hint
+
+
+def test_a_broken_baseline_keeps_its_findings_in_another_process() -> None:
+    finding = Finding.of("reference-zero", "search", Where(outputs=(OutputColumns("y"),)), {})
+    again = pickle.loads(pickle.dumps(BaselineError("it is zero", "look", [finding])))
+    assert (again.findings, again.hint, again.exit_code) == ((finding,), "look", EXIT_STOPPED)

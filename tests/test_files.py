@@ -122,7 +122,7 @@ def test_a_full_disk_says_the_same_everywhere(tmp_path: Path, code: int) -> None
 def test_other_errors_of_the_system_name_the_path_or_pass(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"cannot write .*/x/a\.txt: No such file") as caught:
         write_text(tmp_path / "x" / "a.txt", "")
-    assert "out=" in caught.value.hint
+    assert "--out" in caught.value.hint
     with pytest.raises(FileNotFoundError), full_disk_as_error(tmp_path):
         (tmp_path / "none").read_text()
     assert not is_disk_full(FileNotFoundError(errno.ENOENT, "none"))

@@ -99,7 +99,7 @@ def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypa
         "batch (1 there, 2 here)": {"batch": 2},
         "latency warmup ms (200.0 there, 1.0 here)": {"latency": LatencySettings(warmup_ms=1.0)},
         "tensorrt workspace mb (none there, 8 here)": {"tensorrt": TensorRtSettings(workspace_mb=8)},
-        "shapes= (none there, x:1x32,2x32,4x32 here)": {"shapes": {"x": ((1, 32), (2, 32), (4, 32))}},
+        "--shapes (none there, x:1x32,2x32,4x32 here)": {"shapes": {"x": ((1, 32), (2, 32), (4, 32))}},
         "held out fraction (0.25 there, 0.5 here)": {"data_settings": DataSettings(held_out_fraction=0.5)},
         "target (auto: fake on Fake 1000 there, auto: fake on Fake 2000 here)": {
             "open_toolchain": Opener(tmp_path / "diaries", 0.0, device="Fake 2000")

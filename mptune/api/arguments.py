@@ -9,13 +9,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 
-from mptune.api.reading import one_or_several
 from mptune.data.checks import shape_text
 from mptune.data.forms.samples import copied_samples
 from mptune.data.metrics.accuracy import TaskMetric
@@ -30,7 +29,7 @@ from mptune.identity import PLUGINS, plugins_sha256, refuse_other
 from mptune.printable import printable
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.settings import DataSettings, InMemory, SearchSettings, ShapeRange, Tolerance
+from mptune.settings import InMemory, SearchSettings, ShapeRange
 from mptune.tuning.listener import Listener, Silent, passed_on
 from mptune.tuning.record.backends.waiting import waits_told_to
 
@@ -81,7 +80,7 @@ def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetri
     if callable(metric):
         return callable_name(metric), metric
     if not isinstance(metric, str):
-        raise SettingsError(f"--metric cannot be a {type(metric).__name__}", "give a name, or a function")
+        raise SettingsError(f"cannot be a {type(metric).__name__}", "give a name, or a function", setting="metric")
     refuse_inside(metric, run)
     return resolve_metric(metric).name, None
 
@@ -90,16 +89,16 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str,
     """The objective, as ``metric_argument`` has it, and the names of the metrics that are reported beside it."""
     several = _resumed_metrics(run, fresh=fresh) if metric is None else _several(metric)
     if not several:
-        raise SettingsError("--metric names nothing", "give at least one, or leave it away")
+        raise SettingsError("names nothing", "give at least one, or leave it away", setting="metric")
     if any(callable(metric) for metric in several[1:]):
         raise SettingsError(
-            "--metric takes a function as the first metric only", "give the others as script.py:function"
+            "takes a function as the first metric only", "give the others as script.py:function", setting="metric"
         )
     resolved = [metric_argument(each, run) for each in several]
     names = [name for name, _ in resolved]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise SettingsError(f"--metric {twice} is given twice", "give each metric once")
+        raise SettingsError(f"{twice} is given twice", "give each metric once", setting="metric")
     return resolved[0], tuple(names[1:])
 
 
@@ -200,50 +199,24 @@ def _range(name: str, given: Any) -> ShapeRange:
         shapes = [given] * 3 if all(isinstance(size, int) for size in given) else list(given)
         smallest, usual, largest = (tuple(int(size) for size in shape) for shape in shapes)
     except (TypeError, ValueError):
-        raise SettingsError(f"--shapes {name}: {given!r} is not understood", _SHAPES_HINT) from None
+        raise SettingsError(f"{name}: {given!r} is not understood", _SHAPES_HINT, setting="shapes") from None
     return ShapeRange(name, smallest, usual, largest)
 
 
-_AS_SETTING: dict[str, Callable[[Any], Any]] = {
-    "out": Path,
-    "target": os.fspath,
-    "space": os.fspath,
-    "labels": Path,
-    "precisions": lambda given: tuple(given.split(",") if isinstance(given, str) else given),
-    "tolerance": Tolerance.parse_all,
-    "ignore": one_or_several,
-    "limits": one_or_several,
-    "feedback": one_or_several,
-    "gpus": tuple,
-    "plugins": paths_argument,
-    "shapes": shapes_argument,
-}
-"""Argument of ``mptune.search`` -> what makes the setting of it, where a caller may give it in other forms."""
+def precisions_argument(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The precisions of a search, from a text with commas, or several."""
+    names = given.split(",") if isinstance(given, str) else given
+    return precision_set([name.strip() for name in names])
 
 
-def _refuse_other_bytes(name: str, path: str) -> None:
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        option = name if name == "model" else f"--{name}"
-        raise SettingsError(f"{option} {printable(path)} is not UTF-8", "rename it") from None
-
-
-def search_settings(arguments: Mapping[str, Any], run: Path) -> SearchSettings:
-    """The settings that the arguments of ``mptune.search`` come to; None is the default."""
-    for name in ("model", "data", "out", "target", "space", "labels"):
-        if isinstance(given := arguments[name], (str, os.PathLike)):
-            _refuse_other_bytes(name, os.fspath(given))
-    (metric, function), reported = metric_arguments(arguments["metric"], run, fresh=arguments["fresh"])
-    names = {setting.name for setting in fields(SearchSettings)} & {
-        name for name, value in arguments.items() if value is not None
-    }
-    settings = {name: _AS_SETTING.get(name, lambda given: given)(arguments[name]) for name in names}
-    if arguments["batch"] != 1:
-        settings["data_settings"] = replace(settings.get("data_settings", DataSettings()), batch=arguments["batch"])
-    settings |= {"metric": metric, "data": data_argument(arguments["data"])}
-    made = SearchSettings(**settings, reported_metrics=reported, metric_function=function)
-    return replace(made, precisions=precision_set(made.precisions))
+def refuse_other_bytes(*given: object) -> None:
+    """Refuse paths that JSON files cannot hold."""
+    for path in given:
+        if isinstance(path, (str, os.PathLike)):
+            try:
+                os.fspath(path).encode("utf-8")
+            except UnicodeEncodeError:
+                raise SettingsError(f"the path {printable(os.fspath(path))} is not UTF-8", "rename it") from None
 
 
 def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:
@@ -253,7 +226,9 @@ def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> 
     for wanted in shapes:
         info = declared.get(wanted.name)
         if info is None:
-            raise SettingsError(f"--shapes: the model has no input {wanted.name!r}", f"inputs of any size: {dynamic}")
+            raise SettingsError(
+                f"names {wanted.name!r}, which is no input", f"inputs of any size: {dynamic}", setting="shapes"
+            )
         if _is_fixed(info):
             text = f"--shapes {wanted.name}: the input's shape is fixed at {shape_text(info.shape or ())}"
             raise SettingsError(text, f"inputs of any size: {dynamic}")
@@ -261,14 +236,16 @@ def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> 
             continue
         if len(wanted.usual) != len(info.shape):
             raise SettingsError(
-                f"--shapes {wanted}: input {wanted.name!r} has rank {len(info.shape)}, not {len(wanted.usual)}",
+                f"{wanted}: input {wanted.name!r} has rank {len(info.shape)}, not {len(wanted.usual)}",
                 f"its shape is {shape_text(info.shape or ())}",
+                setting="shapes",
             )
         for size, *given in zip(info.shape, wanted.smallest, wanted.usual, wanted.largest, strict=True):
             if isinstance(size, int) and set(given) != {size}:
                 raise SettingsError(
-                    f"--shapes {wanted}: input {wanted.name!r} has the shape {shape_text(info.shape or ())}",
+                    f"{wanted}: input {wanted.name!r} has the shape {shape_text(info.shape or ())}",
                     "give every dimension, the fixed ones as they are",
+                    setting="shapes",
                 )
 
 
@@ -279,8 +256,9 @@ def check_batch(batch: int, inputs: Sequence[TensorInfo]) -> None:
         return
     shown = ", ".join(f"{info.name} {shape_text(info.shape or ())}" for info in inputs)
     raise SettingsError(
-        f"--batch is {batch}, but the model's batch is fixed ({shown})",
-        "leave --batch away, or export the model with a dynamic batch",
+        f"is {batch}, but the model's batch is fixed ({shown})",
+        "leave it away, or export the model with a dynamic batch",
+        setting="batch",
     )
 
 

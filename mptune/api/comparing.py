@@ -93,16 +93,18 @@ def compare(
     is_recorded = outputs is not None
     limit = read_error(max_error)
     _refuse(
-        (repeat < 1, f"--repeat is {repeat}", "give at least 1"),
-        (candidate is not None and is_recorded, "a candidate and --outputs exclude each other", "give one of them"),
+        (repeat < 1, "repeat", f"is {repeat}", "give at least 1"),
+        (candidate is not None and is_recorded, "", "a candidate and --outputs exclude each other", "give one of them"),
         (
             candidate is None and not is_recorded and reference_outputs is None and repeat < 2 and not stress,
+            "",
             "there is nothing to compare",
             "give a CANDIDATE, --outputs FILE or --reference-outputs FILE",
         ),
         (
             trace and (candidate is None or _engine_path(candidate) is not None),
-            "--trace needs two ONNX models",
+            "trace",
+            "needs two ONNX models",
             "give one as CANDIDATE; recorded outputs and engines hold no inner values",
         ),
         *_of_limits(data, batch, limit),
@@ -226,26 +228,28 @@ def _open(
         yield _Opened(left, right, sides, samples, loading, sources)
 
 
-def _of_limits(data: Any, batch: int, max_error: float | None) -> tuple[tuple[bool, str, str], ...]:
+def _of_limits(data: Any, batch: int, max_error: float | None) -> tuple[tuple[bool, str, str, str], ...]:
     return (
-        (data is None, "--data is missing", "give the samples that both sides compute"),
-        (batch < 1, f"--batch is {batch}", "give at least 1"),
-        (max_error is not None and not max_error > 0, f"--max-error is {max_error or 0:g}", "give a limit above 0"),
+        (data is None, "data", "is missing", "give the samples that both sides compute"),
+        (batch < 1, "batch", f"is {batch}", "give at least 1"),
+        (max_error is not None and not max_error > 0, "max_error", f"is {max_error or 0:g}", "give a limit above 0"),
     )
 
 
-def _refuse(*faults: tuple[bool, str, str]) -> None:
-    """Raise the first fault that is there: message and hint."""
-    for is_there, message, hint in faults:
+def _refuse(*faults: tuple[bool, str, str, str]) -> None:
+    """Raise the first fault that is there: setting, text and hint."""
+    for is_there, setting, text, hint in faults:
         if is_there:
-            raise SettingsError(message, hint)
+            raise SettingsError(text, hint, setting=setting)
 
 
 def _output_names(model: Model, ignore: Collection[str]) -> list[str]:
     """The names of all outputs, of which ``ignore`` leaves some to compare."""
     names = [output.name for output in model.outputs]
     if unknown := [name for name in ignore if name not in names]:
-        raise SettingsError(f"--ignore: there is no output {unknown[0]!r}", f"there are {', '.join(names)}")
+        raise SettingsError(
+            f"names {unknown[0]!r}, which is no output", f"there are {', '.join(names)}", setting="ignore"
+        )
     if set(names) <= set(ignore):
         raise SettingsError("all outputs are ignored", "leave one to compare")
     return names

@@ -134,7 +134,7 @@ def export(
     if for_ is not None:
         return _export_weak(run, out, for_, plan, force, storage)
     if plan is not None:
-        raise SettingsError("--plan goes with --for", "a packed run holds all plans")
+        raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")
     directory, file = read_search(run)
     target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):
@@ -161,7 +161,7 @@ def _export_weak(
     storage: str | None,
 ) -> Path:
     if target != "tensorrt-8":
-        raise SettingsError(f"--for {target} is unknown", "give --for tensorrt-8")
+        raise SettingsError(f"{target} is unknown", "give --for tensorrt-8", setting="for_")
     directory, file = read_run(run)
     with contextlib.closing(read_record(directory, file, storage)) as record:
         asked = None if plan is None else Choice(plan=plan, ignore=file.choice.ignore)

@@ -64,7 +64,7 @@ def worker(
         TargetError: The target or engine is not available here.
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
-    _check_gpus("--gpu", () if gpu is None else (gpu,), open_toolchain)
+    _check_gpus("gpu", () if gpu is None else (gpu,), open_toolchain)
     with contextlib.ExitStack() as stack:
         listens = stack.enter_context(listening(progress, listener))
         wait_s = _wait_for_run(Path(run), wait_s, listens)
@@ -100,7 +100,7 @@ def worker_starter(
     """
     if not settings.gpus:
         return None
-    _check_gpus("--gpus", settings.gpus, open_toolchain)
+    _check_gpus("gpus", settings.gpus, open_toolchain)
     variables = {gpu: gpu_variables(gpu) for gpu in settings.gpus}
 
     metrics = (settings.metric_function or settings.metric, *settings.reported_metrics)
@@ -124,14 +124,14 @@ def worker_starter(
     return for_run
 
 
-def _check_gpus(option: str, wanted: Sequence[int], open_toolchain: OpenToolchain | None) -> None:
+def _check_gpus(setting: str, wanted: Sequence[int], open_toolchain: OpenToolchain | None) -> None:
     """Refuse GPUs that are not here, unless the caller brings what measures."""
     if not wanted or open_toolchain is not None:
         return
     count = len(detect_gpus())
     if max(wanted) >= count:
         here = f"{count or 'no'} GPU{'' if count == 1 else 's'} found here"
-        raise TargetError(f"{option}: there is no GPU {max(wanted)}: {here}", f"leave {option} away, or give fewer")
+        raise TargetError(f"names GPU {max(wanted)}: {here}", "leave it away, or give fewer", setting=setting)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from mptune.applying import check_out, load_for_plan, resolve_plan, write_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection.model import inspect_model, load_samples
 from mptune.inspection.record import Inspection
+from mptune.settings import DataSettings
 from mptune.tuning.space import load_space
 
 
@@ -42,6 +43,7 @@ def inspect(
         DataError: the data do not fit the model.
         BaselineError: the model does not run on them in FP32.
     """
+    DataSettings(batch=batch)  # refuses what cannot be meant
     named = load_space(space)
     with loaded_model(model) as loaded:
         check_batch(batch, loaded.inputs)

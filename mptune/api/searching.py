@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mptune.api.arguments import (
@@ -12,13 +14,19 @@ from mptune.api.arguments import (
     Shapes,
     check_batch,
     check_shapes,
+    data_argument,
     listening,
     loaded_model,
+    metric_arguments,
+    paths_argument,
     placed_model,
+    precisions_argument,
+    refuse_other_bytes,
     run_path,
-    search_settings,
+    shapes_argument,
 )
 from mptune.api.joining import only_gpu, worker_starter
+from mptune.api.reading import one_or_several
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.whole_set import SetFunction
 from mptune.data.scripts import end_scripts
@@ -26,7 +34,17 @@ from mptune.engines.toolchains.choose import probed_ahead
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
-from mptune.settings import DataSettings, EngineChoice, LatencySettings, TensorRtSettings, Tolerances, WorkerSettings
+from mptune.settings import (
+    DataSettings,
+    EngineChoice,
+    LatencySettings,
+    SearchSettings,
+    TensorRtSettings,
+    Tolerance,
+    Tolerances,
+    WorkerSettings,
+    read_error,
+)
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import check_tolerances
@@ -157,9 +175,49 @@ def search(
         EndedEarlyError: ``timeout_s`` or ``max_disk_bytes`` ended it before all-FP32 was measured. It is a RunError.
         KeyboardInterrupt: It was interrupted; the same call resumes it.
     """
-    arguments = locals()  # every argument by its name
     path = run_path(model, out)
-    settings = search_settings(arguments, path)
+    refuse_other_bytes(model, data, out, target, space, labels)
+    (metric_name, metric_function), reported_metrics = metric_arguments(metric, path, fresh=fresh)
+    data_settings = data_settings or DataSettings()
+    settings = SearchSettings(
+        data=data_argument(data),
+        data_settings=data_settings if batch == 1 else replace(data_settings, batch=batch),
+        shapes=shapes_argument(shapes or ()),
+        target=os.fspath(target),
+        engine=engine,
+        plugins=paths_argument(plugins),
+        space=os.fspath(space),
+        precisions=precisions_argument(precisions),
+        opset=opset,
+        metric=metric_name,
+        metric_function=metric_function,
+        reported_metrics=reported_metrics,
+        labels=None if labels is None else Path(labels),
+        tolerance=Tolerance.parse_all(tolerance or ()),
+        ignore=one_or_several(ignore or ()),
+        feedback=one_or_several(feedback),
+        steps=steps,
+        max_error=read_error(max_error),
+        max_latency_ms=max_latency_ms,
+        max_memory_bytes=max_memory_bytes,
+        limits=one_or_several(limits),
+        budget=budget,
+        timeout_s=timeout_s,
+        max_disk_bytes=max_disk_bytes,
+        gpus=tuple(gpus),
+        out=None if out is None else Path(out),
+        fresh=fresh,
+        storage=storage,
+        sampler=sampler,
+        seed=seed,
+        tf32=tf32,
+        tensorrt=tensorrt or TensorRtSettings(),
+        skip_checks=skip_checks,
+        confirm_rounds=confirm_rounds,
+        confirm_points=confirm_points,
+        latency=latency or LatencySettings(),
+        worker=worker or WorkerSettings(),
+    )
     check_sampler(settings.sampler)
     if settings.target != "auto":
         load_target(settings.target)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mptune.commands.common import JsonOption, ModelArgument, print_json
-from mptune.commands.options import BatchOption, IgnoreOption, read_options
+from mptune.commands.options import BatchOption, IgnoreOption
 from mptune.errors import EXIT_NOT_MET
 from mptune.settings import DataSettings
 
@@ -76,12 +76,24 @@ def compare(
       mptune compare model.onnx model.engine --data val.npz --repeat 3 --stress
       mptune compare model.onnx --data val.npz --outputs deployed.npz --tolerance boxes=abs:0.5 --json
     """
-    arguments = read_options(locals())
     from mptune.api import comparing
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
-        comparison = comparing.compare(**arguments, listener=listener)
+        comparison = comparing.compare(
+            model,
+            candidate,
+            data=data,
+            outputs=outputs,
+            reference_outputs=reference_outputs,
+            tolerance=tolerance or (),
+            ignore=ignore or (),
+            trace=trace,
+            repeat=repeat,
+            stress=stress,
+            batch=batch,
+            listener=listener,
+        )
     _finish(comparison, as_json=json_)
 
 
@@ -110,12 +122,19 @@ def check(
     Example:
       mptune check mixed.onnx --against model.onnx --data val.npz --max-error 1e-2
     """
-    arguments = read_options(locals())
     from mptune.api import comparing
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
-        comparison = comparing.check(**arguments, listener=listener)
+        comparison = comparing.check(
+            mixed,
+            against=against,
+            data=data,
+            max_error=max_error,
+            batch=batch,
+            explain=explain,
+            listener=listener,
+        )
     _finish(comparison, as_json=json_, hint="" if explain else "--explain names what makes the difference")
 
 

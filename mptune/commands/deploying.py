@@ -26,7 +26,6 @@ from mptune.commands.options import (
     PluginOption,
     TimeoutOption,
     ToleranceOption,
-    read_options,
 )
 from mptune.settings import SearchSettings
 
@@ -64,11 +63,22 @@ def confirm(
       mptune confirm model.mptune --target cpu --json | jq .agreement
       mptune pick model.mptune/confirmed/h200-onnxruntime --max-latency-ms 2.5
     """
-    arguments = read_options(locals())
     with resumable(context) as listener:
         from mptune.api import deploying
 
-        confirmation = deploying.confirm(**arguments, listener=listener)
+        confirmation = deploying.confirm(
+            run,
+            target=target,
+            engine=engine,
+            metric=metric,
+            plugins=plugins,
+            tolerance=tolerance,
+            ignore=ignore,
+            storage=storage,
+            timeout_s=timeout_s,
+            max_disk_bytes=max_disk_bytes,
+            listener=listener,
+        )
     if json_:
         print_json(confirmation.to_json())
     else:

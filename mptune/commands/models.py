@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mptune.commands.common import JsonOption, ModelArgument, at_most_one, complain, print_json, say
-from mptune.commands.options import BatchOption, OpsetOption, read_options
+from mptune.commands.options import BatchOption, OpsetOption
 from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 
@@ -40,13 +40,13 @@ def inspect(
       mptune inspect model.onnx --data samples.npz --strict
       mptune inspect model.onnx --json | jq '.groups[] | select(.pinned)'
     """
-    arguments = read_options(locals())
-    del arguments["strict"]
     from mptune.api import models
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
-        inspection = models.inspect(**arguments, all_samples=strict, stage=listener.stage)
+        inspection = models.inspect(
+            model, data=data, space=space, batch=batch, all_samples=strict, stage=listener.stage
+        )
     if json_:
         print_json(inspection.to_json())
     else:
@@ -107,12 +107,22 @@ def apply(
       mptune apply model.onnx --keep-fp32 kind:norm --keep-fp32 "head/*" -o mixed.onnx
       mptune apply model.onnx --fp16-all --keep-bf16 "decoder/*" --opset 22 -o mixed.onnx
     """
-    arguments = read_options(locals())
-    del arguments["fp16_all"], arguments["bf16_all"]
     if plan is None and not (fp16_all or bf16_all or keep_fp32 or keep_bf16):
         raise SettingsError("nothing says which plan to apply", "give a plan.json, --fp16-all or --keep-fp32 PATTERN")
     at_most_one({"PLAN": plan, "--fp16-all": fp16_all, "--bf16-all": bf16_all})
-    arguments = {**arguments, "plan": plan, "reduced": "bf16" if bf16_all else "fp16"}
     from mptune.api import models
 
-    say(models.apply(**arguments, warn=lambda text: complain(f"warning: {text}")))
+    written = models.apply(
+        model,
+        plan,
+        out,
+        keep_fp32=keep_fp32 or (),
+        keep_bf16=keep_bf16 or (),
+        opset=opset,
+        data=data,
+        batch=batch,
+        force=force,
+        reduced="bf16" if bf16_all else "fp16",
+        warn=lambda text: complain(f"warning: {text}"),
+    )
+    say(written)

@@ -22,27 +22,61 @@ from mptune.commands.common import (
     resumable,
 )
 from mptune.commands.options import (
+    BatchOption,
+    EngineOption,
     HelpAllOption,
     IgnoreOption,
     LimitOption,
+    MaxDiskOption,
     MaxErrorOption,
     MaxLatencyOption,
     MaxMemoryOption,
     MetricOption,
+    OpsetOption,
     PluginOption,
+    TimeoutOption,
     ToleranceOption,
+    option_of,
     parse_duration,
-    read_options,
-    with_settings,
 )
 from mptune.errors import BaselineError, EndedEarlyError, SettingsError
+from mptune.settings import DataSettings, SearchSettings, TensorRtSettings
 
 
-@with_settings
 def search(
     context: typer.Context,
     model: ModelArgument,
+    data: Annotated[Path | None, option_of("data")] = None,
+    batch: BatchOption = DataSettings.batch,
+    shapes: Annotated[list[str] | None, option_of("shapes")] = None,
+    target: Annotated[str, option_of("target")] = SearchSettings.target,
+    engine: EngineOption = SearchSettings.engine,
+    plugins: PluginOption = None,
+    space: Annotated[str, option_of("space")] = SearchSettings.space,
+    precisions: Annotated[str, option_of("precisions")] = ",".join(SearchSettings.precisions),
+    opset: OpsetOption = None,
     metric: MetricOption = None,
+    labels: Annotated[Path | None, option_of("labels")] = None,
+    tolerance: ToleranceOption = None,
+    ignore: IgnoreOption = None,
+    feedback: Annotated[list[str] | None, option_of("feedback")] = None,
+    steps: Annotated[int | None, option_of("steps")] = None,
+    max_error: MaxErrorOption = None,
+    max_latency_ms: MaxLatencyOption = None,
+    max_memory_bytes: MaxMemoryOption = None,
+    limits: LimitOption = None,
+    budget: Annotated[int, option_of("budget")] = SearchSettings.budget,
+    timeout_s: TimeoutOption = None,
+    max_disk_bytes: MaxDiskOption = None,
+    gpus: Annotated[Any, option_of("gpus")] = None,
+    out: Annotated[Path | None, option_of("out")] = None,
+    fresh: Annotated[bool, option_of("fresh")] = False,
+    storage: Annotated[str | None, option_of("storage")] = None,
+    sampler: Annotated[str, option_of("sampler")] = SearchSettings.sampler,
+    seed: Annotated[int, option_of("seed")] = SearchSettings.seed,
+    tf32: Annotated[bool, option_of("tf32")] = False,
+    workspace_mb: Annotated[int | None, option_of("workspace_mb")] = None,
+    skip_checks: Annotated[bool, option_of("skip_checks")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Then show what breaks in FP16, and why groups stay FP32.")
     ] = False,
@@ -50,7 +84,6 @@ def search(
     open_: OpenOption = False,
     json_: JsonOption = False,
     help_all: HelpAllOption = False,
-    **given: Any,
 ) -> None:
     """Evaluate plans, show the trade-off, and write the chosen model.
 
@@ -63,16 +96,48 @@ def search(
       mptune search model.onnx --target jetson-orin-nano-8gb --out nano.mptune
     """
     at_most_one({"--explain": explain, "--quiet": quiet, "--json": json_ and not quiet})
-    settings = read_options(given)
-    limits = {name: settings.get(name) for name in ("max_error", "max_latency_ms")}
     try:
-        with resumable(context, **limits, quiet=quiet) as listener:
+        with resumable(context, max_error, max_latency_ms, quiet=quiet) as listener:
             from mptune.api import searching
 
-            front = searching.search(model, metric=metric or None, listener=listener, **settings)
+            front = searching.search(
+                model,
+                data=data,
+                batch=batch,
+                shapes=shapes,
+                target=target,
+                engine=engine,
+                plugins=plugins,
+                space=space,
+                precisions=precisions,
+                opset=opset,
+                metric=metric,
+                labels=labels,
+                tolerance=tolerance,
+                ignore=ignore,
+                feedback=feedback or (),
+                steps=steps,
+                max_error=max_error,
+                max_latency_ms=max_latency_ms,
+                max_memory_bytes=max_memory_bytes,
+                limits=limits or (),
+                budget=budget,
+                timeout_s=timeout_s,
+                max_disk_bytes=max_disk_bytes,
+                gpus=gpus or (),
+                out=out,
+                fresh=fresh,
+                storage=storage,
+                sampler=sampler,
+                seed=seed,
+                tf32=tf32,
+                tensorrt=TensorRtSettings(workspace_mb=workspace_mb),
+                skip_checks=skip_checks,
+                listener=listener,
+            )
     except (BaselineError, EndedEarlyError) as error:
         if json_ and (isinstance(error, EndedEarlyError) or error.findings):
-            _print_stopped(model, given["out"])
+            _print_stopped(model, out)
         raise
     if explain:
         from mptune.reporting.terminal.explanation import print_explanation
@@ -115,11 +180,11 @@ def worker(
       mptune worker model.mptune --gpu 1
       mptune worker model.mptune --storage postgresql+psycopg://user@host/name
     """
-    arguments = read_options({**locals(), "wait": None, "wait_s": parse_duration(wait, "--wait")})
+    wait_s = parse_duration(wait)
     with resumable(context) as listener:
         from mptune.api import joining
 
-        joining.worker(**arguments, listener=listener)
+        joining.worker(run, storage=storage, gpu=gpu, metric=metric, plugins=plugins, wait_s=wait_s, listener=listener)
 
 
 def report(
@@ -204,11 +269,23 @@ def pick(
       mptune pick model.mptune --max-error 1e-3
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
-    arguments = read_options(locals())
-    limited = {"max_error", "max_latency_ms", "max_memory_bytes", "limits", "tolerance"} & arguments.keys()
-    if at_most_one({"a limit": limited or None, "--knee": knee, "--plan": plan}) == 0:
+    given = (max_error, max_latency_ms, max_memory_bytes, limits, tolerance)
+    is_limited = any(limit is not None for limit in given)
+    if at_most_one({"a limit": is_limited, "--knee": knee, "--plan": plan}) == 0:
         hint = "limits: --max-error, --max-latency-ms, --max-memory, --limit, --tolerance; or name the plan with --plan"
         raise SettingsError("give a limit or --knee", hint)
     from mptune.api import choosing
 
-    finish(choosing.pick(**arguments), json_)
+    front = choosing.pick(
+        run,
+        max_error=max_error,
+        max_latency_ms=max_latency_ms,
+        max_memory_bytes=max_memory_bytes,
+        limits=limits,
+        tolerance=tolerance,
+        ignore=ignore,
+        knee=knee,
+        plan=plan,
+        storage=storage,
+    )
+    finish(front, json_)

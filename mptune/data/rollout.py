@@ -41,18 +41,20 @@ class Rollout:
         """Read ``OUTPUT:INPUT`` texts, in which names may hold colons; None where nothing is fed back."""
         if not texts:
             if steps is not None:
-                raise SettingsError(f"--steps {steps} without --feedback", _HINT)
+                raise SettingsError(f"is {steps}, and nothing is fed back", _HINT, setting="steps")
             return None
         pairs = tuple(_pair(text, inputs, outputs) for text in texts)
         fed = [name for _, name in pairs]
         twice = next((name for name in fed if fed.count(name) > 1), None)
         if twice is not None:
-            raise SettingsError(f"--feedback feeds input {twice!r} twice", "give each input once")
+            raise SettingsError(f"feeds input {twice!r} twice", "give each input once", setting="feedback")
         wanted = samples if steps is None else steps
         if wanted < 2:
-            raise SettingsError(f"--steps is {wanted}", "give at least 2: one step feeds nothing back")
+            raise SettingsError(f"is {wanted}", "give at least 2: one step feeds nothing back", setting="steps")
         if wanted > samples:
-            raise SettingsError(f"--steps {wanted}: the data hold {samples} samples", f"give at most {samples}")
+            raise SettingsError(
+                f"{wanted}: the data hold {samples} samples", f"give at most {samples}", setting="steps"
+            )
         return cls(pairs, wanted)
 
     @property
@@ -67,13 +69,15 @@ def _pair(text: str, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str
         if output in outputs and name in inputs:
             return output, name
     if not splits:
-        raise SettingsError(f"--feedback {text} is not understood", _HINT)
+        raise SettingsError(f"{text} is not understood", _HINT, setting="feedback")
     output, name = splits[0]
     if output not in outputs:
         raise SettingsError(
-            f"--feedback {text}: no output {output!r}", f"the model has {', '.join(map(repr, outputs))}"
+            f"{text}: no output {output!r}", f"the model has {', '.join(map(repr, outputs))}", setting="feedback"
         )
-    raise SettingsError(f"--feedback {text}: no input {name!r}", f"the model has {', '.join(map(repr, inputs))}")
+    raise SettingsError(
+        f"{text}: no input {name!r}", f"the model has {', '.join(map(repr, inputs))}", setting="feedback"
+    )
 
 
 def outputs_of(

@@ -53,10 +53,10 @@ def make_sides(
     origin: Origin = "same"
     inputs = [info.name for info in runner.model.inputs]
     if recorded_reference is not None:
-        reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs)
+        reference = read_recording(recorded_reference, layouts, inputs)
         reference_name = str(recorded_reference)
     if recorded is not None:
-        candidate = read_recording(recorded, layouts, "--outputs", inputs)
+        candidate = read_recording(recorded, layouts, inputs)
         candidate_name, origin = str(recorded), "recorded"
     elif isinstance(other, EngineRunner):
         candidate, candidate_name, origin = other.exact, other.name, "engine"

@@ -54,7 +54,9 @@ def parse_tolerances(
     for tolerance in Tolerance.parse_all(given):
         if tolerance.output not in outputs:
             raise SettingsError(
-                f"--tolerance: there is no output {tolerance.output!r}", f"there are {', '.join(outputs)}"
+                f"names {tolerance.output!r}, which is no output",
+                f"there are {', '.join(outputs)}",
+                setting="tolerance",
             )
         tolerances[tolerance.output] = (*tolerances.get(tolerance.output, ()), tolerance)
     return tolerances
@@ -72,7 +74,7 @@ def limits_of(
     for tolerance in tolerances:
         if tolerance.columns is not None and max(tolerance.columns) >= count:
             columns_text = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
-            raise SettingsError(f"--tolerance {tolerance}: output {name!r} has no such column", columns_text)
+            raise SettingsError(f"{tolerance}: output {name!r} has no such column", columns_text, setting="tolerance")
     limits = [Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances]
     if any(tolerance.columns is None for tolerance in tolerances):
         return limits

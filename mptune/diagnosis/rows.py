@@ -75,11 +75,11 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def read_recording(
-    path: Path, layouts: Mapping[str, Layout], option: str, inputs: Collection[str] = ()
+    path: Path, layouts: Mapping[str, Layout], inputs: Collection[str] = ()
 ) -> tuple[Mapping[str, np.ndarray], ...]:
     """Read ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
 
-    Raises DataError where an output is missing, or has a shape that fits no output; ``option`` is for its message.
+    Raises DataError where an output is missing, or has a shape that fits no output.
     """
     if path.suffix.lower() == ".npy":
         if len(layouts) != 1:
@@ -99,15 +99,15 @@ def read_recording(
             hint = "these are inputs of the model: give what it, or the deployment, computed of them"
         elif len(missing) < len(layouts):
             hint += f", or leave it out of the comparison: --ignore {missing[0]}"
-        raise DataError(f"{option} {path} has no output {missing[0]!r}: it holds {_listed(arrays)}", hint)
+        raise DataError(f"{path} has no output {missing[0]!r}: it holds {_listed(arrays)}", hint)
     for name in layouts:
         if arrays[name].dtype.kind not in "fiub":
-            raise DataError(f"{option} {path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
+            raise DataError(f"{path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
     cut: dict[str, list[np.ndarray]] = {}
     for name, layout in layouts.items():
         fitted = layout.fit(arrays[name])
         if fitted is None:
-            raise _misfit(f"{option} {path}", name, arrays[name], layouts)
+            raise _misfit(str(path), name, arrays[name], layouts)
         cut[name] = layout.cut(fitted)
     count = len(next(iter(layouts.values())).shapes)
     return tuple({name: parts[k] for name, parts in cut.items()} for k in range(count))

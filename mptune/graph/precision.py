@@ -13,7 +13,7 @@ from mptune.errors import SettingsError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Precision(str):
-    """The floating-point type that a layer group computes in: its name as text (``"fp16"``), and a row of the table.
+    """The floating-point type that a layer group computes in: a row of the table, and its name as text (``"fp16"``).
 
     There is one object of each, also in a worker process, so that ``is`` compares them. A precision may be stored as
     another one's ONNX type: TF32 has FP32's range and storage, and FP16's mantissa.
@@ -156,7 +156,7 @@ def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
     counts = range(1, len(REDUCED) + 1)
     sets = [(Precision.FP32, *reduced) for count in counts for reduced in combinations(REDUCED, count)]
     if tuple(names) not in sets:
-        raise SettingsError(f"--precisions is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}")
+        raise SettingsError(f"is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}", setting="precisions")
     return tuple(map(Precision.named, names))
 
 

@@ -66,7 +66,7 @@ def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:
     options = settings.seed, settings.data_settings.held_out_fraction, settings.data_settings.max_search_samples
     if settings.rollout is not None:
         if settings.labels is not None:
-            raise SettingsError("--labels cannot be given with --feedback", "leave one of them away")
+            raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
         steps = settings.rollout.steps
         starts: list[Mapping[str, np.ndarray]] = [{"": np.array(k)} for k in range(len(data.samples) // steps)]
         search, held_out = replace(data, samples=tuple(starts)).split(*options)

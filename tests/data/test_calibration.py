@@ -62,7 +62,7 @@ class TestCutting:
         assert [s["image"].shape for s in got.samples] == [(2, 3)] * 3
 
     def test_rest_of_a_dynamic_batch_names_what_divides(self, npz) -> None:
-        refused(npz(image=images(6)), IMAGE, batch=4, match="'image' has 6 rows.*batch=4", hint="batch=1, 2, 3, 6")
+        refused(npz(image=images(6)), IMAGE, batch=4, match="'image' has 6 rows.*--batch 4", hint="--batch 1, 2, 3, 6")
 
     def test_several_inputs_advance_together(self, npz) -> None:
         mask = TensorInfo("mask", "int64", ("batch", "seq"))
@@ -242,7 +242,7 @@ class TestFolder:
 
     def test_batch_that_the_files_do_not_have(self, tmp_path: Path) -> None:
         np.save(tmp_path / "a.npy", images(1))
-        refused(tmp_path, IMAGE, batch=8, match="'image' has 1 rows, batch= is 8", hint="leave batch= out")
+        refused(tmp_path, IMAGE, batch=8, match="'image' has 1 rows, --batch is 8", hint="leave --batch out")
 
     def test_batch_that_the_files_have(self, tmp_path: Path) -> None:
         np.save(tmp_path / "a.npy", images(2))
@@ -304,14 +304,14 @@ class TestRandom:
 
     def test_sizes_that_nobody_knows(self) -> None:
         info = TensorInfo("ids", "int64", ("n", "seq", None))
-        refused(None, info, match=r"'ids' of shape \(n, seq, \?\)", hint="data=")
+        refused(None, info, match=r"'ids' of shape \(n, seq, \?\)", hint="--data")
 
     def test_unknown_rank(self) -> None:
-        refused(None, TensorInfo("x", "float", None), match="'x' of unknown rank", hint="data=")
+        refused(None, TensorInfo("x", "float", None), match="'x' of unknown rank", hint="--data")
 
     def test_other_types(self) -> None:
-        refused(None, TensorInfo("z", "complex64", (2,)), match="'z' of type complex64", hint="data=")
-        refused(None, TensorInfo("q", "int4", (2,)), match="'q' of type int4", hint="data=")
+        refused(None, TensorInfo("z", "complex64", (2,)), match="'z' of type complex64", hint="--data")
+        refused(None, TensorInfo("q", "int4", (2,)), match="'q' of type int4", hint="--data")
 
 
 class TestSplit:

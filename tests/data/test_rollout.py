@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.data.rollout import Rollout, outputs_of
-from mptune.errors import SettingsError, speak_of_options
+from mptune.errors import SettingsError
 
 NAMES = {"inputs": ["x", "state:0"], "outputs": ["y", "next:0"], "samples": 10}
 
@@ -36,18 +36,17 @@ def test_names_may_hold_colons_and_no_steps_mean_all_samples() -> None:
     ("texts", "steps", "words"),
     [
         (["next:0"], 5, "no output 'next'"),
-        (["y"], 5, "--feedback y is not understood"),
+        (["y"], 5, "feedback= y is not understood"),
         (["y:z"], 5, "no input 'z'"),
         (["z:x"], 5, "no output 'z'"),
         (["y:x", "next:0:x"], 5, "feeds input 'x' twice"),
-        (["y:x"], 1, "--steps is 1"),
+        (["y:x"], 1, "steps= is 1"),
         (["y:x"], 11, "the data hold 10 samples"),
-        ([], 4, "--steps 4 without --feedback"),
+        ([], 4, "steps= is 4, and nothing is fed back"),
     ],
 )
 def test_what_cannot_be_fed_back_is_said(texts: list[str], steps: int, words: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Rollout.parse(texts, steps, **NAMES)
-    with speak_of_options():
-        assert words in caught.value.message
+    assert words in caught.value.message
     assert caught.value.hint

@@ -16,7 +16,7 @@ VALUES = np.arange(72, dtype=np.float32).reshape(3, 6, 4)
 
 def read(folder: Path, array: np.ndarray) -> np.ndarray:
     np.savez(folder / "out.npz", y=array)
-    return np.concatenate([sample["y"] for sample in read_recording(folder / "out.npz", {"y": LAYOUT}, "-o")])
+    return np.concatenate([sample["y"] for sample in read_recording(folder / "out.npz", {"y": LAYOUT})])
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 4), (3, 1, 6, 4), (3, 24)])
@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_refused_in_words_that_fit(
     np.savez(tmp_path / "out.npz", **{name: np.ones(shape) for name, shape in arrays.items()})  # type: ignore[arg-type]
     layout = Layout(((1, 3),) * 4, stacked=False)
     with pytest.raises(DataError) as caught:
-        read_recording(tmp_path / "out.npz", {"y": layout}, "--outputs", ["x"])
+        read_recording(tmp_path / "out.npz", {"y": layout}, ["x"])
     assert message in caught.value.message
     assert hint in caught.value.hint
 
@@ -52,12 +52,12 @@ def test_what_does_not_fit_is_refused_in_words_that_fit(
 def test_an_array_without_a_name_is_the_only_output(tmp_path: Path) -> None:
     np.savez(tmp_path / "out.npz", np.ones((4, 3)))
     layout = Layout(((1, 3),) * 4, stacked=False)
-    assert len(read_recording(tmp_path / "out.npz", {"y": layout}, "--outputs")) == 4
+    assert len(read_recording(tmp_path / "out.npz", {"y": layout})) == 4
 
 
 def test_two_recordings_that_are_exchanged_are_said_to_be(tmp_path: Path) -> None:
     np.savez(tmp_path / "out.npz", scores=np.ones((4, 8)), features=np.ones((4, 3)))
     layouts = {name: Layout(((1, size),) * 4, stacked=False) for name, size in (("scores", 3), ("features", 8))}
     with pytest.raises(DataError) as caught:
-        read_recording(tmp_path / "out.npz", layouts, "--outputs")
+        read_recording(tmp_path / "out.npz", layouts)
     assert "it has the shape of the output 'features'" in caught.value.hint

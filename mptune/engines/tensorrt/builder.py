@@ -307,7 +307,9 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
     unknown = sorted(set(wanted) - set(dynamic))
     if unknown:
         names = ", ".join(f"{name} ({_text(shape)})" for name, shape in dynamic.items()) or "none"
-        raise SettingsError(f"--shapes names {unknown[0]!r}, which is no dynamic input", f"dynamic inputs: {names}")
+        raise SettingsError(
+            f"names {unknown[0]!r}, which is no dynamic input", f"dynamic inputs: {names}", setting="shapes"
+        )
     return needed
 
 
@@ -351,14 +353,16 @@ def _checked(wanted: ShapeRange, declared: tuple[int, ...], observed: ShapeRange
         size != -1 and (low, high) != (size, size) for (low, high), size in zip(bounds, declared, strict=True)
     ):
         raise SettingsError(
-            f"--shapes {wanted.name}: {_text(wanted.largest)} does not fit the input's shape {_text(declared)}",
+            f"{wanted.name}: {_text(wanted.largest)} does not fit the input's shape {_text(declared)}",
             "give every dimension, the fixed ones as they are",
+            setting="shapes",
         )
     for shape in (observed.smallest, observed.largest):
         if any(not low <= size <= high for (low, high), size in zip(bounds, shape, strict=True)):
             raise SettingsError(
-                f"--shapes {wanted.name}: the data hold the shape {_text(shape)}, which is out of range",
+                f"{wanted.name}: the data hold the shape {_text(shape)}, which is out of range",
                 "widen the range, or give data of the shapes that you will deploy",
+                setting="shapes",
             )
     return wanted
 

@@ -114,8 +114,9 @@ def open_toolchain(
     if settings.plugins and not answer.loads_plugins:
         served = "its latency is predicted" if backend is None else f"{backend.name} serves it here"
         raise TargetError(
-            f"--plugin is for engines of TensorRT, and none are built for {target.title}: {served}",
+            f"is for engines of TensorRT, and none are built for {target.title}: {served}",
             "leave --plugin out, and give it to `mptune confirm` on a device with TensorRT",
+            setting="plugins",
         )
     if answer.ability == "measures" and backend is not None:
         if gpu is not None and gpu.index != 0:

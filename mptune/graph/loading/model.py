@@ -152,8 +152,9 @@ def raised(proto: onnx.ModelProto, path: Path, opset: int) -> onnx.ModelProto:
         )
     if opset > newest:
         raise ModelError(
-            f"--opset is {opset}, the installed onnx {onnx.__version__} knows up to {newest}",
+            f"is {opset}, the installed onnx {onnx.__version__} knows up to {newest}",
             f"give at most {newest}, or pip install --upgrade onnx",
+            setting="opset",
         )
     if opset == current:
         return proto

@@ -100,19 +100,20 @@ def check_tolerances(
 ) -> None:
     """Check that tolerances, and outputs that are ignored, mean something for a model."""
     limited = [tolerance.output for tolerance in tolerances]
-    for option, name in [*(("--tolerance", name) for name in limited), *(("--ignore", name) for name in ignored)]:
+    for setting, name in [*(("tolerance", name) for name in limited), *(("ignore", name) for name in ignored)]:
         if name not in outputs:
             close = difflib.get_close_matches(name, outputs, 1)
             every = ", ".join(list(outputs)[:8])
             raise SettingsError(
-                f"{option}: the model has no output {name!r}",
+                f"names {name!r}, which is no output of the model",
                 f"did you mean {close[0]!r}?" if close else f"its outputs are {every}",
+                setting=setting,
             )
     twice_named = next((name for name in limited if name in ignored), None)
     if twice_named is not None:
-        raise SettingsError(f"--tolerance and --ignore both name output {twice_named!r}", "give one of them")
+        raise SettingsError(f"names {twice_named!r}, which has a tolerance", "give one of them", setting="ignore")
     if outputs and set(ignored) >= set(outputs):
-        raise SettingsError("--ignore names every output: nothing is left to compare", "leave one output")
+        raise SettingsError("names every output: nothing is left to compare", "leave one output", setting="ignore")
     for tolerance in tolerances:
         _check_unit(tolerance, metric)
     if error is not None:
@@ -125,13 +126,15 @@ def _check_unit(tolerance: Tolerance, metric: str) -> None:
     by_column = (*ADD_IN_SQUARES, "max_abs")
     if metric not in METRICS or METRICS[metric].kind != "element":
         raise SettingsError(
-            f"--tolerance {tolerance}: {metric} sees all outputs at once, so no output has an error of its own",
+            f"{tolerance}: {metric} sees all outputs at once, so no output has an error of its own",
             "write abs:X, the largest absolute error",
+            setting="tolerance",
         )
     if tolerance.columns is not None and metric not in by_column:
         raise SettingsError(
-            f"--tolerance {tolerance}: {metric} is not kept column by column",
+            f"{tolerance}: {metric} is not kept column by column",
             f"write abs:X, the largest absolute error, or search with --metric {' or '.join(by_column)}",
+            setting="tolerance",
         )
 
 
@@ -143,15 +146,17 @@ def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
         kept, name = error.columns.get(tolerance.output), tolerance.output
         if kept is None:
             raise SettingsError(
-                f"--tolerance {tolerance}: errors of single columns of output {name!r} are not known",
+                f"{tolerance}: errors of single columns of output {name!r} are not known",
                 f"limit the whole output: --tolerance {name}=X",
+                setting="tolerance",
             )
         count, last = len(kept.max_abs), max(tolerance.columns)
         if last >= count:
             single = f"it has one column: --tolerance {name}=X limits it"
             raise SettingsError(
-                f"--tolerance {tolerance}: output {name!r} has no column {last}",
+                f"{tolerance}: output {name!r} has no column {last}",
                 f"its columns are 0 to {count - 1}" if count > 1 else single,
+                setting="tolerance",
             )
 
 
@@ -178,7 +183,7 @@ class MetricLimit:
         except ValueError:
             match = None
         if match is None:
-            raise SettingsError(f"--limit {text} is not understood", _HINT)
+            raise SettingsError(f"{text} is not understood", _HINT, setting="limits")
         names = {**{undirected(metric): metric for metric in metrics}, **{metric: metric for metric in metrics}}
         name = names.get(match["name"])
         if name is None:
@@ -189,7 +194,7 @@ class MetricLimit:
                 close = difflib.get_close_matches(wanted, [*names, *METRICS], 2)
                 message = f"there is no metric {wanted!r}"
                 hint = f"did you mean {' or '.join(close)}?" if close else f"the metrics are {', '.join(METRICS)}"
-            raise SettingsError(f"--limit {text}: {message}", hint)
+            raise SettingsError(f"{text}: {message}", hint, setting="limits")
         return cls(text.strip(), name, match["sign"].startswith(">"), bound)
 
     def excess(self, evaluation: Evaluation) -> float:

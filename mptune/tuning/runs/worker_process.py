@@ -101,7 +101,9 @@ class WorkerProcess:
 def error_of(event: Mapping[str, Any]) -> MptuneError:
     """The error that an event of the kind ``error`` tells of."""
     kind: type[MptuneError] = getattr(errors, event["type"], RunError)
-    return kind(event["error"], event["hint"])
+    error = kind(event["error"], event["hint"])
+    error.setting = event["setting"]
+    return error
 
 
 class _Reports(Silent):
@@ -143,7 +145,7 @@ def main() -> None:
     except KeyboardInterrupt:
         reports.send({"done": False})
     except MptuneError as error:
-        reports.send({"error": error.message, "hint": error.hint, "type": type(error).__name__})
+        reports.send({"error": error.text, "hint": error.hint, "setting": error.setting, "type": type(error).__name__})
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def test_tensorrt_is_not_for_cpus(
     mlp_workload: Workload,
     settings: SearchSettings,
 ) -> None:
-    with pytest.raises(TargetError, match=f"engine={engine} is for NVIDIA GPUs"):
+    with pytest.raises(TargetError, match=f"--engine {engine} is for NVIDIA GPUs"):
         open_toolchain(engine, load_target("cpu"), mlp_workload, settings)
 
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_built_here_is_refused_with_the_way_out(
     jetson, rtx = load_target("jetson-orin-nano-8gb"), load_target("rtx-4500-ada")
     with pytest.raises(TargetError, match="TensorRT builds engines on the device") as caught:
         open_toolchain("tensorrt", jetson, mlp_workload, settings)
-    assert "leave engine= at auto" in caught.value.hint
+    assert "leave --engine at auto" in caught.value.hint
     with pytest.raises(TargetError, match="it builds for compute capability"):
         open_toolchain("tensorrt-rtx", jetson, mlp_workload, settings)
     with open_toolchain("onnxruntime", rtx, mlp_workload, settings) as tools:

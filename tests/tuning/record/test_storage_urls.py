@@ -72,7 +72,7 @@ class TestWhichIsOpened:
         assert storage_url(None) is None
         with pytest.raises(RunError, match="names is not opened") as caught:
             storage_url("sqlite:///x.db")
-        assert "storage=" in caught.value.hint
+        assert "--storage" in caught.value.hint
         assert storage_url("sqlite:///x.db", "sqlite:///x.db") == "sqlite:///x.db"
         monkeypatch.setenv("MPTUNE_STORAGE", "sqlite:///other.db")
         with pytest.raises(RunError):
