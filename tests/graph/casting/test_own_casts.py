@@ -20,7 +20,7 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank, rounded_tensor
 from mptune.graph.writing.widened import write_widened
-from tests.graph.corpus.make import Net
+from tests.graph.net import Net
 from tests.graph.helpers import plans, relative_l2, run
 from tests.graph.verify import same_graph, verify
 
