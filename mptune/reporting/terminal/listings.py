@@ -14,7 +14,7 @@ from mptune.reporting.text import environment_facts
 if TYPE_CHECKING:
     from mptune.engines.backends.backend import BackendStatus
     from mptune.engines.environment import Environment
-    from mptune.selftest.run import SelfTest
+    from mptune.selftest import SelfTest
     from mptune.targets.target import Target
     from mptune.tuning.space import NamedSpace
 
