@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from mptune.engines.loading import check_written
-from mptune.errors import RunError
+from mptune.errors import PlanError, RunError
 from mptune.files import write_text
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -15,6 +15,9 @@ from mptune.graph.writing.weak import WeakModel, weak_model
 from mptune.printable import printable
 from mptune.reporting.recipe import BuildRecipe, trtexec_script
 from mptune.resources import read_template
+
+_LONGEST_ARGUMENT = (128 << 10) - 1
+"""Bytes of one argument on Linux (MAX_ARG_STRLEN in include/uapi/linux/binfmts.h)."""
 
 
 def write_weak_folder(
@@ -25,22 +28,17 @@ def write_weak_folder(
     Raises:
         RunError: there is such a folder already, or it cannot be written.
         ModelError: the model has something that TensorRT 8 lacks.
-        PlanError: the plan has groups in BF16.
+        PlanError: the plan has groups in BF16, or more layers than a command takes.
     """
     if directory.exists() and not force:
         raise RunError(f"{directory} exists already", "give --force to write into it, or another folder with --out")
     weak = weak_model(grouped, plan)
+    script = _script(plan, weak, recipe)
     weak.write(directory / "model.onnx")
     check_written(directory / "model.onnx", f"the model of plan {plan.fingerprint}", grouped.model.path)
-    write_text(directory / "build.sh", _script(plan, weak, recipe), mode=0o755)
-    readme = Template(read_template("weak.txt.in")).substitute(
-        plan=plan.fingerprint,
-        model=printable(grouped.model.path.name),
-        first=weak.proto.graph.node[0].name,
-        named=len(weak.precisions),
-        nodes=len(weak.proto.graph.node),
-    )
-    write_text(directory / "README.txt", readme)
+    write_text(directory / "build.sh", script, mode=0o755)
+    facts = {"plan": plan.fingerprint, "model": printable(grouped.model.path.name)}
+    write_text(directory / "README.txt", Template(read_template("weak.txt.in")).substitute(facts))
 
 
 def _script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) -> str:
@@ -48,14 +46,18 @@ def _script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) -> str:
     kept = replace(recipe, timing_cache=False, plugins=()).options(plan)
     options = [option for option in kept if not option.startswith(("--stronglyTyped", "--builderOptimizationLevel"))]
     if Precision.FP16 in weak.precisions.values():
-        options.append("--fp16")
-    options.append("--precisionConstraints=obey")
+        options += ["--fp16", "--precisionConstraints=obey"]
     for option, kinds in (("--layerPrecisions", weak.precisions), ("--layerOutputTypes", weak.types)):
         options.append(f"{option}={','.join(f'{name}:{kind}' for name, kind in kinds.items())}")
+    named, nodes = len(weak.precisions), len(weak.proto.graph.node)
+    if max(map(len, options)) > _LONGEST_ARGUMENT:
+        message = f"the precisions of {named} layers are more than one argument of a command may hold on Linux"
+        raise PlanError(message, "simplify the model, or update to JetPack 6.1 (TensorRT 10.3) or later")
     options += ["--profilingVerbosity=detailed", "--exportLayerInfo=layers.json", "--saveEngine=model.engine"]
     lines = [
         f"# Builds the engine of plan {plan.fingerprint} with TensorRT 8, on the device that will run it. By mptune.",
         "# Options that are given to this script go to trtexec after these.",
         *(f"# {line}" for line in recipe.warnings),
+        f"echo '{named} of {nodes} nodes have a precision, {nodes - named} cannot be named or take none'",
     ]
     return trtexec_script(lines, options)

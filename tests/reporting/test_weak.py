@@ -11,6 +11,7 @@ import onnx
 import onnx.parser
 import pytest
 
+import mptune
 from mptune.cli import main
 from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.builder import BuildObjects, parse_network
@@ -154,8 +155,15 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Front:
 def options_of(script: Path) -> dict[str, str]:
     """What build.sh gives to trtexec."""
     words = subprocess.run([script, "--verbose"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert (words[0], words[-1]) == ("--onnx=model.onnx", "--verbose")
+    assert (words[1], words[-1]) == ("--onnx=model.onnx", "--verbose")
     return {word.partition("=")[0]: word.partition("=")[2] for word in words}
+
+
+def test_more_layers_than_an_argument_holds(run: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptune.reporting.weak._LONGEST_ARGUMENT", 64)
+    with pytest.raises(PlanError, match="more than one argument of a command may hold"):
+        mptune.export(run.run_dir, for_="tensorrt-8")
+    assert not (run.run_dir / "weak" / "build.sh").exists()
 
 
 def test_the_folder(run: Front, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +180,8 @@ def test_the_folder(run: Front, capsys: pytest.CaptureFixture[str]) -> None:
     assert (options["--precisionConstraints"], options["--memPoolSize"]) == ("obey", "workspace:512")
     assert {"--fp16", "--noTF32"} <= options.keys()
     assert not {"--stronglyTyped", "--builderOptimizationLevel", "--timingCacheFile"} & options.keys()
-    assert f"gives {len(weak.precisions)} of its\n" in (folder / "README.txt").read_text()
+    script = (folder / "build.sh").read_text()
+    assert f"{len(weak.precisions)} of {len(weak.proto.graph.node)} nodes have a precision" in script
     assert main(asked) == 1
     assert "cnn.mptune/weak exists already" in capsys.readouterr().err
     assert main([*asked, "--force"]) == 0

@@ -164,7 +164,5 @@ def _refuse_what_is_lacking(model: Model, plan: PrecisionPlan) -> None:
                 raise ModelError(message, "export the model at opset 14 or below")
             is_computed = op in ("Conv", "ConvTranspose") and proto.input[1] not in model.initializers
             if is_computed and "kernel_shape" not in attributes:
-                message = (
-                    f"node {node.name!r} is a {op} with a computed kernel, for which TensorRT 8 needs kernel_shape"
-                )
-                raise ModelError(message, "give the node the attribute kernel_shape")
+                message = f"node {node.name!r} is a {op} with a computed kernel and without kernel_shape"
+                raise ModelError(message, "give the node the attribute kernel_shape, which TensorRT 8 needs")
