@@ -151,8 +151,8 @@ def test_equal_samples_are_warned_of(place: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "inputs", "message", "hint"),
     [
-        (3, (X,), "data cannot be a int", "dict of arrays"),
-        ([], (X,), "empty iterable", "at least one sample"),
+        (3, (X,), "type int hold no samples", "dict of arrays"),
+        ([], (X,), "type list hold no samples", "read only once"),
         (ROWS, (X, MASK), "one array, the model has 2 inputs", "'mask'"),
         ([{"x": ROWS[:1]}, 5], (X,), "sample 1 is a int", "dict per sample"),
         ({"y": ROWS, "z": ROWS}, (X,), "no array for input 'x'", "'y'"),

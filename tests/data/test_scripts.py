@@ -11,7 +11,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from mptune.data.forms.samples import copied_samples
+from mptune.data.calibration import copied_samples
 from mptune.data.metrics.calling import called_number, number_of
 from mptune.data.metrics.tasks import load_metric
 from mptune.data.scripts import end_scripts, run_loader

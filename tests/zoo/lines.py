@@ -92,8 +92,8 @@ LINES = [
         "one-size-tried",
         "",
         "tests",
-        "data/test_plausibility.py::test_samples_of_one_size_leave_the_others_untried",
-        "data/test_plausibility.py::test_rows_of_a_batch_and_fixed_axes_are_no_size",
+        "data/test_samples.py::test_samples_of_one_size_leave_the_others_untried",
+        "data/test_samples.py::test_rows_of_a_batch_and_fixed_axes_are_no_size",
     ),
     Line(
         "random-data",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.archive import labels_beside, read_outputs, read_samples, save_outputs
+from mptune.data.archive import labels_beside, read_samples, save_samples
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, compare_outputs
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, metric_limit, number_of, takes_whole_set
 from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_path
@@ -65,15 +65,15 @@ class MetricQuestion:
     def answer(self, metric: str, function: Any) -> float:
         """Compute it; in the parent."""
         if len(self.files) == 1:
-            return number_of(metric, function, read_outputs(self.files[0]))
-        return number_of(metric, function, SampleSetArrays(*map(read_outputs, self.files)).arguments())
+            return number_of(metric, function, read_samples(self.files[0]))
+        return number_of(metric, function, SampleSetArrays(*map(read_samples, self.files)).arguments())
 
 
 def _ask(state: WorkerState, *parts: Sequence[Arrays]) -> float:
     with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
         files = tuple(Path(folder) / f"{number}.npz" for number in range(len(parts)))
         for file, part in zip(files, parts, strict=True):
-            save_outputs(file, part)
+            save_samples(file, part)
         return float(state.ask(MetricQuestion(files)))
 
 
@@ -190,7 +190,7 @@ def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool
 def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
     """The reference outputs in a file, one entry per sample, or per sequence of them."""
     references: Sequence[Outputs] = state.cached(
-        f"reference {reference}", file_identity(reference), partial(read_outputs, reference)
+        f"reference {reference}", file_identity(reference), partial(read_samples, reference)
     )
     return references
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.data.plausibility import data_findings, size_findings
+from mptune.data.samples import data_findings, size_findings
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import ShapeRange
 

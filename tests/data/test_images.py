@@ -13,13 +13,12 @@ from PIL import Image
 
 import mptune
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.images import PREPROCESS_JSON, image_reader, load_preprocessing
-from mptune.data.forms.samples import CalibrationSet, LazySamples, split_indices
+from mptune.data.images import PREPROCESS_JSON, image_reader, load_preprocessing
+from mptune.data.samples import CalibrationSet, LazySamples, split_indices
 from mptune.errors import DataError
 from mptune.files import write_json
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
-from mptune.tuning.steps.prepare import samples_sha256
 from tests.graph import models
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (6, 20, 30, 3), dtype=np.uint8)
@@ -100,11 +99,11 @@ def test_images_are_read_when_they_are_needed(folder: Path) -> None:
 
 
 def test_a_hash_stands_for_the_files_and_the_declaration(folder: Path) -> None:
-    first = samples_sha256(load(folder, 'resize = "none"'))
-    assert samples_sha256(load(folder, 'resize = "none"')) == first
-    assert samples_sha256(load(folder, 'resize = "none"\ncolour = "BGR"')) != first
+    first = load(folder, 'resize = "none"').sha256()
+    assert load(folder, 'resize = "none"').sha256() == first
+    assert load(folder, 'resize = "none"\ncolour = "BGR"').sha256() != first
     Image.fromarray(PIXELS[0] // 2).save(folder / "0.png")
-    assert samples_sha256(load(folder, 'resize = "none"')) != first
+    assert load(folder, 'resize = "none"').sha256() != first
 
 
 def test_equal_files_are_duplicates(folder: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.samples import CalibrationSet, LazySamples
+from mptune.data.samples import CalibrationSet, LazySamples
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
