@@ -23,7 +23,8 @@ from mptune.selftest.cases import FP16, FP32, Case, make_cases
 from mptune.selftest.checks import Check, Seen, judge, relative, unchecked
 from mptune.selftest.job import EngineRun, RunEngineJob
 from mptune.settings import SearchSettings, WorkerSettings
-from mptune.targets.target import detect_gpus, load_target, match_target
+from mptune.targets.detect import detect_gpus
+from mptune.targets.target import load_target, match_target
 
 _RUN_TIMEOUT_S = 120.0
 _SETTINGS = SearchSettings(worker=WorkerSettings(build_timeout_s=240.0))

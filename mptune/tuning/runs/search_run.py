@@ -30,8 +30,15 @@ from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import LateFaults, RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_emulated, not_measured
-from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
+from mptune.targets.findings import (
+    TARGET_CODE,
+    already_mixed_findings,
+    beside_tf32,
+    not_emulated,
+    not_measured,
+    out_of_reach_findings,
+    quantised_findings,
+)
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
