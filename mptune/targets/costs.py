@@ -45,10 +45,10 @@ _PROJECTED = {
 
 _INPUT_FLOPS: Mapping[str, float] = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), 5.0),
+    "BiasSoftmax": 6.0,
     **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), 7.0),
     **dict.fromkeys(("SimplifiedLayerNormalization", "GroupNorm"), 7.0),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SkipGroupNorm"), 8.0),
-    "BiasSoftmax": 6.0,
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ArgMax", "ArgMin", "TopK", "CumSum"), 1.0),
 }
 """FLOPs per input element of operators whose output says little: passes over the row times operations per pass."""
@@ -186,15 +186,18 @@ def is_convolutional(model: Model, shapes: Mapping[str, Shape]) -> bool:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The steps of one recurrent layer, one after another."""
+    """The steps of one recurrent layer, one after another.
+
+    Attributes:
+        matrix_flops: of one step; a multiply-add counts 2.
+        matrix_elements: of the product of one step: every gate of every row and direction.
+        weights: elements of the recurrent weights, which every step reads.
+    """
 
     steps: int
     matrix_flops: float
-    """Of one step; a multiply-add counts 2."""
     matrix_elements: int
-    """Of the product of one step: every gate of every row and direction."""
     weights: int
-    """Elements of the recurrent weights. Every step reads them, from a cache that holds them if there is one."""
 
     @property
     def flops(self) -> float:
@@ -214,15 +217,11 @@ def _recurrence(node: Node, shapes: ShapeTable) -> Recurrence:
 
 @dataclass
 class GroupCost:
-    """What a group computes and moves in one inference.
-
-    Only what enters and leaves it counts as traffic, with the weights: inside, element-wise nodes are fused into what
-    produces their input.
+    """What a group computes and moves in one inference; only what enters and leaves it is traffic, with the weights.
 
     Attributes:
         matrix_flops: in convolutions and matrix products, which tensor cores take; a multiply-add counts 2.
         fp32_bytes: read and written with the group in FP32.
-        fp16_bytes: the same with the group in FP16.
         matrix_elements: elements of the largest output of a convolution or matrix product.
         kernels: 0 for groups of views, metadata and what is folded before the run, else 1.
         recurrences: the steps of recurrent layers, whose FLOPs are not in ``matrix_flops``.
@@ -243,12 +242,10 @@ class GroupCost:
 
 
 def group_costs(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> dict[str, GroupCost]:
-    """Count FLOPs and bytes of every group.
+    """Count FLOPs and bytes of every group; nodes in no group are left out (``ungrouped_cost``).
 
-    ``shapes`` are concrete ones by tensor name, such as those observed on the first sample; what is missing is taken
-    from the model, symbolic dimensions by their names. Nodes in no group are left out (``ungrouped_cost``). What is
-    computed from constants and shapes alone is folded before the run and costs nothing; what reads the result reads a
-    weight.
+    ``shapes`` are concrete ones by tensor name, such as those observed on the first sample (``ShapeTable``). What is
+    computed from constants and shapes alone is folded before the run and costs nothing; its readers read a weight.
     """
     costs = unit_costs(grouped.model, grouped.owners, shapes)
     return {group.id: costs[group.id] for group in grouped.groups}

@@ -1,10 +1,9 @@
 """What is here: GPUs by nvidia-smi, a Jetson by its own files. Loads no CUDA, never raises for what is missing.
 
-nvidia-smi answers N/A to nearly everything on a Jetson: its files say which module, power mode and clocks it has, and
-whether it throttled. Sources: Jetson Linux Developer Guide, "Platform Power and Performance" (``oc*_event_cnt`` of the
-driver ``soctherm_oc``: OC1 is under-voltage, OC2 average and OC3 instantaneous over-current); the Linux kernel's
-documentation of devfreq; NVIDIA's nvpmodel files, as copied in LineageOS/android_device_nvidia_concord (which files set
-a power mode, and the mask of TPCs that are off).
+nvidia-smi answers N/A to nearly everything on a Jetson. Sources of what its files mean: Jetson Linux Developer Guide,
+"Platform Power and Performance" (``oc*_event_cnt``: OC1 is under-voltage, OC2 average and OC3 instantaneous
+over-current); the Linux kernel's documentation of devfreq; NVIDIA's nvpmodel files, as copied in
+LineageOS/android_device_nvidia_concord (which files set a power mode, and the mask of TPCs that are off).
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import os
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.errors import TargetError
@@ -34,20 +33,15 @@ _JETSON_CAPABILITIES = {"thor": (11, 0), "orin": (8, 7), "xavier": (7, 2), "tx2"
 """Compute capability by module (NVIDIA's CUDA GPUs page); the first that the model's name holds."""
 _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 """Series of JetPack by that of Jetson Linux (NVIDIA's JetPack archive)."""
-_MODEL_FILES = ("proc/device-tree/model", "sys/devices/soc0/machine", "tmp/nv_jetson_model")
-"""A container hides the device tree, and jetson-containers copies it to /tmp."""
-_GPU_FOLDERS = ("*.gpu", "*.ga10b", "*.gv11b", "gpu-gpc-0")
-"""In devfreq: ``17000000.gpu`` on JetPack 6, ``17000000.ga10b`` on 5, ``gpu-gpc-0`` on 7 on a Thor."""
 _TPC_MASKS = (
     *("sys/devices/gpu.0/tpc_pg_mask", "sys/devices/platform/gpu.0/tpc_pg_mask"),
     *("sys/devices/platform/17000000.gpu/tpc_pg_mask", "sys/devices/platform/bus@0/17000000.gpu/tpc_pg_mask"),
 )
 _ORIN_TPCS, _SMS_PER_TPC = 8, 2
 _MEMORY_CAPS = ("sys/kernel/nvpmodel_clk_cap/emc", "sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
-"""Of JetPack 6 and later, and of JetPack 5; 0 is no cap."""
+"""Of JetPack 6 and later, and of JetPack 5."""
 _INT_MAX, _NO_LIMIT_HZ = 2**31 - 1, 1e11
-"""nvpmodel writes the first, or something above the second, where a mode sets no cap."""
-
+"""nvpmodel writes 0, the first, or something above the second, where a mode sets no cap."""
 _CLOCK_TOLERANCE = 0.05
 
 
@@ -67,18 +61,10 @@ class PowerMode(JsonForm):
     memory_mhz: float | None = None
 
     def __str__(self) -> str:
-        limits = (
-            "" if self.sm_count is None else f"{self.sm_count} SMs",
-            "" if self.gpu_mhz is None else f"GPU up to {self.gpu_mhz:.0f} MHz",
-            "" if self.memory_mhz is None else f"memory up to {self.memory_mhz:.0f} MHz",
-        )
-        listed = ", ".join(limit for limit in limits if limit)
+        gpu, memory = "GPU up to {:.0f} MHz", "memory up to {:.0f} MHz"
+        limits = {"{:.0f} SMs": self.sm_count, gpu: self.gpu_mhz, memory: self.memory_mhz}
+        listed = ", ".join(words.format(limit) for words, limit in limits.items() if limit is not None)
         return f"{self.name or 'unnamed'}{f' ({listed})' if listed else ''}"
-
-    def differs(self, other: PowerMode) -> bool:
-        """Whether a value that is known of both differs."""
-        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return any(ours and theirs and ours != theirs for ours, theirs in pairs)
 
 
 @dataclass(frozen=True)
@@ -88,8 +74,7 @@ class JetsonState(JsonForm):
     Attributes:
         part: number of the module, such as ``p3767-0005``; the carrier board may be anyone's.
         memory_gb: what CPU and GPU share, less what the firmware keeps, GB (10^9 bytes).
-        l4t: release of Jetson Linux, such as ``36.4.3``.
-        jetpack: such as ``6.2``, or ``6`` where only the series is known.
+        jetpack: such as ``6.2``, or ``6`` where only the series is known, by that of Jetson Linux (``l4t``).
         gpu_min_mhz: the lowest that the governor may choose; equal to the highest where ``jetson_clocks`` ran.
     """
 
@@ -135,7 +120,6 @@ class Gpu:
         driver: version of the driver, or of L4T on a Jetson.
         index: as CUDA counts the visible devices.
         part: number of the Jetson module; empty where it is unknown.
-        mode: a Jetson's power mode and what it leaves.
     """
 
     name: str
@@ -170,28 +154,25 @@ def detect_gpus(root: Path = _ROOT, timeout_s: float = _TIMEOUT_S) -> tuple[Gpu,
         capability = next((c for name, c in _JETSON_CAPABILITIES.items() if name in model), None)
         return (Gpu(jetson.model, capability, jetson.memory_gb, driver, 0, True, jetson.part, jetson.mode),)
     text = ask_nvidia_smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits", timeout_s=timeout_s)
-    rows = [row for row in csv.reader((text or "").splitlines(), skipinitialspace=True) if len(row) == len(_QUERY)]
+    cells = csv.reader((text or "").splitlines(), skipinitialspace=True)
+    rows = [[cell.strip() for cell in row] for row in cells if len(row) == len(_QUERY)]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is not None and not wanted.strip().startswith("MIG"):
+        visible: list[list[str]] = []
+        for entry in (part.strip() for part in wanted.split(",")):
+            matches = [
+                row for row in rows if entry == row[0] or (entry.startswith("GPU-") and row[1].startswith(entry))
+            ]
+            if len(matches) != 1 or matches[0] in visible:
+                break  # as CUDA does: the list ends at its first bad entry
+            visible += matches
+        rows = visible
     gpus = []
-    for index, row in enumerate(_visible([[cell.strip() for cell in row] for row in rows])):
-        _, _, name, capability_text, mebibytes, driver = row
+    for index, (_, _, name, capability_text, mebibytes, driver) in enumerate(rows):
         memory = _number(mebibytes)  # "[N/A]" where CPU and GPU share their memory
         memory_gb = None if memory is None else round(memory * 2**20 / 1e9, 1)
         gpus.append(Gpu(name, parse_capability(capability_text), memory_gb, driver, index))
     return tuple(gpus)
-
-
-def _visible(rows: list[list[str]]) -> list[list[str]]:
-    """The rows that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; it ends at the first bad entry."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None or wanted.strip().startswith("MIG"):
-        return rows
-    chosen: list[list[str]] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        matches = [row for row in rows if entry == row[0] or (entry.startswith("GPU-") and row[1].startswith(entry))]
-        if len(matches) != 1 or matches[0] in chosen:
-            break
-        chosen += matches
-    return chosen
 
 
 def parse_capability(text: str) -> tuple[int, int] | None:
@@ -205,9 +186,7 @@ def cuda_series(gpus: Sequence[Gpu]) -> int:
 
     CUDA 13 needs a driver of 580 or later (CUDA's release notes, table 3), which Jetson Linux has from 38 on.
     """
-    if not gpus:
-        return 12
-    number = re.search(r"\d+", gpus[0].driver.removeprefix("L4T"))
+    number = re.search(r"\d+", gpus[0].driver.removeprefix("L4T")) if gpus else None
     return 13 if number and int(number[0]) >= (_L4T_OF_CUDA_13 if gpus[0].is_jetson else _DRIVER_OF_CUDA_13) else 12
 
 
@@ -237,13 +216,13 @@ def read_jetson(root: Path = _ROOT) -> JetsonState | None:
     mode = read_power_mode(root)
     if mode is None:
         return None
-    total_kib = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    total_kib = re.search(r"(?m)^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"))
     # Of nvidia,p3768-0000+p3767-0005-super, nvidia,p3767-0005, nvidia,tegra234 the second is the module.
     compatible = _text(root / "proc/device-tree/compatible").split("\0")
     parts = (re.fullmatch(r"nvidia,(p\d{4}-\d{4})", entry.strip()) for entry in compatible)
     release = re.search(r"# R(\d+) .*REVISION: ([\d.]+)", _text(root / "etc/nv_tegra_release"))
     status = _text(root / "var/lib/dpkg/status")
-    package = re.search(r"^Package: nvidia-jetpack\n(?:.+\n)*?Version: ([\d.]+)", status, re.MULTILINE)
+    package = re.search(r"(?m)^Package: nvidia-jetpack\n(?:.+\n)*?Version: ([\d.]+)", status)
     gpu_mhz, gpu_min_mhz, _ = _gpu_clocks_mhz(root)
     memory_hz = _number(_text(root / "sys/kernel/debug/bpmp/debug/clk/emc/rate"))
     return JetsonState(
@@ -264,20 +243,20 @@ def read_power_mode(root: Path = _ROOT) -> PowerMode | None:
     model = _model(root)
     if not model:
         return None
-    modes = re.findall(
-        r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", _text(root / "etc/nvpmodel.conf"), re.MULTILINE
-    )
+    modes = re.findall(r"(?m)^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", _text(root / "etc/nvpmodel.conf"))
     current = re.search(r"pmode:(\d+)", _text(root / "var/lib/nvpmodel/status"))
     names = {int(number): name.removeprefix("MODE_") for number, name in modes}
     # The mask holds the TPCs that are off; bits of those that a module lacks are set in all of its modes.
-    masks = list(_numbers(root, _TPC_MASKS)) if "orin" in model.lower() else []
-    on = ~int(max(masks)) & (1 << _ORIN_TPCS) - 1 if masks else 0
-    caps_hz = (hz for hz in _numbers(root, _MEMORY_CAPS) if 0 < hz < _NO_LIMIT_HZ and hz != _INT_MAX)
+    masks = [mask for file in _TPC_MASKS if (mask := _number(_text(root / file))) is not None]
+    caps_hz = [hz for file in _MEMORY_CAPS if 0 < (hz := _number(_text(root / file)) or 0.0) < _NO_LIMIT_HZ]
+    sm_count = None
+    if masks and "orin" in model.lower():
+        sm_count = _SMS_PER_TPC * (~int(max(masks)) & (1 << _ORIN_TPCS) - 1).bit_count()
     return PowerMode(
         name=names.get(int(current[1]), "") if current else "",
-        sm_count=_SMS_PER_TPC * on.bit_count() if masks else None,
+        sm_count=sm_count,
         gpu_mhz=_gpu_clocks_mhz(root)[2],
-        memory_mhz=next((hz / 1e6 for hz in caps_hz), None),
+        memory_mhz=next((hz / 1e6 for hz in caps_hz if hz != _INT_MAX), None),
     )
 
 
@@ -304,10 +283,9 @@ def throttling_warnings(now: Throttling, before: Throttling, first: Throttling) 
     for name, count in now.events.items():
         more = count - before.events.get(name, count)
         if more > 0:
-            warnings.append(
-                f"the Jetson throttled while it was timed (under-voltage or over-current, {name}: {more} times): use a"
-                " stronger supply or a lower power mode, and measure again"
-            )
+            cause = f"under-voltage or over-current, {name}: {more} times"
+            cure = "use a stronger supply or a lower power mode, and measure again"
+            warnings.append(f"the Jetson throttled while it was timed ({cause}): {cure}")
     usual, mhz = first.gpu_mhz, now.gpu_mhz
     if usual and mhz and mhz < (1 - _CLOCK_TOLERANCE) * usual:
         warnings.append(
@@ -319,23 +297,21 @@ def throttling_warnings(now: Throttling, before: Throttling, first: Throttling) 
 
 def _model(root: Path) -> str:
     """The name of the Jetson; empty where this is none."""
-    names = (_text(root / file).strip("\0\n ") for file in _MODEL_FILES)
+    # A container hides the device tree, and jetson-containers copies it to /tmp.
+    files = ("proc/device-tree/model", "sys/devices/soc0/machine", "tmp/nv_jetson_model")
+    names = (_text(root / file).strip("\0\n ") for file in files)
     return next((name for name in names if "jetson" in name.lower() and not name.lower().startswith("not ")), "")
 
 
 def _gpu_clocks_mhz(root: Path) -> tuple[float | None, ...]:
     """By devfreq: the clock now, the lowest and the highest that are allowed; None where one is unknown."""
-    for pattern in _GPU_FOLDERS:
+    # 17000000.gpu on JetPack 6, 17000000.ga10b on 5, gpu-gpc-0 on 7 on a Thor
+    for pattern in ("*.gpu", "*.ga10b", "*.gv11b", "gpu-gpc-0"):
         for folder in sorted((root / "sys/class/devfreq").glob(pattern)):
             hz = [_number(_text(folder / name)) for name in ("cur_freq", "min_freq", "max_freq")]
             if any(hz):
                 return tuple(value / 1e6 if value else None for value in hz)
     return None, None, None
-
-
-def _numbers(root: Path, names: Sequence[str]) -> Iterator[float]:
-    """The numbers in files that hold one."""
-    return (number for name in names if (number := _number(_text(root / name))) is not None)
 
 
 def _number(text: str) -> float | None:

@@ -41,36 +41,31 @@ def not_measured(device: str) -> Finding:
     return Finding.of(TARGET_CODE, "search", Where(), {"target": device})
 
 
-def beside_tf32(
-    findings: Sequence[Finding],
-    grouped: GroupedModel,
-    target: Target | None,
-    shapes: Mapping[str, Shape],
-    *,
-    tf32: bool = False,
+def not_here_findings(
+    device: str, grouped: GroupedModel, target: Target | None, shapes: Mapping[str, Shape], *, tf32: bool = False
 ) -> tuple[Finding, ...]:
-    """The findings of ``not_measured``, with the latency that all-FP32 would have with TF32, TensorRT's default."""
-    not_here = tuple(finding for finding in findings if finding.code == TARGET_CODE)
-    if not not_here or target is None or target.tf32_tflops is None:
-        return not_here
-    terms = roofline(grouped, target, shapes, tf32=True)
-    fp32_ms, tf32_ms = terms.base_ms, terms.base_ms - terms.tf32_gain_ms
-    if tf32_ms >= (1 - _TF32_COUNTS) * fp32_ms:
-        return not_here
-    evidence = {"target": not_here[0].evidence["target"], "fp32_ms": fp32_ms, "tf32_ms": tf32_ms}
-    ratio = fp32_ms / tf32_ms
-    return (Finding.of(TARGET_CODE, "search", Where(), evidence, kind="beside TF32", ratio=ratio, tf32=tf32),)
+    """What a search says of a device that is not here, once it has seen the model.
 
-
-def not_emulated(findings: Sequence[Finding], grouped: GroupedModel) -> tuple[Finding, ...]:
-    """The finding of a search with ``not_measured`` about the operators whose emulated errors are too small."""
+    That latency is predicted, with the latency that all-FP32 would have with TF32, TensorRT's default; and of which
+    operators the emulated errors are too small.
+    """
+    findings = [not_measured(device)]
+    if target is not None and target.tf32_tflops is not None:
+        terms = roofline(grouped, target, shapes, tf32=True)
+        tf32_ms = terms.base_ms - terms.tf32_gain_ms
+        if terms.tf32_gain_ms > _TF32_COUNTS * terms.base_ms:
+            evidence: dict[str, int | float | str]
+            evidence = {"target": device, "fp32_ms": terms.base_ms, "tf32_ms": tf32_ms}
+            ratio, kind = terms.base_ms / tf32_ms, "beside TF32"
+            findings = [Finding.of(TARGET_CODE, "search", Where(), evidence, kind=kind, ratio=ratio, tf32=tf32)]
     groups = [group for group in grouped.groups if not RECURRENT.isdisjoint(group.ops) and group.pinned is None]
-    if not groups or not any(finding.code == TARGET_CODE for finding in findings):
-        return ()
-    operators = ", ".join(sorted({op for group in groups for op in group.ops} & RECURRENT))
-    where, (low, high) = Where(groups=tuple(group.id for group in groups)), _RECURRENT_RATIOS
-    evidence: dict[str, int | float | str] = {"operators": operators, "low": low, "high": high}
-    return (Finding.of("emulation-differs", "search", where, evidence, kind="recurrent"),)
+    if groups:
+        low, high = _RECURRENT_RATIOS
+        operators = ", ".join(sorted({op for group in groups for op in group.ops} & RECURRENT))
+        where = Where(groups=tuple(group.id for group in groups))
+        evidence = {"operators": operators, "low": low, "high": high}
+        findings.append(Finding.of("emulation-differs", "search", where, evidence, kind="recurrent"))
+    return tuple(findings)
 
 
 def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Finding, ...]:
@@ -100,17 +95,17 @@ def already_mixed_findings(
     grouped: GroupedModel, shapes: Mapping[str, Shape], origin: FindingOrigin
 ) -> tuple[Finding, ...]:
     """The finding that nodes compute in FP16 or BF16 whatever a plan says; none where no node does."""
-    model, table = grouped.model, ShapeTable(grouped.model, shapes)
+    model = grouped.model
     computing = {node.index: precisions for node in model.nodes if (precisions := _precisions(model, node))}
-    reduced = [model.nodes[index] for index, precisions in computing.items() if precisions.intersection(REDUCED)]
+    layers = [model.nodes[index] for index in computing]
+    reduced = [node for node in layers if computing[node.index].intersection(REDUCED)]
     if not reduced:
         return ()
-    flops = {k: node_flops(model.nodes[k], table)[0] for k in computing if not model.nodes[k].has_subgraph}
     counts = Counter(precision for node in reduced for precision in computing[node.index])
     evidence = {
         **{f"{precision}_layers": counts[precision] for precision in REDUCED if precision in counts},
-        "layers": len(computing),
-        "flops_share": _share(reduced, flops),
+        "layers": len(layers),
+        "flops_share": _flops_share(reduced, layers, model, shapes),
         "other_groups": len(grouped.groups),
     }
     where = Where(nodes=tuple(node.name for node in reduced))
@@ -132,8 +127,17 @@ def _precisions(model: Model, node: Node) -> frozenset[Precision]:
     return frozenset(FLOAT_TYPES[dtype] for dtype in dtypes if dtype in FLOAT_TYPES)
 
 
-def _share(nodes: Sequence[Node], flops: Mapping[int, float]) -> float:
-    """The share of all FLOPs that these nodes have; 0 where there are none."""
+def _flops_share(nodes: Sequence[Node], whole: Sequence[Node], model: Model, shapes: Mapping[str, Shape]) -> float:
+    """The share of the FLOPs of some nodes that others have; 0 where there are none.
+
+    A product of unknown shape has at least the FLOPs of one row, by its weight. Subgraphs are not counted.
+    """
+    table = ShapeTable(model, shapes)
+    flops = {}
+    for node in (node for node in whole if not node.has_subgraph):
+        weights = [table.elements(name) for name in node.inputs if name in model.initializers]
+        count, is_matrix = node_flops(node, table)
+        flops[node.index] = max(count, 2.0 * max(weights, default=0)) if is_matrix else count
     total = sum(flops.values())
     return sum(flops.get(node.index, 0.0) for node in nodes) / total if total else 0.0
 
@@ -197,14 +201,7 @@ def out_of_reach_findings(
     if not nodes:
         return ()
 
-    # Their share of the FLOPs. A product of unknown shape has at least those of one row, by its weight.
-    table = ShapeTable(model, shapes)
-    flops = {}
-    for node in (node for node in model.nodes if not node.has_subgraph):
-        weights = [table.elements(name) for name in node.inputs if name in model.initializers]
-        count, is_matrix = node_flops(node, table)
-        flops[node.index] = max(count, 2.0 * max(weights, default=0)) if is_matrix else count
-    share = _share(nodes, flops)
+    share = _flops_share(nodes, model.nodes, model, shapes)
     if not untyped and share < NEGLIGIBLE:
         return ()
 

@@ -46,7 +46,7 @@ _CAST_LAUNCHES = 0.5
 """Share of Casts that are not fused into a neighbour; nominal."""
 
 _CAST_BYTES, _EDGE_BYTES = 4 + 2, 4 - 2
-"""A Cast reads each element in one type and writes it in the other. At an input or output of the model there is no
+"""A Cast reads each element in one type and writes it in the other. At the model's inputs and outputs there is no
 kernel for it, but FP32 is moved there."""
 
 
@@ -111,12 +111,10 @@ class BoundaryCost:
     """A tensor that needs a Cast where its producer and a reader differ in precision.
 
     Attributes:
-        producer_group: id of the group that computes it; None where it is FP32 under every plan (model inputs, nodes
-            without a precision).
+        producer_group: id of the group that computes it; None where it is FP32 under every plan.
         consumer_groups: ids of the groups that read it, the producer's own group left out.
         cost_ms: of a Cast. All readers in one precision share one, so it is paid once.
-        fp32_consumer: something reads it that is FP32 under every plan: the model's output, a subgraph, a node or an
-            input without a precision.
+        fp32_consumer: something reads it that is FP32 under every plan, such as an output of the model or a subgraph.
     """
 
     tensor: str
@@ -143,10 +141,9 @@ class LatencyTerms:
 
     Attributes:
         base_ms: all-FP32, without TF32.
-        gains_ms: group id -> what FP16 saves, and others of its rate; negative where FP16 is slower, 0 for pinned
-            groups.
+        gains_ms: group id -> what FP16 saves, and others of its rate; negative where it is slower, 0 where pinned.
         tf32_gain_ms: what TF32 saves in all groups together, where the search allows it: in every plan but all-FP32.
-        own_gains_ms: precision of another rate, or size, than FP16's -> the same of it.
+        own_gains_ms: precision of another rate, or size, than FP16's -> its gains.
     """
 
     base_ms: float

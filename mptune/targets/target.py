@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,11 +51,10 @@ _Part = Annotated[str, pydantic.Field(pattern=r"^p\d{4}-\d{4}$")]
 
 def _capability(given: object) -> object:
     """A compute capability as a file has it, ``"8.7"``, as two numbers."""
-    if not isinstance(given, str):
-        return given
-    if parse_capability(given) is None:
+    parsed = parse_capability(given) if isinstance(given, str) else given
+    if parsed is None:
         raise ValueError('String should match "8.7"')
-    return parse_capability(given)
+    return parsed
 
 
 class Target(pydantic.BaseModel):
@@ -64,16 +63,13 @@ class Target(pydantic.BaseModel):
     Only title, kind, compute capability and the figures of the roofline are needed in a file.
 
     Attributes:
-        fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s.
-        fp32_tflops: FP32 peak without TF32.
-        memory_gb: memory that engines can use, GB; None where it depends on the machine.
-        sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
-        gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
-        memory_mhz: clock of the memory that its bandwidth holds at; the same.
-        bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0, by the support
-            matrices of TensorRT and TensorRT-RTX).
-        tf32_tflops: the same of TF32: what FP32 groups reach where TF32 is allowed; None as for BF16.
+        fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s; FP32's is without TF32.
+        bf16_tflops: the same of BF16; None where the device has none, as TF32's (before compute capability 8.0, by the
+            support matrices of TensorRT and TensorRT-RTX).
         launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
+        sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
+        memory_gb: memory that engines can use, GB; None where it depends on the machine.
+        gpu_mhz: clock that the peaks hold at, as the bandwidth at ``memory_mhz``: a Jetson's power modes cap them.
         gpu_names: what drivers and device trees call it; parts of the name, in any case.
         part_numbers: of the Jetson modules that the profile is for, such as ``p3767-0005``.
     """
@@ -156,11 +152,9 @@ def check_precisions(target: Target, precisions: Collection[str]) -> None:
     for precision in map(Precision.named, precisions):
         if getattr(target, precision.throughput) is None:
             since = ".".join(map(str, precision.since))
-            raise TargetError(
-                f"{target.title} has no {precision.name}, which --precisions asks for",
-                f"leave {precision} out of --precisions; GPUs of compute capability {since} and newer have it"
-                " (`mptune targets`)",
-            )
+            cure = f"leave {precision} out of --precisions; GPUs of compute capability {since} and newer have it"
+            text = f"{target.title} has no {precision.name}, which --precisions asks for"
+            raise TargetError(text, f"{cure} (`mptune targets`)")
 
 
 def list_targets() -> tuple[Target, ...]:
@@ -222,26 +216,21 @@ def _stand_in(gpu: Gpu, profiles: Collection[Target]) -> Target:
     nearest = min(profiles, key=distance)
     capability = gpu.compute_capability or nearest.compute_capability
     is_ampere = capability is not None and capability >= Precision.BF16.since
-    figures = {
-        "compute_capability": capability,
-        "memory_gb": gpu.memory_gb or nearest.memory_gb,
-        "bf16_tflops": (nearest.bf16_tflops or nearest.fp16_tflops) if is_ampere else None,
-        "tf32_tflops": nearest.tf32_tflops if is_ampere else None,
-    }
-    inferred = f"‡ inferred: that of {nearest.name}, the profile nearest to this GPU"
     reported = {"compute_capability": gpu.compute_capability, "memory_gb": gpu.memory_gb}
-    sources = {name: inferred for name in (*nearest.sources, *figures) if figures.get(name, 1) is not None}
-    sources |= {name: "reported by the driver" for name, value in reported.items() if value is not None}
+    reported = {name: value for name, value in reported.items() if value is not None}
+    peaks = {"bf16_tflops": nearest.bf16_tflops or nearest.fp16_tflops, "tf32_tflops": nearest.tf32_tflops}
+    peaks = {name: peak if is_ampere else None for name, peak in peaks.items()}
+    inferred = f"‡ inferred: that of {nearest.name}, the profile nearest to this GPU"
+    sources = {name: inferred for name in (*nearest.sources, *peaks) if is_ampere or name not in peaks}
     return nearest.model_copy(
         update={
-            **figures,
+            **reported,
+            **peaks,
             "name": re.sub(r"[^a-z0-9]+", "-", gpu.name.lower().removeprefix("nvidia")).strip("-") or "gpu",
             "title": gpu.name,
             "kind": kind,
-            "sources": sources,
-            "power_modes": (),
-            "gpu_names": (),
-            "part_numbers": (),
+            "sources": sources | dict.fromkeys(reported, "reported by the driver"),
+            **dict.fromkeys(("power_modes", "gpu_names", "part_numbers"), ()),
             "note": f"no profile of its own: peaks and bandwidth are taken from {nearest.name}",
         }
     )
@@ -282,11 +271,8 @@ def same_memory(reported_gb: float, named_gb: float) -> bool:
 def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
     """Where the device here differs from the one that a profile describes, one line each, ending with what to do."""
     warnings = []
-    if jetson.part and target.part_numbers:
-        is_module = jetson.part in target.part_numbers
-    else:
-        is_module = target.kind == "jetson" and _can_be(target, jetson.model, jetson.memory_gb)
-    if not is_module:
+    is_alike = target.kind == "jetson" and _can_be(target, jetson.model, jetson.memory_gb)
+    if not (jetson.part in target.part_numbers if jetson.part and target.part_numbers else is_alike):
         memory = "" if jetson.memory_gb is None else f", {jetson.memory_gb:g} GB"
         part = f", module {jetson.part}" if jetson.part else ""
         warnings.append(
@@ -305,17 +291,18 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
             f"({scaled.fp16_tflops:.1f} of {target.fp16_tflops:.1f} TFLOPS in FP16): set the mode that will be "
             "deployed (sudo nvpmodel -m ID), and go by what is measured in it"
         )
-    highest_mhz, lowest_mhz = mode.gpu_mhz, jetson.gpu_min_mhz
-    if highest_mhz is not None and lowest_mhz is not None and lowest_mhz < highest_mhz:
-        warnings.append(
-            f"the GPU's clock floats between {lowest_mhz:.0f} and {highest_mhz:.0f} MHz: lock it for measuring "
-            "(sudo jetson_clocks)"
-        )
+    highest, lowest = mode.gpu_mhz, jetson.gpu_min_mhz
+    if highest is not None and lowest is not None and lowest < highest:
+        text = f"the GPU's clock floats between {lowest:.0f} and {highest:.0f} MHz: lock it for measuring"
+        warnings.append(f"{text} (sudo jetson_clocks)")
     return tuple(warnings)
 
 
 def other_mode(earlier: JetsonState | None, now: JetsonState | None, before: str, cure: str) -> tuple[str, ...]:
-    """The warning that measurements go on in another power mode than that of those ``before``."""
-    if earlier is None or now is None or not earlier.mode.differs(now.mode):
+    """The warning that measurements go on in another power mode than that of those ``before``, as far as is known."""
+    if earlier is None or now is None:
+        return ()
+    pairs = zip(astuple(earlier.mode), astuple(now.mode), strict=True)
+    if not any(was and is_now and was != is_now for was, is_now in pairs):
         return ()
     return (f"{before} in power mode {earlier.mode}, and this is {now.mode}: {cure}",)

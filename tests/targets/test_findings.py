@@ -11,7 +11,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.targets.detect import JetsonState, PowerMode
-from mptune.targets.findings import beside_tf32, not_emulated, not_measured
+from mptune.targets.findings import not_here_findings, not_measured
 from mptune.targets.target import load_target, other_mode, profile_warnings
 from tests.graph.test_corpus import CORPUS
 from tests.targets.jetson_files import NANO
@@ -81,16 +81,16 @@ def test_what_is_unknown_is_not_held_against_it() -> None:
 @pytest.mark.parametrize(("name", "tf32_ms"), [("jetson-orin-nano-8gb", 0.362), ("t4", None), ("cpu", None)])
 def test_all_fp32_is_held_beside_tf32_where_the_device_has_it(name: str, tf32_ms: float | None) -> None:
     model = load_model(Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx")
-    plain, target = not_measured("a device"), load_target(name)
-    (finding,) = beside_tf32([plain], GroupedModel(model, find_groups(model)), target, {})
-    assert (finding == plain) == (tf32_ms is None)
+    grouped, target = GroupedModel(model, find_groups(model)), load_target(name)
+    (finding,) = not_here_findings("a device", grouped, target, {})
+    assert (finding == not_measured("a device")) == (tf32_ms is None)
     if tf32_ms is not None:
+        assert finding.evidence["target"] == "a device"
         assert finding.evidence["fp32_ms"] == pytest.approx(0.379, abs=1e-3)
         assert finding.evidence["tf32_ms"] == pytest.approx(tf32_ms, abs=1e-3)
         assert "true FP32, 0.379 ms: in TF32, TensorRT's own default, the model would take 0.362 ms" in finding.text
-        (allowed,) = beside_tf32([plain], GroupedModel(model, find_groups(model)), target, {}, tf32=True)
+        (allowed,) = not_here_findings("a device", grouped, target, {}, tf32=True)
         assert allowed.text.endswith("emulated errors leave out what it rounds")
-        assert beside_tf32([finding], GroupedModel(model, find_groups(model)), target, {}) == (finding,)
 
 
 def test_a_device_that_is_not_measured() -> None:
@@ -104,9 +104,8 @@ def test_a_device_that_is_not_measured() -> None:
 def test_recurrent_layers_are_not_emulated(name: str, operator: str) -> None:
     model = load_model(CORPUS[0].parent / f"{name}.onnx")
     grouped = GroupedModel(model, find_groups(model))
-    found = not_emulated([not_measured("Jetson Orin Nano 8 GB")], grouped)
-    assert not_emulated([], grouped) == (), "where errors are measured"
-    assert [finding.code for finding in found] == ["emulation-differs"] * bool(operator)
-    for finding in found:
+    _, *findings = not_here_findings("Jetson Orin Nano 8 GB", grouped, None, {})
+    assert [finding.code for finding in findings] == ["emulation-differs"] * bool(operator)
+    for finding in findings:
         assert finding.text.startswith(f"the errors of {operator} are not emulated here")
         assert [group.id for group in grouped.groups if operator in group.ops] == list(finding.where.groups)
