@@ -17,7 +17,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
 from mptune.targets.costs import group_costs, ungrouped_cost
-from mptune.targets.roofline import Kernels, roofline
+from mptune.targets.roofline import NETWORK_SHARE, Kernels, roofline
 from mptune.targets.target import Target
 
 Predict = Callable[[float], float]
@@ -38,8 +38,8 @@ class Network:
         free = Precision.FP16 if precision == "FP16" else Precision.FP32
         precisions = {g.id: Precision.FP32 if g.pinned else free for g in self._grouped.groups}
         plan = self._grouped.uniform(Precision.FP32).replace(precisions)
-        boundaries = roofline(self._grouped, target, self._shapes, network_share=1.0).boundaries
-        casts_ms = sum(boundary.cost_ms * boundary.casts(plan) for boundary in boundaries)
+        boundaries = roofline(self._grouped, target, self._shapes).boundaries
+        casts_ms = NETWORK_SHARE * sum(boundary.cost_ms * boundary.casts(plan) for boundary in boundaries)
         rest_ms = Kernels(target, network_share=1.0).moving_ms(self._rest.fp32_bytes)
 
         def predict(share: float) -> float:

@@ -38,7 +38,7 @@ _PRODUCTS = {
 _RECURRENT = RECURRENT | {"AttnLSTM", "DynamicQuantizeLSTM"}
 _PROJECTING = {"Attention", "QAttention", "PackedAttention", "DecoderMaskedSelfAttention"}
 """ONNX Runtime's attention that projects its input (batch, length, channels) by one weight (channels, 3 x heads)."""
-_PROJECTED = {
+_ATTENTION = _PROJECTING | {
     *("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "GroupQueryAttention"),
     *("SparseAttention", "PackedMultiHeadAttention"),
 }
@@ -157,11 +157,11 @@ def _multiply_adds(node: Node, shapes: ShapeTable) -> int | None:
     # Attention: two products for every query element and key position.
     if node.is_standard and op == "Attention":
         return 2 * shapes.elements(node.inputs[0]) * size(1, -2)
-    if not node.is_standard and op in _PROJECTING | _PROJECTED:
+    if not node.is_standard and op in _ATTENTION:
         cache = node.outputs[1] if len(node.outputs) > 1 else ""  # (..., keys, size): it counts whole
         keys = shapes[cache][-2] if cache and len(shapes[cache]) > 1 else 1
         if keys == 1:  # no cache, or one of unknown length
-            has_keys = op in _PROJECTED and len(node.inputs) > 1 and node.inputs[1]
+            has_keys = op not in _PROJECTING and len(node.inputs) > 1 and node.inputs[1]
             keys = size(1 if has_keys else 0, -2)
         projection = shapes.elements(node.inputs[0]) * size(1, -1) if op in _PROJECTING else 0
         return projection + 2 * shapes.elements(node.outputs[0]) * keys

@@ -33,10 +33,7 @@ _JETSON_CAPABILITIES = {"thor": (11, 0), "orin": (8, 7), "xavier": (7, 2), "tx2"
 """Compute capability by module (NVIDIA's CUDA GPUs page); the first that the model's name holds."""
 _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
 """Series of JetPack by that of Jetson Linux (NVIDIA's JetPack archive)."""
-_TPC_MASKS = (
-    *("sys/devices/gpu.0/tpc_pg_mask", "sys/devices/platform/gpu.0/tpc_pg_mask"),
-    *("sys/devices/platform/17000000.gpu/tpc_pg_mask", "sys/devices/platform/bus@0/17000000.gpu/tpc_pg_mask"),
-)
+_TPC_FOLDERS = ("gpu.0", "platform/gpu.0", "platform/17000000.gpu", "platform/bus@0/17000000.gpu")
 _ORIN_TPCS, _SMS_PER_TPC = 8, 2
 _MEMORY_CAPS = ("sys/kernel/nvpmodel_clk_cap/emc", "sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
 """Of JetPack 6 and later, and of JetPack 5."""
@@ -247,7 +244,8 @@ def read_power_mode(root: Path = _ROOT) -> PowerMode | None:
     current = re.search(r"pmode:(\d+)", _text(root / "var/lib/nvpmodel/status"))
     names = {int(number): name.removeprefix("MODE_") for number, name in modes}
     # The mask holds the TPCs that are off; bits of those that a module lacks are set in all of its modes.
-    masks = [mask for file in _TPC_MASKS if (mask := _number(_text(root / file))) is not None]
+    mask_texts = (_text(root / "sys/devices" / folder / "tpc_pg_mask") for folder in _TPC_FOLDERS)
+    masks = [mask for text in mask_texts if (mask := _number(text)) is not None]
     caps_hz = [hz for file in _MEMORY_CAPS if 0 < (hz := _number(_text(root / file)) or 0.0) < _NO_LIMIT_HZ]
     sm_count = None
     if masks and "orin" in model.lower():

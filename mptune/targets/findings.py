@@ -222,15 +222,8 @@ def out_of_reach_findings(
         "flops_share": share,
         "first": first.name,
     }
-    return (
-        Finding.of(
-            OUT_OF_REACH,
-            origin,
-            Where(nodes=tuple(node.name for node in nodes)),
-            evidence,
-            kind=kind + " own" * is_own,
-            named=listed(named, _NAMED_OPERATORS, " and {others} other operators"),
-            failure=model.runtime.failure,
-            rule=node_rule(model, first).fixed,
-        ),
-    )
+    where, rule = Where(nodes=tuple(node.name for node in nodes)), node_rule(model, first).fixed
+    words = listed(named, _NAMED_OPERATORS, " and {others} other operators")
+    kind += " own" * is_own
+    failure = model.runtime.failure
+    return (Finding.of(OUT_OF_REACH, origin, where, evidence, kind=kind, named=words, failure=failure, rule=rule),)

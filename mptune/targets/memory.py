@@ -19,16 +19,14 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
 from mptune.targets.target import EngineMemory, Target
 
-WORKSPACE_SHARE = 0.25
-"""Of the memory that CPU and GPU share, what a TensorRT kernel may take as scratch memory.
-
-Without a limit it is all of it, and which kernels are tried depends on what happens to be free during the build.
-"""
+_WORKSPACE_SHARE = 0.25
+"""Of the memory that CPU and GPU share, what a TensorRT kernel may take as scratch memory. Without a limit it is all of
+it, and which kernels are tried depends on what happens to be free during the build."""
 
 
 def default_workspace_mb(shared_gb: float | None) -> int | None:
     """The limit of TensorRT's workspace where the user gives none, MiB; none where the GPU has its own memory."""
-    return None if shared_gb is None else max(1, int(shared_gb * 1e9 * WORKSPACE_SHARE / 2**20))
+    return None if shared_gb is None else max(1, int(shared_gb * 1e9 * _WORKSPACE_SHARE / 2**20))
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ A kernel takes ``max(computing, moving) + launch`` (the roofline model: Williams
 the ACM 52(4), 2009). The kernels are those of TensorRT: one for each group of ``fusion``, every epilogue fused,
 whatever the groups of the search. So all-FP32 and all-FP16 take as long at any granularity.
 
-It is a prior, not a clock: it orders groups by what FP16 gains them, on every engine. Where anything is measured, the
-search fits the scale of the gains to its first two builds (all-FP32 and all-FP16). It was held against 126 latencies
-that others published (``benchmarks/published``); no TensorRT engine was at hand.
+It is a prior, not a clock: it orders groups by what FP16 gains them. Where anything is measured, the search fits the
+scale of the gains to its first two builds. It was held against 126 latencies that others published
+(``benchmarks/published``); no TensorRT engine was at hand.
 """
 
 from __future__ import annotations
@@ -166,18 +166,11 @@ class LatencyTerms:
         return self.tf32_gain_ms + gained - sum(b.cost_ms * b.casts(plan) for b in self.boundaries)
 
 
-def roofline(
-    grouped: GroupedModel,
-    target: Target,
-    shapes: Mapping[str, Shape],
-    *,
-    tf32: bool = False,
-    network_share: float = NETWORK_SHARE,
-) -> LatencyTerms:
+def roofline(grouped: GroupedModel, target: Target, shapes: Mapping[str, Shape], *, tf32: bool = False) -> LatencyTerms:
     """Predict the latency terms of a model on a target."""
     model = grouped.model
     units = GroupedModel(model, find_groups(model))
-    kernels, true_fp32 = (Kernels(target, tf32=on, network_share=network_share) for on in (tf32, False))
+    kernels, true_fp32 = Kernels(target, tf32=tf32), Kernels(target)
     of_units = group_costs(units, shapes)
     base_ms = sum(true_fp32.ms(cost, Precision.FP32) for cost in of_units.values())
 
@@ -201,10 +194,8 @@ def roofline(
                 gains[group] += own + left * (abs(own) / size if size else 1 / len(alone))
         return gains
 
-    def rate(precision: Precision) -> tuple[float, int]:
-        return kernels.flops_per_ms(precision), precision.nbytes
-
-    own_rates = [p for p in REDUCED if getattr(target, p.throughput) is not None and rate(p) != rate(Precision.FP16)]
+    rates = {p: (kernels.flops_per_ms(p), p.nbytes) for p in REDUCED if getattr(target, p.throughput) is not None}
+    own_rates = [precision for precision, rate in rates.items() if rate != rates.get(Precision.FP16)]
     return LatencyTerms(
         base_ms=base_ms + true_fp32.moving_ms(ungrouped_cost(grouped, shapes).fp32_bytes),
         gains_ms=gains_ms(Precision.FP16),
