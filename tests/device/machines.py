@@ -29,7 +29,6 @@ from mptune.engines.ort import cuda_session
 from mptune.engines.toolchains import toolchain
 from mptune.processes import child, parent
 from mptune.processes.child import WorkerState
-from mptune.selftest import run as selftest
 from mptune.targets import detect
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
@@ -150,7 +149,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
             patch.setattr(runtime, "runtime", cuda_runtime)
-            for module in (parent, toolchain, selftest, diagnosed_engines):
+            for module in (parent, toolchain, diagnosed_engines):
                 patch.setattr(module, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()
