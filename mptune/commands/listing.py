@@ -80,7 +80,7 @@ def doctor(
         bool,
         typer.Option(
             "--selftest",
-            help="Build, run, time and check two tiny models on every engine here. Exit code 1 if a check fails.",
+            help="Build, run, time and check the demo's model on every engine here. Exit code 1 if a check fails.",
         ),
     ] = False,
     json_: JsonOption = False,
@@ -108,7 +108,7 @@ def doctor(
         print_doctor(environment, toolchains)
     result = None
     if selftest:
-        from mptune.selftest.run import run_selftest
+        from mptune.selftest import run_selftest
 
         result = run_selftest(progress=lambda text: print(f"self-test: {text}", file=sys.stderr, flush=True))
         document["selftest"] = result.to_json()

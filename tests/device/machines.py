@@ -30,8 +30,7 @@ from mptune.engines.toolchains import toolchain
 from mptune.processes import child, parent
 from mptune.processes.child import WorkerState
 from mptune.processes.failure import Progress
-from mptune.selftest import run as selftest
-from mptune.targets import detect, jetson
+from mptune.targets import detect
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
@@ -151,7 +150,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
             patch.setattr(runtime, "runtime", cuda_runtime)
-            for module in (parent, toolchain, selftest, diagnosed_engines):
+            for module in (parent, toolchain, diagnosed_engines):
                 patch.setattr(module, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()
@@ -247,8 +246,8 @@ def _rooted() -> tuple[Any, ...]:
         environment.describe_environment,
         detect.detect_gpus,
         detect.hidden_gpu,
-        jetson.read_jetson,
-        jetson.read_throttling,
+        detect.read_jetson,
+        detect.read_throttling,
     )
 
 

@@ -43,7 +43,7 @@ NOT_RUN = {
     r"python -m benchmarks\.": "takes minutes; tests/test_docs.py checks that the script exists",
     r"mkdocs ": "is run by tests/docs/test_site.py",
     r"pytest |ruff |mypy": "is the test suite",
-    r"mptune doctor --selftest": "is run by tests/selftest",
+    r"mptune doctor --selftest": "is run by tests/test_selftest.py",
     r"mptune demo": "is run by .ci/run, from a built wheel",
     r"python -m modelopt|polygraphy ": "is another project's tool, shown for comparison",
     r"mptune search \S+ --data \S+ --target h200": "needs a large model",

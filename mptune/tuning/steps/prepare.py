@@ -29,8 +29,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
 from mptune.targets.memory import memory_need, memory_warnings
-from mptune.targets.mismatch import profile_warnings
-from mptune.targets.target import Target
+from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings, without_repetition
@@ -101,8 +100,8 @@ class Observations(JsonForm):
             tensors = document["tensors"].items()
             shapes = {t: tuple(facts["shape"]) for t, facts in tensors}
             absmax = {t: facts["absmax"] for t, facts in tensors}
-            seen = Seen.from_json(document.pop("seen"), shapes) if "seen" in document else Seen()
-            return replace(cls.from_json({**document, "absmax": absmax, "shapes": shapes}), seen=seen)
+            read = cls.from_json({**document, "absmax": absmax, "shapes": shapes})
+            return replace(read, seen=replace(read.seen, shapes=shapes))
         except READ_ERRORS:
             return None
 

@@ -1,0 +1,278 @@
+"""The self-test: the model of `mptune demo` is built, run, timed and checked on every engine of this machine.
+
+Plans go through the toolchain of a search, in FP32 and with half or all of the groups in FP16. Each check is one
+line: a figure against a limit.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+
+from mptune.data.archive import save_samples
+from mptune.engines.backends.backend import Availability, Backend, Place
+from mptune.engines.backends.registry import find_backends
+from mptune.engines.base import Engine, EngineError, Failure, SampleSet, Stage, Workspace
+from mptune.engines.environment import cpu_model
+from mptune.engines.jobs.samples import cached_samples
+from mptune.engines.ort.cuda_session import probe
+from mptune.engines.timing.latency import Stopwatch
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import JsonForm
+from mptune.processes.child import WorkerState
+from mptune.resources import demo_model
+from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
+from mptune.targets.detect import detect_gpus
+from mptune.targets.target import load_target, match_target
+
+T = TypeVar("T")
+Status = Literal["holds", "does not hold", "cannot be checked here"]
+MOST_FP32_ERROR = 5e-5
+"""Relative error of FP32 without TF32: sums of some hundred products give about 5e-7, TF32 gives 3e-4."""
+ERROR_RATIOS = (1 / 3, 3.0)
+"""An engine's error over the emulated one. Real FP16 engines: 0.82 to 1.08 (an H200, one group at a time)."""
+MOST_CHANGE = 1e-4
+"""Relative difference between two runs on one sample; atomic additions come in any order."""
+SPAN_RATIOS = (0.9, 1.05)
+"""A span by the engine's clock over the same by the host's."""
+FP32 = "all-fp32"
+_SPANS, _SPAN_MS = 3, 60.0
+"""Spans that both clocks time, and how long one takes at least: long beside what a call costs."""
+_SAMPLES, _ROWS = 4, 8
+_SETTINGS = SearchSettings(
+    metric="relative_l2",
+    latency=LatencySettings(warmup_ms=50.0, duration_ms=100.0),
+    worker=WorkerSettings(build_timeout_s=240.0, measure_timeout_s=120.0),
+)
+
+
+@dataclass(frozen=True)
+class Check(JsonForm):
+    """One line of the self-test."""
+
+    engine: str
+    name: str
+    status: Status
+    figure: float | None
+    limit: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Figures(JsonForm):
+    """One plan on one engine.
+
+    Attributes:
+        failure: why it has no figures; "" where it has.
+        change: how far two runs on one sample differ.
+        span_ratio: the engine's clock over the host's.
+    """
+
+    engine: str
+    plan: str
+    failure: str = ""
+    build_s: float | None = None
+    latency_ms: float | None = None
+    error: float = math.nan
+    emulated_error: float = math.nan
+    change: float = math.nan
+    span_ratio: float = math.nan
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SelfTest(JsonForm):
+    """What the self-test found; ``engines`` has the figures that the checks were made of."""
+
+    checks: tuple[Check, ...]
+    engines: tuple[Figures, ...]
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether no check failed, and some engine was checked."""
+        statuses = {check.status for check in self.checks}
+        return "holds" in statuses and "does not hold" not in statuses
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, and whether it holds."""
+        return {"holds": self.holds, **super().to_json()}
+
+
+@dataclass(frozen=True)
+class Engines:
+    """A backend on a device of this machine, named as ``mptune doctor`` lists it."""
+
+    backend: Backend
+    place: Place
+    can: Availability
+
+
+def engines_here() -> tuple[Engines, ...]:
+    """The backends that are installed, on the CPU and on the GPU, those that cannot run here with the reason."""
+    places = [Place(load_target("cpu"))]
+    places += [Place(match_target(gpu), gpu) for gpu in detect_gpus()[:1]]
+    backends = sorted(find_backends(), key=lambda backend: backend.name)
+    every = (Engines(backend, place, backend.available(place)) for backend in backends for place in places)
+    return tuple(engines for engines in every if engines.can.title)
+
+
+def run_selftest(
+    engines: Sequence[Engines] | None = None, progress: Callable[[str], None] = lambda text: None
+) -> SelfTest:
+    """Run the self-test, by default on every engine of this machine."""
+    started = time.monotonic()
+    checks: list[Check] = []
+    tested: list[Figures] = []
+    for each in engines_here() if engines is None else engines:
+        name = each.can.title
+        if each.can.ability != "measures":
+            checks.append(Check(name, "builds", "cannot be checked here", None, "0 failures", each.can.obstacle))
+            continue
+        with tempfile.TemporaryDirectory(prefix="mptune-selftest-") as folder:
+            own = run_engine(each, Path(folder), progress)
+        checks += judge(name, own)
+        tested += own
+    return SelfTest(tuple(checks), tuple(tested), time.monotonic() - started)
+
+
+def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> list[Figures]:
+    """Evaluate the plans on one engine, and look at it."""
+    path, data = demo_model()
+    workspace = Workspace(path, *(folder / name for name in ("weights", "data", "engines", "logs")))
+    for place in (workspace.weights_dir, workspace.data_dir, workspace.engines_dir, workspace.logs_dir):
+        place.mkdir()
+    with np.load(data) as arrays:
+        rows = {name: np.split(values[: _SAMPLES * _ROWS], _SAMPLES) for name, values in arrays.items()}
+    for which in get_args(SampleSet):
+        save_samples(workspace.samples(which), [{name: rows[name][k] for name in rows} for k in range(_SAMPLES)])
+    model, gpu, name = load_model(path), each.place.gpu, each.can.title
+    grouped = GroupedModel(model, find_groups(model))
+    fp32 = grouped.uniform(Precision.FP32)
+    free = [group.id for group in grouped.groups if group.pinned is None]
+    tested = []
+    with _Toolchain(
+        each.backend,
+        each.place.target,
+        Workload(grouped, workspace),
+        _SETTINGS,
+        "cuda" if gpu is not None and probe("cuda") is None else "cpu",
+        gpu=gpu,
+        device=cpu_model() if gpu is None else gpu.name,
+    ) as toolchain:
+        for plan, reduced in ((FP32, []), ("half", free[::2]), ("all-fp16", free)):
+            progress(f"{name}: {plan}")
+            tested.append(toolchain.tested(name, plan, fp32.replace(dict.fromkeys(reduced, Precision.FP16))))
+    return tested
+
+
+def _require(result: T | Failure) -> T:
+    if isinstance(result, Failure):
+        raise EngineError(result.kind, f"{result.stage.value}: {result.kind.value}: {result.message}")
+    return result
+
+
+class _Toolchain(MeasuredToolchain):
+    """A search's toolchain, which looks at its engines as well."""
+
+    def tested(self, engine: str, name: str, plan: PrecisionPlan) -> Figures:
+        """Everything about one plan."""
+        try:
+            _require(self.reference_model.reference("search"))
+            measured = _require(self.evaluate(plan))
+            (emulated,) = _require(self.predictor.emulation.errors([plan]))
+            built = _require(self.builder.build(plan))
+            change, span_ratio = _require(self._call(LookJob(built.engine, self.workload.workspace.samples("search"))))
+            self.builder.release(plan)
+        except EngineError as failure:
+            return Figures(engine, name, str(failure))
+        return Figures(
+            engine,
+            name,
+            build_s=measured.build_s,
+            latency_ms=measured.latency.median_ms,
+            error=math.inf if measured.error.non_finite else measured.error.value("relative_l2"),
+            emulated_error=emulated.value("relative_l2"),
+            change=change,
+            span_ratio=span_ratio,
+            warnings=measured.warnings,
+        )
+
+
+@dataclass(frozen=True)
+class LookJob:
+    """Run an engine on a sample, on another one and on the first again, and hold its clock to the host's.
+
+    The host's clock is read by itself here: a mistake in that of the latencies would not show otherwise.
+    """
+
+    engine: Engine
+    samples: Path
+
+    def run(self, state: WorkerState) -> tuple[float, float]:
+        """How far the two runs on the first sample differ, and the engine's clock over the host's."""
+        session = state.transient(self.engine.open)
+        state.enter(Stage.RUN)
+        first, second = cached_samples(state, self.samples)[:2]
+        before, _ = session.run(first), session.run(second)
+        state.enter(Stage.TIME)
+        span_ratio = read_clocks(session.stopwatch(first))
+        state.enter(Stage.RUN)
+        after = session.run(first)
+        norm = np.linalg.norm
+        return max(float(norm(after[name] - values) / norm(values)) for name, values in before.items()), span_ratio
+
+
+def read_clocks(watch: Stopwatch) -> float:
+    """The duration of many executions by a stopwatch, over that by the host's clock; the median of a few."""
+    executions, ratios = 4, list[float]()
+    while len(ratios) < _SPANS:
+        before = time.monotonic_ns()
+        span_ms = watch.span_ms(executions)
+        host_ms = (time.monotonic_ns() - before) / 1e6
+        if host_ms < _SPAN_MS:
+            executions *= 2
+        else:
+            ratios.append(span_ms / host_ms)
+    return float(np.median(ratios))
+
+
+def judge(engine: str, tested: Sequence[Figures]) -> list[Check]:
+    """The checks of one engine."""
+    failed = [each for each in tested if each.failure]
+    ran = [each for each in tested if not each.failure]
+    text = f"{len(ran)} of {len(tested)} plans built, run and timed"
+    text += f"; {failed[0].plan}: {failed[0].failure}" if failed else ""
+    status: Status = "does not hold" if failed else "holds"
+    checks = [Check(engine, "builds", status, float(len(failed)), "0 failures", text)]
+
+    def add(name: str, what: str, figures: Mapping[str, float], low: float, high: float) -> None:
+        """The figure, by plan, that is farthest from its limits."""
+        limit = f"<= {high:g}" if low == 0.0 else f"{low:.2g} to {high:g}"
+        if figures:
+            plan, worst = max(figures.items(), key=lambda item: max(item[1] - high, low - item[1]))
+            status: Status = "holds" if low <= worst <= high else "does not hold"
+            checks.append(Check(engine, name, status, worst, limit, f"{what} {worst:.2g} ({plan})"))
+        else:
+            checks.append(Check(engine, name, "cannot be checked here", None, limit, "no such plan could be run"))
+
+    fp32 = {each.plan: each.error for each in ran if each.plan == FP32}
+    add("fp32", "with TF32 off the relative error of FP32 is", fp32, 0.0, MOST_FP32_ERROR)
+    ratios = {each.plan: each.error / each.emulated_error for each in ran if each.plan != FP32}
+    add("fp16", "the error over the emulated one is", ratios, *ERROR_RATIOS)
+    changes = {each.plan: each.change for each in ran}
+    add("repeat", "two runs on one sample, with another between, differ by", changes, 0.0, MOST_CHANGE)
+    add("clock", "the engine's clock over the host's is", {each.plan: each.span_ratio for each in ran}, *SPAN_RATIOS)
+    return checks
