@@ -30,7 +30,6 @@ from mptune.data.samples import CalibrationSet, Feed, LazySamples, data_findings
 from mptune.errors import DataError
 from mptune.files import read_json
 from mptune.finding import Finding, Where
-from mptune.processes.forked import child_ends_here
 from mptune.settings import DataSettings, InMemory
 
 if TYPE_CHECKING:
@@ -201,8 +200,7 @@ def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
 
     if isinstance(content, (list, tuple)):
         return tuple(content)  # each of them is there already
-    with child_ends_here():
-        return tuple(map(copied, content))
+    return tuple(map(copied, content))
 
 
 def _is_array(value: Any) -> bool:
