@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copy
 import io
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mptune.data.archive import read_archive, read_array
-from mptune.data.checks import Samples, cut_samples, shape_text
+from mptune.data.arrays import Arrays, arrays_of, cut_samples, shape_text
 from mptune.data.samples import CalibrationSet, Feed, LazySamples, data_findings, samples_digest
 from mptune.errors import DataError
 from mptune.files import read_json
@@ -35,14 +34,9 @@ from mptune.settings import DataSettings, InMemory
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
 
-Arrays = dict[str, np.ndarray]
-
 _FORMS = (
     "mptune reads .npz, .npy, a folder with one .npz or .npy per sample, images with a preprocess.toml, Polygraphy's "
     ".json and script.py:function"
-)
-_IN_MEMORY = (
-    "give a path, a dict of arrays, an array (for a model with one input), or an iterable with a dict per sample"
 )
 _POLYGRAPHY = "write it with `polygraphy run ... --save-inputs inputs.json`"
 _MOST_JSON_BYTES = 2 << 30
@@ -139,7 +133,7 @@ class _Folder(LazySamples):
             self._places += [(file, k) for k in range(len(samples))]
             self._digests += [samples_digest([sample]) for sample in samples]
 
-    def _cut(self, file: Path) -> Samples:
+    def _cut(self, file: Path) -> tuple[Arrays, ...]:
         is_shard = file.name.lower().startswith("shard")
         arrays = _read_file(file, self._inputs)
         samples, warnings = cut_samples(arrays, self._inputs, self._batch, file.name, is_whole=not is_shard)
@@ -169,70 +163,6 @@ def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source:
         for number, arrays in enumerate(given)
     ]
     return CalibrationSet(tuple(sample for samples, _ in parts for sample in samples), source, warnings=parts[0][1])
-
-
-def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arrays, ...]:
-    """Bring data in memory into one of two forms: one dictionary of concatenated arrays, or one per sample.
-
-    ``content`` is an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
-    arrays, for a model with one input), each of them one sample. An array is anything that NumPy converts without
-    copying element by element, such as a CPU tensor of PyTorch.
-    """
-    if isinstance(content, Mapping) or _is_array(content):
-        return _arrays(content, inputs, "arrays")
-    given = copied_samples(content) if isinstance(content, Iterable) else ()
-    if not given:
-        text = f"data of type {type(content).__name__} hold no samples"
-        raise DataError(text, f"{_IN_MEMORY}; a generator can be read only once")
-    return tuple(_arrays(sample, inputs, f"arrays, sample {number}") for number, sample in enumerate(given))
-
-
-def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
-    """The samples of an iterable, copied as they arrive: a loader may fill the same buffer for each of them.
-
-    What cannot be copied stays as it is: ``arrays_of`` refuses it.
-    """
-
-    def copied(sample: Any) -> Any:
-        with contextlib.suppress(Exception):  # each library raises its own
-            return copy.deepcopy(sample)
-        return sample
-
-    if isinstance(content, (list, tuple)):
-        return tuple(content)  # each of them is there already
-    return tuple(map(copied, content))
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
-
-
-def _arrays(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
-    if isinstance(value, Mapping):
-        return {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
-    if not _is_array(value):
-        raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _IN_MEMORY)
-    if len(inputs) != 1:
-        names = ", ".join(f"{info.name!r}: ..." for info in inputs)
-        raise DataError(f"{where} is one array, the model has {len(inputs)} inputs", f"give a dict: {{{names}}}")
-    return {inputs[0].name: _array(value, where)}
-
-
-def _array(value: Any, where: str) -> np.ndarray:
-    if not _is_array(value) and not isinstance(value, (bool, int, float)):
-        raise DataError(f"{where} is a {type(value).__name__}, not an array", "give np.asarray(values, dtype=...)")
-    if np.ma.isMaskedArray(value):
-        hint = "give plain values, with what the deployment has in place of the masked ones: array.filled(0)"
-        raise DataError(f"{where} is a masked array, and a model takes no masks", hint)
-    try:
-        array = np.asarray(value)
-    except Exception as error:  # a tensor on a GPU, or one that records gradients: each library raises its own
-        text = " ".join(str(error).splitlines()[:1])
-        hint = "give NumPy arrays; for a PyTorch tensor: tensor.detach().cpu().numpy()"
-        raise DataError(f"{where} cannot be read as an array: {text}", hint) from None
-    if array.dtype.hasobject:
-        raise DataError(f"{where} is an array of objects", "give a numeric dtype: np.asarray(values, dtype=np.float32)")
-    return array
 
 
 def _polygraphy_inputs(path: Path) -> list[Arrays]:

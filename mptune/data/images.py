@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import pydantic
 
-from mptune.data.checks import cut_samples
+from mptune.data.arrays import cut_samples
 from mptune.data.samples import CalibrationSet, Feed, LazySamples
 from mptune.errors import DataError
 from mptune.files import read_bytes, read_json

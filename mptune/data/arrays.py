@@ -1,9 +1,11 @@
-"""Whether arrays fit a model's inputs, and how they are cut into samples. Each error names its cure."""
+"""Arrays that callers give: brought into one form, checked against a model's inputs, cut into samples."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +15,11 @@ if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
 
 Dims = Sequence[int | str | None]
-Samples = tuple[dict[str, np.ndarray], ...]
+Arrays = dict[str, np.ndarray]
+
+_IN_MEMORY = (
+    "give a path, a dict of arrays, an array (for a model with one input), or an iterable with a dict per sample"
+)
 
 
 def shape_text(shape: Iterable[int | str | None]) -> str:
@@ -22,9 +28,73 @@ def shape_text(shape: Iterable[int | str | None]) -> str:
     return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
 
 
+def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arrays, ...]:
+    """Bring data in memory into one of two forms: one dictionary of concatenated arrays, or one per sample.
+
+    ``content`` is an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
+    arrays, for a model with one input), each of them one sample. An array is anything that NumPy converts without
+    copying element by element, such as a CPU tensor of PyTorch.
+    """
+    if isinstance(content, Mapping) or _is_array(content):
+        return _arrays(content, inputs, "arrays")
+    given = copied_samples(content) if isinstance(content, Iterable) else ()
+    if not given:
+        text = f"data of type {type(content).__name__} hold no samples"
+        raise DataError(text, f"{_IN_MEMORY}; a generator can be read only once")
+    return tuple(_arrays(sample, inputs, f"arrays, sample {number}") for number, sample in enumerate(given))
+
+
+def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
+    """The samples of an iterable, copied as they arrive: a loader may fill the same buffer for each of them.
+
+    What cannot be copied stays as it is: ``arrays_of`` refuses it.
+    """
+
+    def copied(sample: Any) -> Any:
+        with contextlib.suppress(Exception):  # each library raises its own
+            return copy.deepcopy(sample)
+        return sample
+
+    if isinstance(content, (list, tuple)):
+        return tuple(content)  # each of them is there already
+    return tuple(map(copied, content))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+
+
+def _arrays(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
+    if isinstance(value, Mapping):
+        return {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
+    if not _is_array(value):
+        raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _IN_MEMORY)
+    if len(inputs) != 1:
+        names = ", ".join(f"{info.name!r}: ..." for info in inputs)
+        raise DataError(f"{where} is one array, the model has {len(inputs)} inputs", f"give a dict: {{{names}}}")
+    return {inputs[0].name: _array(value, where)}
+
+
+def _array(value: Any, where: str) -> np.ndarray:
+    if not _is_array(value) and not isinstance(value, (bool, int, float)):
+        raise DataError(f"{where} is a {type(value).__name__}, not an array", "give np.asarray(values, dtype=...)")
+    if np.ma.isMaskedArray(value):
+        hint = "give plain values, with what the deployment has in place of the masked ones: array.filled(0)"
+        raise DataError(f"{where} is a masked array, and a model takes no masks", hint)
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a tensor on a GPU, or one that records gradients: each library raises its own
+        text = " ".join(str(error).splitlines()[:1])
+        hint = "give NumPy arrays; for a PyTorch tensor: tensor.detach().cpu().numpy()"
+        raise DataError(f"{where} cannot be read as an array: {text}", hint) from None
+    if array.dtype.hasobject:
+        raise DataError(f"{where} is an array of objects", "give a numeric dtype: np.asarray(values, dtype=np.float32)")
+    return array
+
+
 def cut_samples(
     arrays: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], batch: int, where: str, *, is_whole: bool = False
-) -> tuple[Samples, tuple[str, ...]]:
+) -> tuple[tuple[Arrays, ...], tuple[str, ...]]:
     """Check arrays, by input name, and cut them into samples along axis 0.
 
     A sample takes B rows of an input whose batch is fixed at B, and ``batch`` rows of one with a dynamic batch, or all
