@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 
 from mptune.data.archive import save_outputs, save_samples
 from mptune.data.check_set import CheckSet, collect_check
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.parts import find_parts, parts_path, save_parts
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.rollout import Rollout, outputs_of

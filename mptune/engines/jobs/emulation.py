@@ -46,6 +46,8 @@ class Comparison:
     scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
     run_bytes: int | None = None
     """Memory that one run takes about, bytes; None where that is not known, and runs go one by one."""
+    is_proposal: bool = False
+    """Errors are of plans that are only to be proposed: only what orders them is computed."""
 
     @property
     def start(self) -> int:
@@ -55,7 +57,14 @@ class Comparison:
     def error(self, state: WorkerState, outputs: Sequence[Outputs]) -> OutputError:
         """The error of the outputs on these samples."""
         return output_error(
-            state, outputs, self.reference, self.metric, self.dependent, self.start, scoring=self.scoring
+            state,
+            outputs,
+            self.reference,
+            self.metric,
+            self.dependent,
+            self.start,
+            self.scoring,
+            is_proposal=self.is_proposal,
         )
 
     def side_by_side(self, runs: int) -> SideBySide:

@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.graph.loading.value_dependent import DependentOutput
 

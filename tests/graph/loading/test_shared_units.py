@@ -10,7 +10,7 @@ from onnx import NodeProto, helper
 
 from mptune.data.archive import read_outputs
 from mptune.data.forms.samples import CalibrationSet
-from mptune.data.metrics.accuracy import compare_outputs
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.parts import LEAST_SHARE, OutputParts, cover_held_out, find_parts, load_parts
 from mptune.diagnosis.limits import error_of
 from mptune.engines.jobs.reference import ReferenceJob

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.tuning.evaluation import EmulatedError, Evaluation
 from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 from tests.tuning.factory import make_evaluation
