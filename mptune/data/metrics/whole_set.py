@@ -274,16 +274,17 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
     boxes, classes = named("box"), named("class", "label", "cls")
     scores = None if are_labels else named("score", "conf", "prob")
     if boxes is None or (classes if are_labels else scores) is None:
-        whole = [array for array in arrays.values() if np.shape(array[0])[-1:] == (6,)]
+        whole = [
+            array for array in arrays.values() if (array[0] if isinstance(array, list) else array).shape[-1:] == (6,)
+        ]
         if are_labels or len(whole) != 1:
             what = "boxes with classes among the labels" if are_labels else "boxes with scores among the outputs"
             raise DataError(f"map found no {what} {', '.join(map(repr, arrays))}", _NAMES)
         return images(whole[0], 2)
     corners = images(boxes, 2)
     kinds = [np.zeros(len(image)) for image in corners] if classes is None else images(classes, 1)
-    if scores is None:
-        marks = [np.ones(len(image)) for image in corners]
-    else:
+    marks: list[np.ndarray] = [np.ones(len(image)) for image in corners]
+    if scores is not None:
         rank = 1 if classes is not None else scores[0].ndim if isinstance(scores, list) else scores.ndim - 1
         marks = images(scores, min(rank, 2))
     if not len(corners) == len(marks) == len(kinds):

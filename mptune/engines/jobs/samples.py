@@ -14,7 +14,7 @@ import numpy as np
 from mptune.data.archive import labels_beside, read_outputs, read_samples, save_outputs
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, metric_limit, number_of, takes_whole_set
-from mptune.data.metrics.comparing import Reference
+from mptune.data.metrics.comparing import Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.table import Metric
@@ -178,8 +178,8 @@ def output_error(
         }
         objective_only = metric in ADD_IN_SQUARES or metrics[0].kind != "element"
     with metric_limit(scoring.timeout_s):
-        error = compared.compare(
-            outputs, extra, row_sets, start=start, any_shape=any_shape, objective_only=objective_only
+        error = compare_outputs(
+            outputs, compared, extra, row_sets, start=start, any_shape=any_shape, objective_only=objective_only
         )
         if is_proposal or len(outputs) < len(references):
             return error
