@@ -94,12 +94,10 @@ class RowOutput:
 
     def rows(self, array: np.ndarray) -> tuple[Floats, Floats]:
         """The rows, shape (rows, columns), and the set that each is in: axes before that of the rows hold sets."""
-        count, sets, columns = array.shape[self.axis], 1, math.prod(array.shape[self.axis + 1 :])
+        axis = self.axis
         if self.is_indices:
-            array = np.moveaxis(array, self.axis, 0)
-            columns = math.prod(array.shape[1:])
-        else:
-            sets = math.prod(array.shape[: self.axis])
+            array, axis = np.moveaxis(array, axis, 0), 0
+        count, sets, columns = array.shape[axis], math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
         return array.reshape(sets * count, columns).astype(np.float64), np.repeat(np.arange(float(sets)), count)
 
 
@@ -134,12 +132,12 @@ class RowSet:
 
         Outputs that do not have the same number of rows here, whatever the reference has, are paired each for itself.
         """
-        ours, theirs = ({o.name: o.rows(side[o.name]) for o in self.outputs} for side in (got, wanted))
-        if any(len(set_of) != len(ours[self.names[0]][1]) for _, set_of in ours.values()):
+        sides = [{o.name: o.rows(side[o.name]) for o in self.outputs} for side in (got, wanted)]
+        if len({len(rows) for rows, _ in sides[0].values()}) > 1:
             alone = [RowSet((output,)).align(got, wanted) for output in self.outputs]
             return {name: rows for each in alone for name, rows in each.items()}
-        mine, its = ({name: values for name, (values, _) in side.items()} for side in (ours, theirs))
-        first, second = (self._rows(side, next(iter(side.values()))[1]) for side in (ours, theirs))
+        mine, its = ({name: rows for name, (rows, _) in side.items()} for side in sides)
+        first, second = (self._rows(mine, sides[0][self.names[0]][1]), self._rows(its, sides[1][self.names[0]][1]))
         a, b = _pair(first, second)
         lost = np.setdiff1d(np.arange(len(second.keys)), b)
         added = np.setdiff1d(np.arange(len(first.keys)), a)
@@ -168,12 +166,12 @@ class RowSet:
         scores = values[output.name][:, output.score]
         return np.where(np.isfinite(scores), np.clip(scores, 0.0, 1.0), 1.0)
 
-    def _rows(self, values: Mapping[str, tuple[Floats, Floats]], set_of: Floats) -> _Rows:
+    def _rows(self, values: Mapping[str, Floats], set_of: Floats) -> _Rows:
         """NaN and Inf become a number that is far from everything: such rows find no partner."""
         far = 1e9
-        keys = [values[o.name][0][:, list(o.keys)] for o in self.outputs]
-        floats = [values[o.name][0][:, list(o.floats)] / o.scale for o in self.outputs]
-        boxes = [values[o.name][0][:, o.boxes : o.boxes + 4] for o in self.outputs if o.boxes is not None]
+        keys = [values[o.name][:, list(o.keys)] for o in self.outputs]
+        floats = [values[o.name][:, list(o.floats)] / o.scale for o in self.outputs]
+        boxes = [values[o.name][:, o.boxes : o.boxes + 4] for o in self.outputs if o.boxes is not None]
         finite = (
             np.clip(np.nan_to_num(array, nan=far, posinf=far, neginf=-far), -far, far)
             for array in (np.concatenate(floats, axis=1), boxes[0] if boxes else np.zeros((len(set_of), 0)))
@@ -274,6 +272,8 @@ def _pair(mine: _Rows, its: _Rows) -> tuple[Indices, Indices]:
             members.setdefault(key.tobytes(), ([], []))[side].append(k)
     pairs = [np.zeros((2, 0), np.intp)]
     for left, right in members.values():
+        if not left or not right:
+            continue
         a, b = np.array(left, np.intp), np.array(right, np.intp)
         first, second = (_Rows(*(part[k] for part in rows)) for rows, k in ((mine, a), (its, b)))
         if not mine.floats.shape[1] and not mine.boxes.shape[1]:
