@@ -22,7 +22,8 @@ from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.inference import without_weights
 from mptune.graph.loading.model import Model, once
-from mptune.graph.loading.value_dependent import SHAPE_OF, computed_beforehand
+from mptune.graph.loading.value_dependent import computed_beforehand
+from mptune.graph.ops import SHAPE_OF
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.weights import chunks, largest_magnitude
 

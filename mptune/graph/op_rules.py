@@ -1,8 +1,8 @@
 """Which inputs and outputs of a node may change to a reduced precision, and to which.
 
 The operators' own schemas decide: an input or output follows the node's precision when its type constraint admits
-``tensor(float)`` and the reduced type, such as ``tensor(float16)``. ``_EXCEPTIONS`` holds, with its reason, what the
-schemas cannot say.
+``tensor(float)`` and the reduced type, such as ``tensor(float16)``. What the schemas cannot say, the table of operators
+says, with its reason (``Operator.fp32``).
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.loading.value_dependent import REASON, shape_arithmetic
+from mptune.graph.ops import MOVEMENT, PRODUCTS, SHAPE_OF, OperatorSchema, onnx_schema, operator
 from mptune.graph.plan import PRECISIONS, Precision
-from mptune.graph.schemas import OperatorSchema, onnx_schema
 
 _FIRST_OPSET = 19
-
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
 def dequantises_weights(model: Model, node: Node) -> bool:
@@ -50,7 +47,7 @@ def dequantises_weights(model: Model, node: Node) -> bool:
 
 def _multiplies(model: Model, node: Node, weight: str) -> bool:
     """Whether a node is a product of a weight with something that is not dequantised."""
-    if node.op_type not in _PRODUCTS or not node.is_standard or weight not in node.inputs[:2]:
+    if node.op_type not in PRODUCTS or not node.is_standard or weight not in node.inputs[:2]:
         return False
     others = [name for name in node.inputs[:2] if name != weight]
     return len(others) == 1 and not is_dequantised(model, others[0])
@@ -62,7 +59,7 @@ def is_dequantised(model: Model, tensor: str) -> bool:
         node = model.nodes[model.producer[tensor]]
         if node.op_type == "DequantizeLinear":
             return True
-        if node.op_type not in DATA_MOVEMENT or not node.inputs:
+        if node.op_type not in MOVEMENT or not node.inputs:
             return False
         tensor = node.inputs[0]
     return False
@@ -89,39 +86,6 @@ class NodeRule:
     fixed: str | None = None
 
 
-@dataclass(frozen=True)
-class _Exception:
-    reason: str
-    inputs: frozenset[int] = frozenset()
-    """Inputs that stay FP32; empty means the whole node does."""
-
-
-_EXCEPTIONS: dict[str, _Exception] = {
-    "Resize": _Exception("roi and scales are coordinates: FP16 would move them", frozenset({1, 2})),
-    "Upsample": _Exception("scales are coordinates: FP16 would move them", frozenset({1})),
-    "AffineGrid": _Exception("its results are coordinates: FP16 would move them"),
-    "QuantizeLinear": _Exception("scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"),
-    "DequantizeLinear": _Exception("scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"),
-    "DynamicQuantizeLinear": _Exception("computes a scale, which must stay FP32"),
-    "RandomNormal": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "RandomNormalLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "RandomUniform": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "RandomUniformLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "Bernoulli": _Exception("its output takes the input's type, or one that an attribute states"),
-    "Multinomial": _Exception("samples from exact probabilities"),
-    "EyeLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "Range": _Exception("counts: FP16 has no odd integer above 2048"),
-    "OneHot": _Exception("indices and depth count: FP16 has no odd integer above 2048", frozenset({0, 1})),
-    "BitCast": _Exception("reads the bits, which FP16 changes"),
-    "MelWeightMatrix": _Exception("its edges are frequencies: FP16 would move them"),
-    "Optional": _Exception("an optional's type is part of its own"),
-    "OptionalGetElement": _Exception("an optional's type is part of its own"),
-    "OptionalHasElement": _Exception("an optional's type is part of its own"),
-    "QLinearConv": _Exception("scales must stay FP32: small scales vanish in FP16"),
-    "QLinearMatMul": _Exception("scales must stay FP32: small scales vanish in FP16"),
-    "NonMaxSuppression": _Exception("the operator exists in FP32 only"),
-}
-
 _QUANTISED = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8")
 """How the names of quantised operators begin, those of ONNX Runtime's own domain."""
 
@@ -130,9 +94,6 @@ _WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
 
 FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in PRECISIONS}
 """Names of the element types of tensors -> the precision that each is."""
-
-_READS_ANY = frozenset({"Shape", "Size", "Cast"})
-"""Operators whose result does not depend on the type of their input: it needs no Cast."""
 
 _OPAQUE: Mapping[str, str] = {
     "sequence": "a sequence, which keeps its type",
@@ -199,10 +160,10 @@ def casts_integers(model: Model, node: Node) -> bool:
 
 
 def _rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> NodeRule:
-    exception = _EXCEPTIONS.get(node.op_type)
-    if exception is not None and not exception.inputs:
-        return NodeRule(fixed=exception.reason)
-    if node.op_type in _READS_ANY:
+    row = operator(node.op_type)
+    if row.fp32 and not row.fp32_inputs:
+        return NodeRule(fixed=row.fp32)
+    if node.op_type in SHAPE_OF | {"Cast"}:  # the result does not depend on the type of the input: it needs no Cast
         return _reads_any_rule(node, schema, info)
     if node.op_type == "ConstantOfShape":
         is_float = bool(node.outputs) and info(node.outputs[0]).is_float32
@@ -210,7 +171,7 @@ def _rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo])
     untold = _typed_by_omitted(node, schema, info)
     if untold:
         return NodeRule(fixed=f"the input that has the type of its output {untold!r} is omitted")
-    return _typed_rule(node, schema, info, exception.inputs if exception else frozenset())
+    return _typed_rule(node, schema, info, row.fp32_inputs)
 
 
 def _typed_rule(

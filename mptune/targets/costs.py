@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.norms import find_activation
-from mptune.graph.grouping.op_kinds import RECURRENT
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import Precision
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mptune.finding import Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.op_kinds import RECURRENT
+from mptune.graph.ops import RECURRENT
 from mptune.targets.costs import Shape
 from mptune.targets.jetson import JetsonState
 from mptune.targets.roofline import FUSED, roofline

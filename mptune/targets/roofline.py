@@ -24,8 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from mptune.graph.grouping import apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.grouping.op_kinds import CASTS_INTEGERS
+from mptune.graph.grouping.groups import CASTS_INTEGERS, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import NodeRule, node_rules

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from mptune.graph.loading.model import Model
 from mptune.graph.op_rules import FLOAT_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.schemas import onnx_schema
+from mptune.graph.ops import onnx_schema
 from mptune.graph.writing.rewrite import Rewriter
 from tests.graph.helpers import check
 

@@ -21,8 +21,8 @@ from mptune.engines.ort.session import PROVIDERS, SessionOptions
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model
+from mptune.graph.ops import is_written_out
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.schemas import is_written_out
 from mptune.targets.costs import is_convolution, is_convolutional
 
 if TYPE_CHECKING:

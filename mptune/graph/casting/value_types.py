@@ -15,12 +15,11 @@ from mptune.errors import PlanError
 from mptune.graph.casting.rescaled import Rescaled, rescale
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import attribute
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT, RECURRENT
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import Initializer, all_graphs
 from mptune.graph.op_rules import FLOAT_TYPES, NodeRule, casts_integers, node_rules
+from mptune.graph.ops import COPIES, RECURRENT, onnx_schema
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
-from mptune.graph.schemas import onnx_schema
 
 
 @dataclass(frozen=True)
@@ -508,7 +507,7 @@ def _first_opset(node: Node, rule: NodeRule, precision: Precision, above: int) -
     return None
 
 
-_MOVES = DATA_MOVEMENT - {"Cast"} | {"Concat", "Gather", "MaxPool", "Pad"}
+_MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}
 """Operators that TensorRT-RTX moves a Cast past where they change nothing."""
 
 

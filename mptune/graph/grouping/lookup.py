@@ -15,9 +15,7 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fixed_shape
 from mptune.graph.loading.value_dependent import computed_beforehand, shape_facts
 from mptune.graph.op_rules import FLOAT_TYPES
-
-ALIASES = frozenset({"Identity", "Dropout"})
-"""Give a value another name: exporters put one before a weight that layers share, in all of them but the first."""
+from mptune.graph.ops import ALIASES
 
 
 class Lookup:

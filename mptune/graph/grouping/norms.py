@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Node
-
-_VIEWS = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand"})
-
-_GUARDS = frozenset({"Add", "Max", "Clip"})
-
-_MEANS = frozenset({"ReduceMean", "ReduceSum", "GlobalAveragePool"})
+from mptune.graph.ops import ARITHMETIC, GUARDS, MEANS, VIEWS
 
 _WITHOUT_AFFINE = frozenset({"InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 """Operators that exporters use for norms whose scale and shift follow as nodes of their own."""
@@ -57,7 +52,7 @@ def find_norm(look: Lookup, root: Node) -> Pattern | None:
 def _guarded(look: Lookup, root: Node) -> tuple[set[int], str]:
     """Step from the root back over eps and a division by the count: the nodes passed, and the value before them."""
     inside, value = {root.index}, root.inputs[0]
-    for wanted in (_GUARDS, frozenset({"Div", "Mul"}), _VIEWS):
+    for wanted in (GUARDS, frozenset({"Div", "Mul"}), VIEWS):
         node = look.producer(value)
         if node is not None and node.op_type in wanted and len(look.varying(node)) == 1 and len(node.inputs) > 1:
             inside.add(node.index)
@@ -83,7 +78,7 @@ def _mean_of_squares(look: Lookup, value: str) -> tuple[set[int], str, str] | No
         return None
     if mean.op_type == "ReduceSumSquare":
         return {mean.index}, look.root(mean.inputs[0]), mean.outputs[0]
-    square = look.producer(mean.inputs[0]) if mean.op_type in _MEANS else None
+    square = look.producer(mean.inputs[0]) if mean.op_type in MEANS else None
     squared = _squared(look, square)
     if square is None or not squared:
         return None
@@ -143,7 +138,7 @@ def _mean_of(look: Lookup, tensor: str, source: str) -> set[int] | None:
     if node is not None and node.op_type in ("Div", "Mul") and len(look.varying(node)) == 1:
         passed.add(node.index)
         node = look.producer(look.varying(node)[0])
-    if node is None or node.op_type not in _MEANS or look.root(node.inputs[0]) != source:
+    if node is None or node.op_type not in MEANS or look.root(node.inputs[0]) != source:
         return None
     return passed | {node.index}
 
@@ -191,7 +186,7 @@ def _state(look: Lookup, node: Node, denominators: set[str], normalised: set[str
     if "?" in kinds:
         # The shape input of an Expand is computed too, and has no precision.
         kinds = [k for k, t in zip(kinds, operands, strict=True) if k != "?" or look.model.info(t).is_float32]
-        if "?" in kinds or node.op_type not in _VIEWS:
+        if "?" in kinds or node.op_type not in VIEWS:
             return None
     if "out" in kinds:
         closes = node.op_type in ("Add", "Sub") and ("static" not in kinds or kinds[0] == "static")
@@ -200,7 +195,7 @@ def _state(look: Lookup, node: Node, denominators: set[str], normalised: set[str
         return None
     if "x" in kinds:
         return "normalised" if node.op_type in ("Div", "Mul") else None
-    allowed = {"Reciprocal", "Div", "Mul", "Neg", "Pow", *_GUARDS, *_VIEWS}
+    allowed = {"Reciprocal", "Div", "Mul", "Neg", "Pow", *GUARDS, *VIEWS}
     return "denominator" if node.op_type in allowed else None
 
 
@@ -214,7 +209,7 @@ def affine_tail(look: Lookup, node: Node) -> set[int]:
         reader = look.only_reader(at)
         if reader is None or reader.index in inside:
             break
-        if reader.op_type in _VIEWS and len(passed) < _MAX_VIEWS and look.root(reader.inputs[0]) == at.outputs[0]:
+        if reader.op_type in VIEWS and len(passed) < _MAX_VIEWS and look.root(reader.inputs[0]) == at.outputs[0]:
             passed.add(reader.index)
         elif reader.op_type in wanted and look.is_static(look.other(reader, at.outputs[0])):
             inside |= passed | {reader.index}
@@ -234,8 +229,6 @@ _NAMES = {
     "Clip": "hard swish written out",
 }
 
-_LINEAR = frozenset({"Mul", "Div", "Add", "Sub"})
-
 _MAX_STEPS = 6
 
 
@@ -250,7 +243,7 @@ def find_activation(look: Lookup, core: Node) -> Pattern | None:
     inside, at, halved = {core.index}, core, False
     for _ in range(_MAX_STEPS):
         reader = look.only_reader(at)
-        if reader is None or reader.op_type not in _LINEAR:
+        if reader is None or reader.op_type not in ARITHMETIC:
             return None
         other = look.other(reader, at.outputs[0])
         if look.is_scalar(other):
@@ -300,7 +293,7 @@ def _sources(look: Lookup, core: Node) -> dict[str, frozenset[int]]:
         if node is None:
             break
         varying = look.varying(node)
-        is_linear = node.op_type in _LINEAR and any(look.is_scalar(i) for i in node.inputs)
+        is_linear = node.op_type in ARITHMETIC and any(look.is_scalar(i) for i in node.inputs)
         if len(varying) == 1 and (node.op_type == "Softplus" or is_linear):
             passed.add(node.index)
             tensor = look.root(varying[0])
@@ -326,7 +319,7 @@ def _polynomial(look: Lookup, tensor: str, x: str) -> frozenset[int] | None:
         if at == x or look.is_scalar(at):
             continue
         node = look.producer(at)
-        if node is None or node.op_type not in _LINEAR | {"Pow"} or len(inside) >= _MAX_STEPS:
+        if node is None or node.op_type not in ARITHMETIC | {"Pow"} or len(inside) >= _MAX_STEPS:
             return None
         inside.add(node.index)
         stack += [look.root(i) for i in node.inputs]

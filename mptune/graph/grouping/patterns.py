@@ -11,40 +11,21 @@ from dataclasses import replace
 
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.norms import Pattern, find_activation, find_norm
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
 from mptune.graph.op_rules import casts_integers, is_dequantised, node_rule
-
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"})
-
-_WEIGHTED_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "TransposeMatMul", "FusedGemm"})
-
-_ACTIVATIONS = frozenset(
-    {
-        "Relu",
-        "LeakyRelu",
-        "PRelu",
-        "Clip",
-        "Sigmoid",
-        "Tanh",
-        "HardSigmoid",
-        "HardSwish",
-        "Elu",
-        "Selu",
-        "Celu",
-        "Gelu",
-        "FastGelu",
-        "QuickGelu",
-        "BiasGelu",
-        "Mish",
-        "Softplus",
-        "Softsign",
-        "ThresholdedRelu",
-    }
+from mptune.graph.ops import (
+    ACTIVATIONS,
+    ARITHMETIC,
+    BOUNDS,
+    CONVOLUTIONS,
+    GLUE,
+    INTEGER_PRODUCTS,
+    MATRIX_PRODUCTS,
+    PRODUCTS,
+    SOFTMAX,
+    anchor_kind,
 )
-
-_PER_CHANNEL = frozenset({"Mul", "Add", "Sub", "Div"})
 
 _MAX_PER_CHANNEL = 4
 """The most nodes of a decomposed batch norm: minus mean, divided by deviation, scaled, shifted."""
@@ -58,9 +39,7 @@ def find_layer(
     ``activations`` are the decomposed ones, by the value that they are computed from.
     """
     is_conv = start.op_type in CONVOLUTIONS
-    if not is_conv and (
-        start.op_type not in _WEIGHTED_PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])
-    ):
+    if not is_conv and (start.op_type not in MATRIX_PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])):
         return None
     inside, at, parts = {start.index}, start, dict[str, None]()
     budget = _MAX_PER_CHANNEL if is_conv else 1
@@ -81,7 +60,7 @@ def find_layer(
         elif budget and _is_per_channel(look, reader, result, is_conv):
             parts["scale and shift" if is_conv and reader.op_type != "Add" else "bias"] = None
             budget -= 1
-        elif reader.op_type in _ACTIVATIONS and len(look.varying(reader)) == 1:
+        elif reader.op_type in ACTIVATIONS and len(look.varying(reader)) == 1:
             inside.add(reader.index)
             parts["activation"] = None
             break
@@ -97,18 +76,13 @@ def find_layer(
 
 def _is_per_channel(look: Lookup, node: Node, tensor: str, is_conv: bool) -> bool:
     other = look.other(node, tensor)
-    if node.op_type not in (_PER_CHANNEL if is_conv else {"Add"}) or not other or not look.is_vector(other):
+    if node.op_type not in (ARITHMETIC if is_conv else {"Add"}) or not other or not look.is_vector(other):
         return False
     return node.op_type in ("Add", "Mul") or look.root(node.inputs[0]) == look.root(tensor)
 
 
-GLUE = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Flatten", "Cast", "Identity", "Dropout"})
-"""Views that stand anywhere in an attention core."""
-
-_SCORE_OPS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Clip", "Tanh", "Max", "Min"})
+_SCORE_OPS = ARITHMETIC | BOUNDS | {"Where", "Tanh"}
 """What stands between the score product and the softmax: scale, mask, position bias, soft cap."""
-
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul"})
 
 _MAX_STEPS = 64
 
@@ -136,7 +110,7 @@ def find_attention(look: Lookup, node: Node) -> Pattern | None:
 
 def _softmax(look: Lookup, node: Node) -> tuple[set[int], str, Node] | None:
     """The nodes of a softmax, one operator or written out, what it reads, and the node that gives its result."""
-    if node.op_type in ("Softmax", "BiasSoftmax"):
+    if node.op_type in SOFTMAX - {"LogSoftmax"}:
         return {node.index}, node.inputs[0], node
     if node.op_type != "Exp" or not look.varying(node):
         return None
@@ -185,7 +159,7 @@ def _scores(look: Lookup, entry: str) -> tuple[list[Node], frozenset[int]]:
         if node.index in leads:
             return leads[node.index]
         leads_to_product = False
-        if node.op_type in _PRODUCTS:
+        if node.op_type in MATRIX_PRODUCTS:
             leads_to_product = not any(look.is_static(i) for i in node.inputs[:2])
             if leads_to_product:
                 products[node.index] = node
@@ -214,7 +188,7 @@ def _values(look: Lookup, exit_: Node) -> frozenset[int] | None:
         readers = look.readers(at.outputs[0])
         guards = {r.index for r in readers if r.op_type == "IsNaN"}
         for reader in readers:
-            if reader.op_type in _PRODUCTS:
+            if reader.op_type in MATRIX_PRODUCTS:
                 return passed | {reader.index}
             if reader.op_type in GLUE:
                 paths.append((reader, passed | {reader.index}))
@@ -245,10 +219,6 @@ QUANTISED = "quantised"
 KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"
 
 _DOMAINS = STANDARD_DOMAINS | {"com.microsoft"}
-
-_QUANTISED_PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
-
-INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
 
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
 
@@ -314,7 +284,7 @@ class _Quantised:
 
     def _is_core(self, node: Node) -> bool:
         return (
-            node.op_type in _QUANTISED_PRODUCTS
+            node.op_type in PRODUCTS
             and node.is_standard
             and bool(self._look.varying(node))
             and all(is_dequantised(self._look.model, operand) for operand in node.inputs[:2])
@@ -339,7 +309,7 @@ class _Quantised:
         if not node.is_standard or node.op_type == "Constant" or node.has_subgraph:
             return False
         values = [i for i in self._look.varying(node) if self._look.model.info(i).is_float32]
-        joins = node.op_type in _POOLS or node.op_type not in ANCHOR_KINDS
+        joins = node.op_type in _POOLS or anchor_kind(node.op_type) is None
         if not values or not all(
             is_dequantised(self._look.model, i) or (joins and self._producer_index(i) in self._fed | self._cores)
             for i in values

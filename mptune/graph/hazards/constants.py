@@ -13,16 +13,13 @@ from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.folded import comes_from_beyond, shape_computing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
-from mptune.graph.grouping.patterns import GLUE
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, group_of, readers_in_fp16
 from mptune.graph.hazards.seen import MaskedRows, SeenValue
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
+from mptune.graph.ops import ADDS, BOUNDS, COPIES, GUARDS, MOVEMENT, SOFTMAX
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding, chunks, largest_magnitude, rounding_of
-
-_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
 
 _MASK_INPUTS: Mapping[tuple[str, str], int] = {
     ("", "Attention"): 3,
@@ -46,7 +43,7 @@ def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def _reads(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
-    if node.op_type in _SOFTMAX and node.is_standard:
+    if node.op_type in SOFTMAX and node.is_standard:
         stated = attribute(node, "axis")
         return [(node.inputs[0], (stated if isinstance(stated, int) else -1,))]
     if node.op_type == "Exp" and node.is_standard:
@@ -93,7 +90,7 @@ def masked_row_findings(
     findings = []
     for tensor, masked in seen.items():
         readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
-        nodes = [n for n in readers if n.op_type in _SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
+        nodes = [n for n in readers if n.op_type in SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
         groups = tuple(dict.fromkeys(owners[node.name] for node in nodes if node.name in owners))
         sample = indices[masked.sample] if indices else masked.sample
         findings.append(
@@ -113,26 +110,14 @@ _VANISHING_SHARE = 0.01
 
 _MOSTLY_VANISHING_SHARE = 0.5
 
-LIMITS = frozenset({"Clip", "Min", "Max"})
-
-"""A constant beyond any value is a bound to these."""
-
-_SUMS = frozenset({"Add", "Sub"})
-
-_MAKE_MASKS = _SUMS | {"Where", "Mul"}
-
-ANSWERS_INFINITY = frozenset({"Softmax", "LogSoftmax", "Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"})
-
+_MAKE_MASKS = ADDS | {"Where", "Mul"}
+ANSWERS_INFINITY = SOFTMAX | {"Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"}
 """What -inf is an answer to, so that an added mask may become one."""
 
-_VIEWS = GLUE | {"Slice", "Tile", "Concat", "Gather", "Trilu", "Split"}
-
+_VIEWS = MOVEMENT | COPIES | {"Trilu"}
 """What masks pass on their way: they choose, move and repeat."""
 
-_BEFORE_MASKED = _VIEWS | {"Add", "Sub", "Where"}
-
-_GUARDS = frozenset({"Add", "Max", "Clip", "Sub"})
-
+_BEFORE_MASKED = _VIEWS | ADDS | {"Where"}
 _BEFORE_DIVISION = frozenset({"Sqrt", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Mul"})
 
 _UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
@@ -238,7 +223,7 @@ def _overflow(
     row = "overflow"
     if readers and all(_is_limit(look, node) for node in readers):
         severity = "info"
-        if any(node.op_type not in LIMITS | {"Where"} for node in readers):
+        if any(node.op_type not in BOUNDS | {"Where"} for node in readers):
             row = "mask"
         else:
             wording += " limit"
@@ -256,19 +241,19 @@ def _is_limit(look: Lookup, node: Node, depth: int = _MAX_STEPS) -> bool:
 
     So does one that multiplies it, where the product is added.
     """
-    if node.op_type in LIMITS | ANSWERS_INFINITY:
+    if node.op_type in BOUNDS | ANSWERS_INFINITY:
         return True
     if node.op_type in _VIEWS and depth > 0:
         readers = [reader for output in node.outputs for reader in look.readers(output)]
         return bool(readers) and all(_is_limit(look, reader, depth - 1) for reader in readers)
-    if node.op_type == "Mul" and not _reaches(look, node, lambda reader, _: reader.op_type in _SUMS, _VIEWS):
+    if node.op_type == "Mul" and not _reaches(look, node, lambda reader, _: reader.op_type in ADDS, _VIEWS):
         return False
     return node.op_type in _MAKE_MASKS and comes_to_softmax(look, node)
 
 
 def _guards_division(look: Lookup, node: Node) -> bool:
     """Whether a node adds a constant to, or takes its maximum with, what is divided by later: an epsilon."""
-    if node.op_type not in _GUARDS:
+    if node.op_type not in GUARDS | {"Sub"}:
         return False
 
     def divides(reader: Node, tensor: str) -> bool:
@@ -333,8 +318,7 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
     return hazards
 
 
-_CARRIES = GLUE | {"Add", "Sub", "Where", "Max", "Min", "Concat", "Slice", "Tile", "Gather", "Mul"}
-
+_CARRIES = _VIEWS | ADDS | {"Where", "Max", "Min", "Mul"}
 """What masks are assembled with. A Mul by a large constant makes one, and is not right itself: 0 * -inf is NaN."""
 
 
@@ -387,31 +371,26 @@ class MaskValues:
         return bool(abs(constant.numpy()).max() > FP16_MAX)
 
 
-SELECTS = DATA_MOVEMENT - {"Cast"} | {
-    "Abs",
-    "Clip",
-    "Concat",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "Max",
-    "Min",
-    "Neg",
-    "Pad",
-    "ReduceMax",
-    "ReduceMin",
-    "Relu",
-    "ScatterElements",
-    "ScatterND",
-    "Trilu",
-    "Where",
-}
-
+SELECTS = (
+    COPIES
+    | BOUNDS
+    | frozenset(
+        [
+            "Dropout",
+            "Abs",
+            "Neg",
+            "Pad",
+            "ReduceMax",
+            "ReduceMin",
+            "Relu",
+            "ScatterElements",
+            "ScatterND",
+            "Trilu",
+            "Where",
+        ]
+    )
+)
 """Operators whose results have no larger magnitude than the largest of their inputs."""
-
-SUMS = frozenset({"Add", "Sub", "Sum"})
-
-PRODUCTS = frozenset({"Mul"})
 
 _MAX_DEPTH = 64
 
@@ -477,14 +456,14 @@ class SaturatedRanges:
         bounds = [bound for bound, _ in read]
         if node.op_type in SELECTS:
             return max(bounds, default=math.inf), sources
-        if node.op_type in SUMS:
+        if node.op_type in ADDS:
             return sum(bounds), sources
-        if node.op_type in PRODUCTS:
+        if node.op_type == "Mul":
             return 0.0 if 0.0 in bounds else math.prod(bounds), sources
         return math.inf, _NONE
 
 
-_CARRY = SELECTS | SUMS | PRODUCTS
+_CARRY = SELECTS | ADDS | {"Mul"}
 
 
 def is_held(model: Model, value: str, precision: Precision) -> bool:
@@ -508,7 +487,7 @@ def _masks(model: Model) -> Mapping[str, float]:
         made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
         if node.op_type == "ConstantOfShape":
             made_of = [_filled(look, node)]
-        elif node.op_type not in LIMITS:  # the bounds of these are none that values have
+        elif node.op_type not in BOUNDS:  # the bounds of these are none that values have
             for name in node.inputs:
                 if name in model.initializers and name not in largest:
                     largest[name] = _largest_of(look, name)

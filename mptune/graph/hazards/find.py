@@ -41,6 +41,7 @@ from mptune.graph.hazards.hazard import (
 from mptune.graph.hazards.on_data import fit_hazards, index_hazards, long_sum_hazards, on_data_hazards
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.ops import ELEMENTWISE, GUARDS, RESHAPES
 from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
 from mptune.graph.writing.weights import chunks
 
@@ -73,8 +74,6 @@ _OPERATORS: Mapping[str, _NormOperator] = {
 
 """By the pattern's name. An L2 norm is no normalisation that has an operator with statistics in FP32."""
 
-_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where"})
-
 _INT32 = np.iinfo(np.int32)
 
 _STARTS_AND_ENDS = slice(1, 3)
@@ -83,7 +82,7 @@ _STARTS_AND_ENDS = slice(1, 3)
 that INT32 cannot hold means the same clamped: exporters write INT64_MAX for "to the end", and its negative for "to the
 beginning" of a reversed axis."""
 
-_PUTS_TOGETHER = frozenset({"Unsqueeze", "Squeeze", "Concat", "Cast", "Reshape"})
+_PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 
 """What exporters put between such an end and its Slice."""
 
@@ -152,9 +151,7 @@ def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
         for node in members
         if node.op_type in ("Div", "Mul")
     )
-    has_epsilon = any(
-        node.op_type in ("Add", "Max", "Clip") and any(i and look.is_scalar(i) for i in node.inputs) for node in members
-    )
+    has_epsilon = any(node.op_type in GUARDS and any(i and look.is_scalar(i) for i in node.inputs) for node in members)
     return operator if is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1) else None
 
 
@@ -202,7 +199,7 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
     planes = {tuple(info.shape[2:]) for info in model.inputs if info.shape and len(info.shape) == 4}
     hazards = []
     for node in model.nodes:
-        if node.op_type not in _ELEMENTWISE or not node.is_standard or not node.outputs:
+        if node.op_type not in ELEMENTWISE or not node.is_standard or not node.outputs:
             continue
         operands = [i for i in node.inputs if i and not look.is_static(i)]
         if len(operands) < 2 or not model.info(node.outputs[0]).is_float32:

@@ -13,13 +13,12 @@ from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, float_attribute
 from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.seen import ProbeRecord, Seen
 from mptune.graph.loading.model import Node
-from mptune.graph.loading.value_dependent import SHAPE_INPUTS
+from mptune.graph.ops import ARITHMETIC, BOUNDS, ELEMENTWISE, MOVEMENT, SUMMING, operator
 from mptune.graph.plan import Precision
 
 
@@ -44,7 +43,7 @@ def pole_hazards(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, grou
         evidence["smallest_normal"] = record.precision.smallest_normal
         # What limits the results takes the infinite ones, too: their error shows what that does.
         readers = look.readers(node.outputs[0])
-        is_limited = bool(readers) and all(reader.op_type in _LIMITS for reader in readers)
+        is_limited = bool(readers) and all(reader.op_type in BOUNDS | {"Where"} for reader in readers)
         severity = "error" if lost and not is_limited else "warning"
     if lost:
         evidence |= {"lost": int(lost), "values": int(values), "smallest": min(record.scalars["smallest"])}
@@ -76,8 +75,6 @@ def _relative_change(record: ProbeRecord) -> float:
     return math.sqrt(error / scale) if error > 0 and math.isfinite(error + scale) else 0.0
 
 
-_LIMITS = frozenset({"Clip", "Max", "Min", "Where"})
-
 _LOST_SHARE = 0.5
 
 _CANCELLATION_FACTOR = 32.0
@@ -106,30 +103,8 @@ _MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 
 _FEWEST_MOVED = 2.0
 
 
-_ELEMENTWISE = frozenset(
-    (
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Pow",
-        "Neg",
-        "Abs",
-        "Sqrt",
-        "Exp",
-        "Log",
-        "Tanh",
-        "Sigmoid",
-        "Erf",
-        "Relu",
-        "Clip",
-        "Min",
-        "Max",
-        "Identity",
-        "Cast",
-        "Softplus",
-    )
-)
+_STEP_BY_STEP = ELEMENTWISE - {"Where"} | {"Identity", "Cast"}
+"""Functions of single elements. What a Where chooses may have nothing to do with its condition."""
 
 _MAX_STEPS = 64
 
@@ -176,7 +151,7 @@ def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) ->
     for name in (hazard.tensor,) if is_pole else look.varying(node):
         source = look.producer(name)
         for _ in range(_MAX_STEPS):
-            if source is None or source.op_type not in DATA_MOVEMENT or not source.inputs:
+            if source is None or source.op_type not in MOVEMENT or not source.inputs:
                 break
             source = look.producer(source.inputs[0])
         group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
@@ -244,7 +219,7 @@ def _follows(look: Lookup, moved: str, kept: str) -> bool:
         if at == wanted:
             return True
         node = look.producer(at)
-        if at not in done and node is not None and node.op_type in _ELEMENTWISE and len(look.varying(node)) > 0:
+        if at not in done and node is not None and node.op_type in _STEP_BY_STEP and len(look.varying(node)) > 0:
             done.add(at)
             stack += look.varying(node)
     return False
@@ -345,17 +320,11 @@ _FAR = 5.0
 
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
 
-_SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "GlobalAveragePool", "CumSum"})
-
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
 
-_GATHERS = ("Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND")
-
-_INDEX_SLOTS = {**SHAPE_INPUTS, "OneHot": frozenset({0, 1}), **dict.fromkeys(_GATHERS, frozenset({1}))}
-
-_KEEPS_INDEX = DATA_MOVEMENT | {"Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Clip", "Where", "Neg", "Concat"}
+_KEEPS_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat"}
 
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 
@@ -371,7 +340,7 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -
     name, exact = narrowest.name, narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
-        if group is None or node.op_type not in _SUMS or not node.is_standard:
+        if group is None or node.op_type not in SUMMING or not node.is_standard:
             continue
         terms = _terms(types, node, seen)
         value = seen.values.get(node.inputs[0])
@@ -481,7 +450,8 @@ def _indexes(look: Lookup, cast: Node) -> Node | None:
         at = stack.pop()
         done.add(at)
         for reader in look.readers(at):
-            slots = _INDEX_SLOTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
+            row = operator(reader.op_type if reader.is_standard else "")
+            slots = row.sizes | row.indices
             if any(slot < len(reader.inputs) and look.root(reader.inputs[slot]) == look.root(at) for slot in slots):
                 return reader
             if reader.op_type in _KEEPS_INDEX:

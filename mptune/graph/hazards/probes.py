@@ -8,15 +8,8 @@ from dataclasses import dataclass, field, replace
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.seen import ProbeKind
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.ops import CENTRING_NORMS, COMPARISONS, EXTREMES
 from mptune.graph.plan import REDUCED, Precision
-
-_SUMS = frozenset({"Add", "Sub"})
-
-_NORMS = frozenset({"LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization"})
-
-_COMPARISONS = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"})
-
-_LARGEST = frozenset({"ArgMax", "ArgMin"})
 
 _POLES: Mapping[str, int] = {
     "Log": 0,
@@ -73,17 +66,17 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
     if not first or not model.info(first).is_float32 or 0 in (model.info(first).shape or ()):
         return ()
     probes: list[Probe] = []
-    if node.op_type in _SUMS and all(model.info(i).is_float32 for i in node.inputs):
+    if node.op_type in ("Add", "Sub") and all(model.info(i).is_float32 for i in node.inputs):
         probes.append(Probe("sum", node.name, out))
-    if node.op_type in _NORMS:
+    if node.op_type in CENTRING_NORMS:
         probes.append(Probe("norm", node.name, out))
     if pole := _pole(look, node):
         probes.append(Probe("pole", node.name, out, pole))
     if node.op_type == "Softmax":
         probes.append(Probe("softmax", node.name, out))
-    elif node.op_type in _LARGEST:
+    elif node.op_type in EXTREMES:
         probes.append(Probe("largest", node.name, _computed(look, first)))
-    elif node.op_type in _COMPARISONS:
+    elif node.op_type in COMPARISONS:
         second = node.inputs[1]
         key = second if look.is_static(first) else first
         probes.append(Probe("comparison", node.name, _computed(look, key)))

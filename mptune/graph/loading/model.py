@@ -53,7 +53,7 @@ from mptune.graph.loading.tensors import (
     tensor_nbytes,
     type_of,
 )
-from mptune.graph.schemas import onnx_schema
+from mptune.graph.ops import onnx_schema
 
 K = TypeVar("K")
 

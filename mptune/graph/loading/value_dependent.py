@@ -8,45 +8,9 @@ from dataclasses import dataclass
 from mptune.graph.loading.inference import INLINE_LIMIT
 from mptune.graph.loading.model import Model, Node, once, output_types
 from mptune.graph.loading.tensors import all_graphs, fixed_shape, subgraphs, type_of
+from mptune.graph.ops import COUNTING, QUANTISING, RANDOM, SELECTING, SHAPE_OF, operator
 
 REASON = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
-
-SHAPE_INPUTS: Mapping[str, frozenset[int]] = {
-    "AffineGrid": frozenset({1}),
-    "BlackmanWindow": frozenset({0}),
-    "CenterCropPad": frozenset({1}),
-    "Col2Im": frozenset({1, 2}),
-    "ConstantOfShape": frozenset({0}),
-    "DFT": frozenset({1, 2}),
-    "Expand": frozenset({1}),
-    "HammingWindow": frozenset({0}),
-    "HannWindow": frozenset({0}),
-    "Loop": frozenset({0}),
-    "MaxUnpool": frozenset({2}),
-    "NonMaxSuppression": frozenset({2}),
-    "OneHot": frozenset({1}),
-    "Pad": frozenset({1, 3}),
-    "Range": frozenset({0, 1, 2}),
-    "Reshape": frozenset({1}),
-    "Resize": frozenset({1, 2, 3}),
-    "STFT": frozenset({1, 3}),
-    "SequenceAt": frozenset({1}),
-    "SequenceErase": frozenset({1}),
-    "SequenceInsert": frozenset({2}),
-    "Slice": frozenset({1, 2, 3, 4}),
-    "Split": frozenset({1}),
-    "SplitToSequence": frozenset({1}),
-    "Squeeze": frozenset({1}),
-    "Tile": frozenset({1}),
-    "TopK": frozenset({1}),
-    "Trilu": frozenset({1}),
-    "Unsqueeze": frozenset({1}),
-    "Upsample": frozenset({1}),
-}
-"""Inputs whose values are sizes, positions, factors or counts of a shape, by position (ONNX's operator schemas)."""
-
-SHAPE_OF = frozenset({"Shape", "Size"})
-"""Operators that read the shape of a value, and not the value."""
 
 _INTEGERS = ("int", "uint")
 
@@ -96,9 +60,7 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
     """Whether a node uses a value for a shape, and whether for anything else, given the same of the node's results."""
     if reader.is_standard and reader.op_type in SHAPE_OF:
         return False, False  # the shape of the value is read, not the value
-    own = SHAPE_INPUTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
-    if reader.is_standard and reader.op_type.startswith("Reduce"):
-        own = frozenset({1})  # axes
+    own = operator(reader.op_type).sizes if reader.is_standard else frozenset[int]()
     slots = {slot for slot, given in enumerate(reader.inputs) if given == name}
     captured = name in reader.captures
     as_shape, others = bool(slots & own) or captured, bool(slots - own)
@@ -107,31 +69,7 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
     return as_shape or (others and shape), others and (data or not shape)
 
 
-_SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})
-"""Operators that return as many elements as their input's values call for."""
-
-_NOT_SHAPED_BY = frozenset({"Loop", "SequenceAt", "SequenceErase", "SequenceInsert", "Trilu"})
-"""Operators that read a count or a position which does not make the shape of what they compute."""
-
-_SHAPED_LIKE: Mapping[str, tuple[int, ...]] = {
-    "ArrayFeatureExtractor": (1,),
-    "GatherElements": (1,),
-    "Scatter": (0,),
-    "ScatterElements": (0,),
-    "ScatterND": (0,),
-    "TensorScatter": (0,),
-}
-"""Operators whose output has the shape of these inputs only."""
-
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
-
-RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
-"""Operators that compute something else each time."""
-
-QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-"""Operators that quantise values, or give them back."""
 
 _RENAMES = frozenset({"Identity", "Cast"})
 
@@ -266,18 +204,18 @@ class _Walk:
     def _deciding(self, node: Node) -> list[str]:
         """The values of a node's inputs that decide on the shapes of its outputs."""
         inner = (op.op_type for outer in subgraphs(node.proto) for graph in all_graphs(outer) for op in graph.node)
-        if not _SELECT.isdisjoint(inner):
+        if not SELECTING.isdisjoint(inner):
             return [name for name in (*node.inputs, *node.captures) if name]
         if not node.is_standard:
             return []
-        if node.op_type in _SELECT:
+        if node.op_type in SELECTING:
             return [name for name in node.inputs if name]
-        slots = SHAPE_INPUTS.get(node.op_type, frozenset()) if node.op_type not in _NOT_SHAPED_BY else ()
+        slots = operator(node.op_type).sizes if node.op_type not in COUNTING else frozenset[int]()
         return [node.inputs[k] for k in sorted(slots) if k < len(node.inputs) and node.inputs[k]]
 
     def _shape_of(self, node: Node) -> list[str]:
         """The inputs whose shapes decide on the shapes of a node's outputs."""
-        slots = _SHAPED_LIKE.get(node.op_type) if node.is_standard else None
+        slots = operator(node.op_type).shaped_like if node.is_standard else None
         names = (*node.inputs, *node.captures) if slots is None else [node.inputs[k] for k in slots]
         return [name for name in names if name]
 

@@ -25,8 +25,8 @@ from mptune.graph.hazards.constants import softmax_rows
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.probes import Probe, find_probes, is_root
 from mptune.graph.loading.model import Model, Node, needed_nodes
+from mptune.graph.ops import ARITHMETIC, BOUNDS, GUARDS, onnx_schema
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
-from mptune.graph.schemas import onnx_schema
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -141,7 +141,7 @@ _LEAST = (1e-30, 1e-38)
 
 """No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
 
-_RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
+_RECOMPUTED = ARITHMETIC | BOUNDS | {"Neg", "Abs", "Sqrt", "Identity"}
 
 
 def add_probes(
@@ -286,7 +286,7 @@ def _before_epsilon(model: Model, value: str) -> str:
     """What a constant is added to, or is the least of, where that is how a value is computed; else the value."""
     index = model.producer.get(value)
     node = None if index is None else model.nodes[index]
-    if node is None or node.op_type not in ("Add", "Max", "Clip") or not node.is_standard:
+    if node is None or node.op_type not in GUARDS or not node.is_standard:
         return value
     operands = [i for i in node.inputs if i and i not in model.initializers]
     return operands[0] if len(operands) == 1 and model.info(operands[0]).is_float32 else value
