@@ -16,10 +16,10 @@ from mptune.engines.jobs.emulation import Comparison, ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import output_error
 from mptune.errors import BaselineError
+from mptune.graph.facts import DependentOutput, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.loading.value_dependent import DependentOutput, shape_facts
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -127,14 +127,14 @@ def test_inspect_names_it_and_a_twin_without_it_has_none(tmp_path: Path) -> None
 
 
 def test_what_a_file_says_of_its_outputs_is_one_example(tmp_path: Path) -> None:
-    facts = shape_facts(load_model(detector(tmp_path / "m.onnx", declared=5)))
-    assert [output.name for output in facts.outputs] == ["boxes", "scores", "labels", "images"]
+    facts = facts_of(load_model(detector(tmp_path / "m.onnx", declared=5)))
+    assert [output.name for output in facts.dependent_outputs] == ["boxes", "scores", "labels", "images"]
 
 
 def test_the_box_index_of_nms_and_the_positions_of_nonzero_are_known(tmp_path: Path) -> None:
-    (raw,) = shape_facts(load_model(detector(tmp_path / "m.onnx", rows="raw"))).outputs
+    (raw,) = facts_of(load_model(detector(tmp_path / "m.onnx", rows="raw"))).dependent_outputs
     assert raw == DependentOutput("selected", 0, ("nms",), (2,))
-    features, positions = shape_facts(load_model(points(tmp_path / "p.onnx"))).outputs
+    features, positions = facts_of(load_model(points(tmp_path / "p.onnx"))).dependent_outputs
     assert (features.axis, features.is_indices) == (0, False)
     assert (positions.axis, positions.is_indices) == (1, True)
 
@@ -144,7 +144,7 @@ def test_samples_without_a_detection(tmp_path: Path) -> None:
     model = load_model(detector(tmp_path / "m.onnx", threshold=0.98))
     grouped = GroupedModel(model, find_groups(model))
     data, reference, typed = images(tmp_path / "x.npz", 8), tmp_path / "r.npz", tmp_path / "fp16.onnx"
-    dependent = shape_facts(model).outputs
+    dependent = facts_of(model).dependent_outputs
 
     samples = np.load(data)["x"]
     save_samples(tmp_path / "s.npz", [{"x": samples[k : k + 1]} for k in range(8)])
@@ -170,7 +170,7 @@ def test_rows_of_detections_are_no_rows_of_the_batch(tmp_path: Path) -> None:
     """Two equal images in a batch: each box is there once for each, so rows differ and nothing is wrong."""
 
     model = load_model(detector(tmp_path / "m.onnx", "batch", threshold=0.0))
-    names = frozenset(output.name for output in shape_facts(model).outputs)
+    names = frozenset(output.name for output in facts_of(model).dependent_outputs)
     x = np.load(images(tmp_path / "x.npz", 1, 2))["x"]
     save_samples(tmp_path / "s.npz", [{"x": x}])
     report = ReferenceJob(model.path, tmp_path / "s.npz", tmp_path / "r.npz", "cpu", names).run(WorkerState())

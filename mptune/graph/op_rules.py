@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.graph.loading.value_dependent import REASON, shape_arithmetic
-from mptune.graph.ops import MOVEMENT, PRODUCTS, SHAPE_OF, OperatorSchema, onnx_schema, operator
-from mptune.graph.plan import PRECISIONS, Precision
+from mptune.graph.ops import FLOAT_TYPES, MOVEMENT, PRODUCTS, SHAPE_OF, OperatorSchema, onnx_schema, operator
+from mptune.graph.plan import Precision
 
 _FIRST_OPSET = 19
+
+COMPUTES_SHAPE = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
 
 
 def dequantises_weights(model: Model, node: Node) -> bool:
@@ -92,9 +94,6 @@ _QUANTISED = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8
 _WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
 """Operators that are named so and compute with activations that are not quantised."""
 
-FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in PRECISIONS}
-"""Names of the element types of tensors -> the precision that each is."""
-
 _OPAQUE: Mapping[str, str] = {
     "sequence": "a sequence, which keeps its type",
     "optional": "an optional, which keeps its type",
@@ -124,8 +123,8 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     if node.op_type == "Constant" and node.is_standard:
         return NodeRule(fixed="a constant is stored in each type that reads it")
     has_fp32 = any(model.info(name).is_float32 for name in (*node.inputs, *node.outputs) if name)
-    if has_fp32 and node.index in shape_arithmetic(model):
-        return NodeRule(fixed=REASON)
+    if has_fp32 and node.index in facts_of(model).shape_nodes:
+        return NodeRule(fixed=COMPUTES_SHAPE)
     if schema is None:
         return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
     if dequantises_weights(model, node):

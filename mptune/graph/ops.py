@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx
 
-from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +258,10 @@ SELECTING = _with("selects")
 """Operators that return as many elements as their input's values call for."""
 COUNTING = _with("counts")
 """Operators whose ``sizes`` are counts or positions which do not make the shape of what they compute."""
+
+
+FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in PRECISIONS}
+"""Names of the element types of tensors -> the precision that each is."""
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mptune.graph.facts import Facts, attribute, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.norms import find_activation
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import Precision
 
@@ -293,10 +292,10 @@ def kernel_costs(
     listed in microsoft/onnxruntime pull request 17200). Kernels are in topological order.
     """
     model = grouped.model
-    look = Lookup(model)
-    folded = shape_facts(model).folded
+    facts = facts_of(model)
+    folded = facts_of(model).folded
     nodes = {node.name: node for node in model.nodes}
-    joined = _joined(model, look)
+    joined = _joined(model, facts)
     units: dict[tuple[str, int], list[str]] = {}
     for group in grouped.groups:
         for name in group.nodes:
@@ -313,11 +312,11 @@ def kernel_costs(
     return {group: tuple(each) for group, each in kernels.items()}
 
 
-def _joined(model: Model, look: Lookup) -> dict[int, int]:
+def _joined(model: Model, facts: Facts) -> dict[int, int]:
     """Node of a norm or activation that was written out -> the node that stands for all of them."""
-    joined = {i: p.nodes[0] for p in find_patterns(model, look) if p.kind == "norm" for i in p.nodes}
+    joined = {i: p.nodes[0] for p in find_patterns(model) if p.kind == "norm" for i in p.nodes}
     for node in model.nodes:
-        activation = find_activation(look, node)
+        activation = find_activation(facts, node)
         if activation is not None and joined.keys().isdisjoint(activation.nodes):
             joined.update(dict.fromkeys(activation.nodes, activation.anchor))
     return joined
@@ -358,7 +357,7 @@ class _Counter:
         self._model = model
         self._shapes = shapes
         self._unit_of = {name: k for k, unit in enumerate(units) for name in unit}
-        self._folded = shape_facts(model).folded
+        self._folded = facts_of(model).folded
         self._root: dict[str, str] = {}
         self._readers: dict[str, set[int]] = {}
         for node in model.nodes:

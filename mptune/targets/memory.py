@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model, once
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
 from mptune.targets.engine_memory import EngineMemory
@@ -102,7 +102,7 @@ def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
 @once
 def _weights(model: Model) -> frozenset[str]:
     """The constants and folded values that the run reads or gives back; views count as what they show."""
-    folded = shape_facts(model).folded
+    folded = facts_of(model).folded
     root: dict[str, str] = {}
     read = {output.name for output in model.outputs}
     for node in model.nodes:
@@ -145,7 +145,7 @@ def _ends(model: Model) -> Mapping[str, int]:
 
     What is folded is a weight, and the nodes that do it read nothing at run time.
     """
-    folded = shape_facts(model).folded
+    folded = facts_of(model).folded
     root: dict[str, str] = {}
     ends: dict[str, int] = {}
     outputs = {info.name for info in model.outputs}

@@ -22,11 +22,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping import apart
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import CASTS_INTEGERS, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import NodeRule, node_rules
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Recurrence, Shape, ShapeTable, group_costs, kernel_costs, ungrouped_cost
@@ -340,7 +340,7 @@ def _boundaries(
     as it is then written and read, too.
     """
     model, owners = grouped.model, grouped.owners
-    folded = shape_facts(model).folded
+    folded = facts_of(model).folded
     rules = node_rules(model)
     given, named = ({info.name for info in infos} for infos in (model.inputs, model.outputs))
     integers = {group.id for group in grouped.groups if group.pinned == CASTS_INTEGERS}

@@ -15,8 +15,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.patterns import QUANTISED
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import all_graphs, subgraphs
-from mptune.graph.op_rules import FLOAT_TYPES, is_quantised, node_rule, schema_of
-from mptune.graph.ops import INTEGER_PRODUCTS, MOVEMENT, QUANTISING, anchor_kind
+from mptune.graph.op_rules import is_quantised, node_rule, schema_of
+from mptune.graph.ops import FLOAT_TYPES, INTEGER_PRODUCTS, MOVEMENT, QUANTISING, anchor_kind
 from mptune.graph.plan import REDUCED, Precision
 from mptune.targets.costs import (
     Shape,

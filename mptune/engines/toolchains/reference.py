@@ -24,8 +24,8 @@ from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.workload import Workload
+from mptune.graph.facts import attribute
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
-from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.loading.shapes import shared_units
 from mptune.processes.child import Call

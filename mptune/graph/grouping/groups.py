@@ -20,10 +20,11 @@ from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.grouping.lookup import Lookup, folded_values
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, find_patterns
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import fixed_shape
 from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules
 from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, MOVEMENT, QUANTISING, anchor_kind
 from mptune.settings import Granularity
@@ -311,10 +312,12 @@ class _Partition:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._look = Lookup(model)
-        self._folded = folded_values(self._look)
+        self._facts = facts_of(model)
+        self._folded = self._facts.static
+        if all(fixed_shape(info.shape) is not None for info in model.inputs):
+            self._folded |= self._facts.folded  # shapes are constants then
         self._has_precision = [bool(rule.inputs or rule.outputs) for rule in node_rules(model)]
-        self._patterns = find_patterns(model, self._look)
+        self._patterns = find_patterns(model)
         self._pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
         self._fusion: _Assignment | None = None
 
@@ -390,7 +393,7 @@ class _Partition:
     def _producers(self, node: Node) -> list[int]:
         """The nodes that compute the FP32 values that a node reads, constants folded or not."""
         model = self._model
-        roots = (self._look.root(i) for i in node.inputs if i and model.info(i).is_float32)
+        roots = (self._facts.root(i) for i in node.inputs if i and model.info(i).is_float32)
         return [model.producer[root] for root in roots if root in model.producer]
 
     def _join_readers(self, sources: Sequence[int], assignment: _Assignment) -> None:
@@ -431,7 +434,7 @@ class _Partition:
         """Leaders of the groups that read what a node computes, also ``through`` QuantizeLinear and its like."""
         leaders, outputs = set(), [*node.outputs]
         while outputs:
-            for reader in self._look.readers(outputs.pop()):
+            for reader in self._facts.readers(outputs.pop()):
                 if leader[reader.index] >= 0:
                     leaders.add(leader[reader.index])
                 elif through and reader.op_type in QUANTISING:
@@ -464,7 +467,7 @@ class _Partition:
 
     def _is_single(self, node: Node) -> bool:
         """Whether a node computes single values: a scale, not a mask."""
-        return all(self._look.is_single(out) for out in node.outputs if out)
+        return all(self._facts.is_single(out) for out in node.outputs if out)
 
     # -- blocks -------------------------------------------------------------------------------------------------
 

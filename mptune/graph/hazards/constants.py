@@ -10,9 +10,9 @@ import numpy as np
 from mptune.finding import Finding, FindingOrigin, Where
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.folded import comes_from_beyond, shape_computing
+from mptune.graph.facts import Facts, attribute, facts_of
+from mptune.graph.folded import comes_from_beyond
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, group_of, readers_in_fp16
 from mptune.graph.hazards.seen import MaskedRows, SeenValue
 from mptune.graph.loading.model import Model, Node, once
@@ -33,21 +33,21 @@ _MASK_INPUTS: Mapping[tuple[str, str], int] = {
 
 def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
-    look = Lookup(model)
+    facts = facts_of(model)
     rows: dict[str, tuple[int, ...]] = {}
     for node in model.nodes:
-        for tensor, axes in _reads(look, node):
-            if tensor and model.info(tensor).is_float32 and not look.is_static(tensor):
+        for tensor, axes in _reads(facts, node):
+            if tensor and model.info(tensor).is_float32 and not facts.is_static(tensor):
                 rows.setdefault(tensor, axes)
     return rows
 
 
-def _reads(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
+def _reads(facts: Facts, node: Node) -> list[tuple[str, tuple[int, ...]]]:
     if node.op_type in SOFTMAX and node.is_standard:
         stated = attribute(node, "axis")
         return [(node.inputs[0], (stated if isinstance(stated, int) else -1,))]
     if node.op_type == "Exp" and node.is_standard:
-        return _written_out(look, node)
+        return _written_out(facts, node)
     mask = mask_input(node)
     return [(mask, (-1,))] if mask else []
 
@@ -58,16 +58,20 @@ def mask_input(node: Node) -> str:
     return "" if slot is None or len(node.inputs) <= slot else node.inputs[slot]
 
 
-def _written_out(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
+def _written_out(facts: Facts, node: Node) -> list[tuple[str, tuple[int, ...]]]:
     """``exp(x - max(x))``: x, where the largest is taken along the last axis."""
-    shift = look.producer(node.inputs[0])
+    shift = facts.producer(node.inputs[0])
     if shift is None or shift.op_type != "Sub":
         return []
-    largest = look.producer(shift.inputs[1])
-    if largest is None or largest.op_type != "ReduceMax" or look.root(largest.inputs[0]) != look.root(shift.inputs[0]):
+    largest = facts.producer(shift.inputs[1])
+    if (
+        largest is None
+        or largest.op_type != "ReduceMax"
+        or facts.root(largest.inputs[0]) != facts.root(shift.inputs[0])
+    ):
         return []
-    rank = len(look.model.info(shift.inputs[0]).shape or ())
-    return [(shift.inputs[0], (-1,))] if rank and reduced_axes(look.model, largest, rank) == (rank - 1,) else []
+    rank = len(facts.model.info(shift.inputs[0]).shape or ())
+    return [(shift.inputs[0], (-1,))] if rank and facts.reduced_axes(largest) == (rank - 1,) else []
 
 
 def masked_row_findings(
@@ -130,14 +134,14 @@ _Place = tuple[str, str, str, float]
 """Group, node, tensor and value: as ``Hazard`` takes them."""
 
 
-def constant_hazards(types: ValueTypes, look: Lookup, seen: Mapping[str, SeenValue]) -> list[Hazard]:
+def constant_hazards(types: ValueTypes, facts: Facts, seen: Mapping[str, SeenValue]) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
         rounding = rounding_of(types.model.initializers[name], Precision.FP16)
         rescaled = types.in_precision(name, Precision.FP16)
         if rescaled is types.model.initializers[name]:
-            hazards += _of_constant(types, look, name, rounding, seen)
+            hazards += _of_constant(types, facts, name, rounding, seen)
         elif rounding.overflowed:
             hazards += _rescaled(types, name, rounding)
     return hazards
@@ -155,7 +159,7 @@ def _rescaled(types: ValueTypes, name: str, rounding: Rounding) -> list[Hazard]:
 
 
 def _of_constant(
-    types: ValueTypes, look: Lookup, name: str, rounding: Rounding, seen: Mapping[str, SeenValue]
+    types: ValueTypes, facts: Facts, name: str, rounding: Rounding, seen: Mapping[str, SeenValue]
 ) -> list[Hazard]:
     hazards = []
     done = set[tuple[str, bool]]()
@@ -163,7 +167,7 @@ def _of_constant(
         group = group_of(types, node)
         if group is None:
             continue
-        is_limit = bool(rounding.overflowed) and _is_limit(look, node)
+        is_limit = bool(rounding.overflowed) and _is_limit(facts, node)
         if (group.id, is_limit) in done:
             continue
         done.add((group.id, is_limit))
@@ -171,10 +175,10 @@ def _of_constant(
         if rounding.overflowed:
             wording = "constant" if rounding.size == 1 else "constants"
             counts = {"overflowed": rounding.overflowed, "size": rounding.size}
-            hazards.append(_overflow(look, place, wording, [node], counts))
-        elif rounding.size == 1 and rounding.absmax < FP16_NORMAL and _guards_division(look, node):
-            guarded = [seen[value].smallest for value in look.varying(node) if value in seen]
-            hazards += _epsilon(place, min(guarded, default=None), is_direct=not _reaches_root(look, node))
+            hazards.append(_overflow(facts, place, wording, [node], counts))
+        elif rounding.size == 1 and rounding.absmax < FP16_NORMAL and _guards_division(facts, node):
+            guarded = [seen[value].smallest for value in facts.varying(node) if value in seen]
+            hazards += _epsilon(place, min(guarded, default=None), is_direct=not _reaches_root(facts, node))
         elif rounding.vanished > _VANISHING_SHARE * rounding.size:
             hazards.append(_vanishing(place, rounding))
     return hazards
@@ -212,7 +216,7 @@ def _vanishing(place: _Place, rounding: Rounding) -> Hazard:
 
 
 def _overflow(
-    look: Lookup, place: _Place, wording: str, readers: Sequence[Node], names: Mapping[str, object] | None = None
+    facts: Facts, place: _Place, wording: str, readers: Sequence[Node], names: Mapping[str, object] | None = None
 ) -> Hazard:
     """A finite constant beyond FP16, which is held as FP16's largest finite value.
 
@@ -221,7 +225,7 @@ def _overflow(
     evidence = {"absmax": place[-1], "fp16_max": FP16_MAX, "held_as": FP16_MAX}
     severity: Severity = "warning"
     row = "overflow"
-    if readers and all(_is_limit(look, node) for node in readers):
+    if readers and all(_is_limit(facts, node) for node in readers):
         severity = "info"
         if any(node.op_type not in BOUNDS | {"Where"} for node in readers):
             row = "mask"
@@ -230,13 +234,13 @@ def _overflow(
     return Hazard(severity, "overflow", *place, row, wording, evidence, names or {})
 
 
-def is_limit(look: Lookup, tensor: str) -> bool:
+def is_limit(facts: Facts, tensor: str) -> bool:
     """Whether all that read a constant make limits or masks of it."""
-    readers = look.readers(tensor)
-    return bool(readers) and all(_is_limit(look, node) for node in readers)
+    readers = facts.readers(tensor)
+    return bool(readers) and all(_is_limit(facts, node) for node in readers)
 
 
-def _is_limit(look: Lookup, node: Node, depth: int = _MAX_STEPS) -> bool:
+def _is_limit(facts: Facts, node: Node, depth: int = _MAX_STEPS) -> bool:
     """Whether a node makes a limit or a mask of a constant: clips at it, chooses or adds it before a softmax.
 
     So does one that multiplies it, where the product is added.
@@ -244,49 +248,49 @@ def _is_limit(look: Lookup, node: Node, depth: int = _MAX_STEPS) -> bool:
     if node.op_type in BOUNDS | ANSWERS_INFINITY:
         return True
     if node.op_type in _VIEWS and depth > 0:
-        readers = [reader for output in node.outputs for reader in look.readers(output)]
-        return bool(readers) and all(_is_limit(look, reader, depth - 1) for reader in readers)
-    if node.op_type == "Mul" and not _reaches(look, node, lambda reader, _: reader.op_type in ADDS, _VIEWS):
+        readers = [reader for output in node.outputs for reader in facts.readers(output)]
+        return bool(readers) and all(_is_limit(facts, reader, depth - 1) for reader in readers)
+    if node.op_type == "Mul" and not _reaches(facts, node, lambda reader, _: reader.op_type in ADDS, _VIEWS):
         return False
-    return node.op_type in _MAKE_MASKS and comes_to_softmax(look, node)
+    return node.op_type in _MAKE_MASKS and comes_to_softmax(facts, node)
 
 
-def _guards_division(look: Lookup, node: Node) -> bool:
+def _guards_division(facts: Facts, node: Node) -> bool:
     """Whether a node adds a constant to, or takes its maximum with, what is divided by later: an epsilon."""
     if node.op_type not in GUARDS | {"Sub"}:
         return False
 
     def divides(reader: Node, tensor: str) -> bool:
         if reader.op_type == "Div":
-            return look.root(reader.inputs[1]) == look.root(tensor)
+            return facts.root(reader.inputs[1]) == facts.root(tensor)
         if reader.op_type == "Pow":
-            return (look.number(reader.inputs[1]) or 0.0) < 0
+            return (facts.number(reader.inputs[1]) or 0.0) < 0
         return reader.op_type in _UNDEFINED_AT_ZERO
 
-    return _reaches(look, node, divides, _BEFORE_DIVISION)
+    return _reaches(facts, node, divides, _BEFORE_DIVISION)
 
 
-def _reaches_root(look: Lookup, node: Node) -> bool:
+def _reaches_root(facts: Facts, node: Node) -> bool:
     """Whether a square root is taken of what a node guards, so that the guard is the root of the constant."""
 
     def takes_root(reader: Node, _: str) -> bool:
         return reader.op_type == "Sqrt" or (
-            reader.op_type == "Pow" and abs(look.number(reader.inputs[1]) or 0.0) == 0.5
+            reader.op_type == "Pow" and abs(facts.number(reader.inputs[1]) or 0.0) == 0.5
         )
 
-    return _reaches(look, node, takes_root, _BEFORE_DIVISION)
+    return _reaches(facts, node, takes_root, _BEFORE_DIVISION)
 
 
-def comes_to_softmax(look: Lookup, node: Node) -> bool:
+def comes_to_softmax(facts: Facts, node: Node) -> bool:
     """Whether a node's result comes to a softmax or the like, through what masks pass only."""
 
     def masks(reader: Node, tensor: str) -> bool:
         return reader.op_type in ANSWERS_INFINITY or mask_input(reader) == tensor
 
-    return _reaches(look, node, masks, _BEFORE_MASKED)
+    return _reaches(facts, node, masks, _BEFORE_MASKED)
 
 
-def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], between: frozenset[str]) -> bool:
+def _reaches(facts: Facts, node: Node, is_wanted: Callable[[Node, str], bool], between: frozenset[str]) -> bool:
     """Whether a node's result comes to a wanted reader through operators that are all in ``between``."""
     seen: set[int] = set()
     stack = [node.outputs[0]]
@@ -294,7 +298,7 @@ def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], b
         if not stack:
             break
         tensor = stack.pop()
-        for reader in look.readers(tensor):
+        for reader in facts.readers(tensor):
             if is_wanted(reader, tensor):
                 return True
             if reader.op_type in between and reader.index not in seen and reader.outputs:
@@ -303,7 +307,7 @@ def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], b
     return False
 
 
-def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
+def fill_hazards(types: ValueTypes, facts: Facts) -> list[Hazard]:
     """ConstantOfShape with a value beyond FP16: a mask that is filled at run time."""
     hazards = []
     for node in types.model.nodes:
@@ -312,9 +316,9 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
             continue
         value = abs(float(fill_value(node.proto).reshape(-1)[0]))
         if math.isfinite(value) and value > FP16_MAX:
-            readers = look.readers(node.outputs[0])
+            readers = facts.readers(node.outputs[0])
             place = group.id, node.name, node.outputs[0], value
-            hazards.append(_overflow(look, place, "filled", readers))
+            hazards.append(_overflow(facts, place, "filled", readers))
     return hazards
 
 
@@ -328,8 +332,8 @@ class MaskValues:
     Args of ``__init__``: the model's values, and the largest finite magnitude of each that was observed.
     """
 
-    def __init__(self, look: Lookup, ranges: Mapping[str, float]) -> None:
-        self._look = look
+    def __init__(self, facts: Facts, ranges: Mapping[str, float]) -> None:
+        self._facts = facts
         self._ranges = ranges
         self._is_made_of_masks: dict[str, bool] = {}
 
@@ -339,11 +343,11 @@ class MaskValues:
             return False
         if node.op_type in ANSWERS_INFINITY:
             return True
-        return node.op_type in _CARRIES - {"Mul"} and comes_to_softmax(self._look, node)
+        return node.op_type in _CARRIES - {"Mul"} and comes_to_softmax(self._facts, node)
 
     def is_made_into_one(self, node: Node, tensor: str) -> bool:
         """Whether a product makes a mask of ``tensor``, or reads one: not right with infinities, as 0 * inf is NaN."""
-        return node.op_type == "Mul" and self._is_mask(tensor) and comes_to_softmax(self._look, node)
+        return node.op_type == "Mul" and self._is_mask(tensor) and comes_to_softmax(self._facts, node)
 
     def _is_mask(self, tensor: str) -> bool:
         """Whether large values of ``tensor`` come from large constants or inputs, and not from what is computed."""
@@ -352,7 +356,7 @@ class MaskValues:
         return self._is_made_of_masks[tensor]
 
     def _comes_from_masks(self, tensor: str) -> bool:
-        model = self._look.model
+        model = self._facts.model
         index = model.producer.get(tensor)
         if tensor in model.initializers or index is None or model.nodes[index].op_type == "ConstantOfShape":
             return True
@@ -363,7 +367,7 @@ class MaskValues:
         return bool(large) and all(self._is_mask(i) for i in large)
 
     def _is_large(self, tensor: str) -> bool:
-        constant = self._look.model.initializers.get(tensor)
+        constant = self._facts.model.initializers.get(tensor)
         if constant is None:
             return self._ranges.get(tensor, 0.0) > FP16_MAX
         if constant.dtype != "float" or constant.nbytes == 0:
@@ -433,7 +437,7 @@ class SaturatedRanges:
         index = model.producer.get(tensor)
         if observed <= self._largest or index is None or depth == 0:
             return observed, _NONE
-        if index in shape_computing(model) and group_of(self._types, model.nodes[index]) is None:
+        if index in self._types.facts.folded_nodes and group_of(self._types, model.nodes[index]) is None:
             is_held = comes_from_beyond(model, tensor, self._precision)
             return (min(observed, self._largest), frozenset((tensor,))) if is_held else (observed, _NONE)
         bound, sources = self._computed(model.nodes[index], depth - 1)
@@ -477,7 +481,7 @@ def _masks(model: Model) -> Mapping[str, float]:
 
     Values with an infinite constant in them are left out: infinities stay.
     """
-    look, largest = Lookup(model), dict[str, float]()
+    facts, largest = facts_of(model), dict[str, float]()
     magnitudes: dict[str, float] = {}
     for node in model.nodes:
         if node.op_type not in _CARRY and node.op_type != "ConstantOfShape":
@@ -486,11 +490,11 @@ def _masks(model: Model) -> Mapping[str, float]:
             continue
         made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
         if node.op_type == "ConstantOfShape":
-            made_of = [_filled(look, node)]
+            made_of = [_filled(facts, node)]
         elif node.op_type not in BOUNDS:  # the bounds of these are none that values have
             for name in node.inputs:
                 if name in model.initializers and name not in largest:
-                    largest[name] = _largest_of(look, name)
+                    largest[name] = _largest_of(facts, name)
             made_of += [largest[name] for name in node.inputs if name in largest]
         magnitude = max(made_of, default=0.0)
         if magnitude > Precision.FP16.largest:
@@ -498,16 +502,16 @@ def _masks(model: Model) -> Mapping[str, float]:
     return {
         name: magnitude
         for name, magnitude in magnitudes.items()
-        if math.isfinite(magnitude) and comes_to_softmax(look, model.nodes[model.producer[name]])
+        if math.isfinite(magnitude) and comes_to_softmax(facts, model.nodes[model.producer[name]])
     }
 
 
-def _filled(look: Lookup, node: Node) -> float:
-    return largest_magnitude(fill_value(node.proto)) if is_limit(look, node.outputs[0]) else 0.0
+def _filled(facts: Facts, node: Node) -> float:
+    return largest_magnitude(fill_value(node.proto)) if is_limit(facts, node.outputs[0]) else 0.0
 
 
-def _largest_of(look: Lookup, name: str) -> float:
-    constant = look.model.initializers[name]
-    if constant.dtype != "float" or constant.overridable or not is_limit(look, name):
+def _largest_of(facts: Facts, name: str) -> float:
+    constant = facts.model.initializers[name]
+    if constant.dtype != "float" or constant.overridable or not is_limit(facts, name):
         return 0.0
     return max(map(largest_magnitude, chunks(constant)), default=0.0)

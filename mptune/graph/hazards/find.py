@@ -15,10 +15,10 @@ import numpy as np
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
+from mptune.graph.facts import Facts, facts_of, float_attribute
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.apart import find_apart, set_apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, float_attribute, reduced_axes
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.constants import (
@@ -88,7 +88,7 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 
 
 def norm_hazards(
-    types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]
+    types: ValueTypes, facts: Facts, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]
 ) -> list[Hazard]:
     """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
     hazards = []
@@ -100,7 +100,7 @@ def norm_hazards(
         if group < 0:
             continue
         seen = ranges.get(pattern.squares)
-        operator = _operator(look, pattern)
+        operator = _operator(facts, pattern)
         evidence: dict[str, float] = {"opset": types.model.opset}
         if operator is not None:
             evidence["operator_opset"] = operator.opset
@@ -127,31 +127,31 @@ def norm_hazards(
     return hazards
 
 
-def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
+def _operator(facts: Facts, pattern: Pattern) -> _NormOperator | None:
     """The operator that a norm could be at a newer operator set; None where there is none, or it is there already.
 
     A norm of one position has its mean over the channels, the last axis or axis 1. A root mean square over several
     axes is the energy of an image, one without an epsilon or of a sum is a length.
     """
     operator = _OPERATORS.get(pattern.name)
-    squares = look.producer(pattern.squares)
-    if operator is None or squares is None or look.model.opset >= operator.opset:
+    squares = facts.producer(pattern.squares)
+    if operator is None or squares is None or facts.model.opset >= operator.opset:
         return None
-    means = [node for node in look.readers(pattern.squares) if node.op_type in ("ReduceMean", "ReduceSum")]
+    means = [node for node in facts.readers(pattern.squares) if node.op_type in ("ReduceMean", "ReduceSum")]
     if len(means) != 1:
         return None
-    rank = len(look.model.info(means[0].inputs[0]).shape or ())
-    axes = reduced_axes(look.model, means[0], rank)
+    rank = len(facts.model.info(means[0].inputs[0]).shape or ())
+    axes = facts.reduced_axes(means[0])
     if pattern.name == "LayerNorm written out":
         is_per_channel = rank > 3 and axes == tuple(range(2, rank))  # InstanceNormalization has always been there
         return None if is_per_channel or not axes else operator
-    members = [look.model.nodes[index] for index in pattern.nodes]
+    members = [facts.model.nodes[index] for index in pattern.nodes]
     is_mean = means[0].op_type == "ReduceMean" or any(
-        look.producer(node.inputs[0]) is means[0] and look.is_scalar(node.inputs[1])
+        facts.producer(node.inputs[0]) is means[0] and facts.is_scalar(node.inputs[1])
         for node in members
         if node.op_type in ("Div", "Mul")
     )
-    has_epsilon = any(node.op_type in GUARDS and any(i and look.is_scalar(i) for i in node.inputs) for node in members)
+    has_epsilon = any(node.op_type in GUARDS and any(i and facts.is_scalar(i) for i in node.inputs) for node in members)
     return operator if is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1) else None
 
 
@@ -188,7 +188,7 @@ def _has_safe_variance(model: Model, node: Node) -> bool:
     return variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
 
 
-def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
+def broadcast_hazards(types: ValueTypes, facts: Facts) -> list[Hazard]:
     """Broadcasts of computed values in a model whose batch is fixed at 1, of the kinds that ``_stretched`` names.
 
     TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
@@ -201,7 +201,7 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
     for node in model.nodes:
         if node.op_type not in ELEMENTWISE or not node.is_standard or not node.outputs:
             continue
-        operands = [i for i in node.inputs if i and not look.is_static(i)]
+        operands = [i for i in node.inputs if i and not facts.is_static(i)]
         if len(operands) < 2 or not model.info(node.outputs[0]).is_float32:
             continue
         shapes = [model.info(i).shape for i in operands]
@@ -254,7 +254,7 @@ def _stretched(operands: Sequence[tuple[int, ...]], result: tuple[int, ...], pla
     return False
 
 
-def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
+def int64_hazards(model: Model, facts: Facts) -> list[Hazard]:
     """INT64 constants that INT32 cannot hold, which TensorRT before 10 clamps (its parser's own warning)."""
     hazards = []
     for name, constant in model.initializers.items():
@@ -264,8 +264,8 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
         largest = _beyond_int32(max(high for high, _ in ends), min(low for _, low in ends))
         if largest is None:
             continue
-        readers = look.readers(name)
-        if _bounds_slices(look, name):
+        readers = facts.readers(name)
+        if _bounds_slices(facts, name):
             continue
         node: Node | None = readers[0] if readers else None
         hazards.append(
@@ -284,15 +284,15 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
     return hazards
 
 
-def _bounds_slices(look: Lookup, name: str) -> bool:
+def _bounds_slices(facts: Facts, name: str) -> bool:
     """Whether a value is only a start or an end of Slices, directly or through operators that assemble them."""
     seen: set[str] = set()
     stack = [name]
     while stack:
         at = stack.pop()
         seen.add(at)
-        readers = look.readers(at)
-        if not readers or look.is_output(at):
+        readers = facts.readers(at)
+        if not readers or facts.is_output(at):
             return False
         for reader in readers:
             if reader.op_type in _PUTS_TOGETHER:
@@ -335,30 +335,30 @@ def find_hazards(
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
     """
     model = grouped.model
-    types, look, ranges = value_types(grouped), Lookup(model), ranges or {}
-    seen, patterns = seen or Seen(), find_patterns(model, look)
-    hazards = constant_hazards(types, look, seen.values)
+    types, facts, ranges = value_types(grouped), facts_of(model), ranges or {}
+    seen, patterns = seen or Seen(), find_patterns(model)
+    hazards = constant_hazards(types, facts, seen.values)
     hazards += epsilon_hazards(types)
-    hazards += fill_hazards(types, look)
-    masks = MaskValues(look, ranges)
+    hazards += fill_hazards(types, facts)
+    masks = MaskValues(facts, ranges)
     saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
     smaller = types.rescaled(Precision.FP16).values
     for tensor, observed in ranges.items():
         absmax = observed / smaller.get(tensor, 1.0)
         in_fp16 = saturated[Precision.FP16]
         is_held = absmax > FP16_MAX and in_fp16.fits(tensor)
-        if is_held and all(is_limit(look, constant) for constant in in_fp16.sources(tensor)):
+        if is_held and all(is_limit(facts, constant) for constant in in_fp16.sources(tensor)):
             continue  # these constants are hazards of their own
         in_bf16 = saturated[Precision.BF16].bound(tensor) if absmax > BF16_MAX else absmax
         for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
             hazards.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
-    hazards += on_data_hazards(types, look, patterns, seen)
+    hazards += on_data_hazards(types, facts, patterns, seen)
     hazards += long_sum_hazards(types, seen, precisions)
-    hazards += index_hazards(types, look, ranges, seen, precisions)
+    hazards += index_hazards(types, facts, ranges, seen, precisions)
     hazards += fit_hazards(types, seen)
-    hazards += norm_hazards(types, look, patterns, ranges)
-    hazards += broadcast_hazards(types, look)
-    hazards += int64_hazards(model, look)
+    hazards += norm_hazards(types, facts, patterns, ranges)
+    hazards += broadcast_hazards(types, facts)
+    hazards += int64_hazards(model, facts)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
     # What is not zero before a lost epsilon vanishes by itself.
     hazards = [
@@ -366,7 +366,7 @@ def find_hazards(
         for hazard in hazards
         if hazard.kind != "pole" or hazard.group not in guarded or float(hazard.evidence.get("zero_share", 0.0)) > _FEW
     ]
-    hazards = _outside(hazards, look, fused)
+    hazards = _outside(hazards, facts, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}
 
@@ -403,15 +403,15 @@ def find_split(
     return split, worst_first((*kept, *find_hazards(split, ranges, seen, precisions, fused)))
 
 
-def _outside(hazards: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes]) -> list[Hazard]:
+def _outside(hazards: Sequence[Hazard], facts: Facts, fused: Sequence[FusedNodes]) -> list[Hazard]:
     """The hazards without those of what fused nodes keep in FP32: results of the steps inside, and their constants.
 
     What they read is not among these: that is FP16 where it is computed in FP16.
     """
-    inside, steps = values_inside(look.model, fused), steps_inside(fused)
+    inside, steps = values_inside(facts.model, fused), steps_inside(fused)
 
     def is_inside(hazard: Hazard) -> bool:
-        by_step = hazard.node in steps and (hazard.kind == "sum" or look.is_scalar(hazard.tensor))
+        by_step = hazard.node in steps and (hazard.kind == "sum" or facts.is_scalar(hazard.tensor))
         return by_step or hazard.tensor in inside
 
     return [hazard for hazard in hazards if not is_inside(hazard)]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import listed
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo, all_graphs
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.ops import COPIES, MOVEMENT, RECURRENT
 
 _BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial"))
@@ -35,12 +35,12 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
 
 
 def _value_dependent(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
-    facts = shape_facts(model)
-    if not facts.nodes:
+    facts = facts_of(model)
+    if not facts.deciding_nodes:
         return ()
-    names = [output.name for output in facts.outputs]
-    deciding = {name for output in facts.outputs for name in output.nodes}
-    nodes = [node for node in facts.nodes if not names or node.name in deciding]
+    names = [output.name for output in facts.dependent_outputs]
+    deciding = {name for output in facts.dependent_outputs for name in output.nodes}
+    nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
     return (
         Finding.of(
             "value-dependent-shape",

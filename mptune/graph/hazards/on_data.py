@@ -11,7 +11,7 @@ import numpy as np
 
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.lookup import Lookup, float_attribute
+from mptune.graph.facts import Facts, float_attribute
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
@@ -22,7 +22,7 @@ from mptune.graph.ops import ARITHMETIC, BOUNDS, ELEMENTWISE, MOVEMENT, SUMMING,
 from mptune.graph.plan import Precision
 
 
-def pole_hazards(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
+def pole_hazards(facts: Facts, seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
     """Operands that FP16 or BF16 brings to zero or below it, where FP32 does not, and what then gives Inf or NaN.
 
     And those of which so many are below the smallest normal value that the results change.
@@ -42,7 +42,7 @@ def pole_hazards(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, grou
         evidence["subnormal_share"] = (small - zeroed) / max(1, nonzero)
         evidence["smallest_normal"] = record.precision.smallest_normal
         # What limits the results takes the infinite ones, too: their error shows what that does.
-        readers = look.readers(node.outputs[0])
+        readers = facts.readers(node.outputs[0])
         is_limited = bool(readers) and all(reader.op_type in BOUNDS | {"Where"} for reader in readers)
         severity = "error" if lost and not is_limited else "warning"
     if lost:
@@ -114,7 +114,7 @@ def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float
     return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
 
 
-def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
+def on_data_hazards(types: ValueTypes, facts: Facts, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
     """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16."""
     nodes = {node.name: node for node in types.model.nodes}
     inside = {index for pattern in patterns if pattern.kind in ("activation", "norm") for index in pattern.nodes}
@@ -127,33 +127,33 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
         if types.group_of[node.index] in types.lacking(record.precision):
             continue
         if record.kind == "sum":
-            lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
+            lost = None if node.index in inside else _stagnation(facts, seen, record, node, group.id)
             hazards += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
         elif record.kind == "norm":
             hazards += _removed_offset(seen, record, node, group.id)
         elif record.kind == "pole":
-            hazards += pole_hazards(look, seen, record, node, group.id)
+            hazards += pole_hazards(facts, seen, record, node, group.id)
         elif record.kind in ("softmax", "largest", "comparison"):
             hazards += _spacing(seen, record, node, group.id)
     in_fp16 = {(hazard.code, hazard.node) for hazard in hazards if hazard.precision is Precision.FP16}
     hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
     return hazards + [
-        other for hazard in hazards for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)
+        other for hazard in hazards for other in _of_operands(types, facts, nodes[hazard.node or ""], hazard)
     ]
 
 
-def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) -> Iterator[Hazard]:
+def _of_operands(types: ValueTypes, facts: Facts, node: Node, hazard: Hazard) -> Iterator[Hazard]:
     """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
     is_pole = hazard.kind == "pole"
     if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
         return
     done = {hazard.group}
-    for name in (hazard.tensor,) if is_pole else look.varying(node):
-        source = look.producer(name)
+    for name in (hazard.tensor,) if is_pole else facts.varying(node):
+        source = facts.producer(name)
         for _ in range(_MAX_STEPS):
             if source is None or source.op_type not in MOVEMENT or not source.inputs:
                 break
-            source = look.producer(source.inputs[0])
+            source = facts.producer(source.inputs[0])
         group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
         if source is None or group is None or types.group_of[source.index] in types.lacking(hazard.precision):
             continue
@@ -168,17 +168,17 @@ def _overflows(seen: Seen, node: Node, precision: Precision) -> bool:
     return any(max(abs(value.lowest), abs(value.highest)) > precision.largest for value in values)
 
 
-def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
+def _stagnation(facts: Facts, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
     sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
     for step, base, moved, kept in sides:
-        if not _is_counted_up(look, node, kept) and (
-            look.is_static(moved) or look.is_vector(kept) or look.is_single(kept) or comes_to_softmax(look, node)
+        if not _is_counted_up(facts, node, kept) and (
+            facts.is_static(moved) or facts.is_vector(kept) or facts.is_single(kept) or comes_to_softmax(facts, node)
         ):
             continue
         if node.op_type == "Sub" and step == "first":
             continue  # what is left is the negated base: a difference, not a step
         steps, lost = (record.scalars[f"{step}_{what}"] for what in ("steps", "lost"))
-        if not sum(steps) or sum(lost) < _LOST_SHARE * sum(steps) or _follows(look, moved, kept):
+        if not sum(steps) or sum(lost) < _LOST_SHARE * sum(steps) or _follows(facts, moved, kept):
             continue
         worst = max(range(len(lost)), key=lambda k: lost[k])
         size, at = (_root_mean(record.scalars[side]) for side in (step, base))
@@ -205,23 +205,23 @@ def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group
     return None
 
 
-def _is_counted_up(look: Lookup, node: Node, kept: str) -> bool:
+def _is_counted_up(facts: Facts, node: Node, kept: str) -> bool:
     """Whether what a node adds to comes back as its input in the next step: a counter, a clock, a running sum."""
-    outputs = {given: output for output, given in state_pairs(look.model)}
-    return look.root(outputs.get(look.root(kept), "")) == look.root(node.outputs[0])
+    outputs = {given: output for output, given in state_pairs(facts.model)}
+    return facts.root(outputs.get(facts.root(kept), "")) == facts.root(node.outputs[0])
 
 
-def _follows(look: Lookup, moved: str, kept: str) -> bool:
+def _follows(facts: Facts, moved: str, kept: str) -> bool:
     """Whether the step is made of the other side element by element, as x + 0.04 x**3 is: nothing is added up."""
-    wanted, stack, done = look.root(kept), [moved], set[str]()
+    wanted, stack, done = facts.root(kept), [moved], set[str]()
     while stack and len(done) < _MAX_STEPS:
-        at = look.root(stack.pop())
+        at = facts.root(stack.pop())
         if at == wanted:
             return True
-        node = look.producer(at)
-        if at not in done and node is not None and node.op_type in _STEP_BY_STEP and len(look.varying(node)) > 0:
+        node = facts.producer(at)
+        if at not in done and node is not None and node.op_type in _STEP_BY_STEP and len(facts.varying(node)) > 0:
             done.add(at)
-            stack += look.varying(node)
+            stack += facts.varying(node)
     return False
 
 
@@ -384,7 +384,7 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 
 
 def index_hazards(
-    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
+    types: ValueTypes, facts: Facts, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
 ) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
@@ -397,11 +397,11 @@ def index_hazards(
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
             continue
         reached = ranges.get(node.inputs[0], 0.0)
-        reader = _indexes(look, node) if reached > exact else None
+        reader = _indexes(facts, node) if reached > exact else None
         if reader is None:
             continue
         value = seen.values.get(node.inputs[0])
-        for group, source in _carriers(types, look, node.inputs[0], ranges, exact).items():
+        for group, source in _carriers(types, facts, node.inputs[0], ranges, exact).items():
             hazards.append(
                 Hazard(
                     "error",
@@ -422,7 +422,7 @@ def index_hazards(
 
 
 def _carriers(
-    types: ValueTypes, look: Lookup, index: str, ranges: Mapping[str, float], exact: float
+    types: ValueTypes, facts: Facts, index: str, ranges: Mapping[str, float], exact: float
 ) -> dict[str, Node]:
     """The groups that hold a value which becomes an index, or what it is computed from, each with its last node."""
     carriers: dict[str, Node] = {}
@@ -430,7 +430,7 @@ def _carriers(
     while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
-        source = look.producer(at)
+        source = facts.producer(at)
         if source is None or ranges.get(at, 0.0) <= exact:
             continue
         group = group_of(types, source)
@@ -441,22 +441,22 @@ def _carriers(
     return carriers
 
 
-def _indexes(look: Lookup, cast: Node) -> Node | None:
+def _indexes(facts: Facts, cast: Node) -> Node | None:
     """The node that takes the result of a Cast as an index or a size, through arithmetic on integers; None if none."""
-    if "int" not in look.model.info(cast.outputs[0]).dtype:
+    if "int" not in facts.model.info(cast.outputs[0]).dtype:
         return None
     stack, done = list(cast.outputs), set[str]()
     while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
-        for reader in look.readers(at):
+        for reader in facts.readers(at):
             row = operator(reader.op_type if reader.is_standard else "")
             slots = row.sizes | row.indices
-            if any(slot < len(reader.inputs) and look.root(reader.inputs[slot]) == look.root(at) for slot in slots):
+            if any(slot < len(reader.inputs) and facts.root(reader.inputs[slot]) == facts.root(at) for slot in slots):
                 return reader
             if reader.op_type in _KEEPS_INDEX:
                 stack += [
-                    out for out in reader.outputs if out and out not in done and "int" in look.model.info(out).dtype
+                    out for out in reader.outputs if out and out not in done and "int" in facts.model.info(out).dtype
                 ]
     return None
 

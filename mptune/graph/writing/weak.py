@@ -19,12 +19,11 @@ import onnx.numpy_helper
 
 from mptune.errors import ModelError, PlanError
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.hazards.constants import is_held
 from mptune.graph.loading.model import MIN_OPSET, Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
-from mptune.graph.loading.value_dependent import shape_arithmetic
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.model_file import add_node, clip_node, frame_of, saturate
 from mptune.graph.writing.rewrite import write_self_contained
@@ -99,7 +98,7 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
     """
     model, types = grouped.model, value_types(grouped)
     _refuse_bf16(model, plan)
-    resolution, look, shapes = types.resolve(plan.stored), Lookup(model), shape_arithmetic(model)
+    resolution, facts, shapes = types.resolve(plan.stored), facts_of(model), facts_of(model).shape_nodes
     opset, prefix, suffix = min(model.opset, _OPSET), "n", new_suffix(model, "weak")
     proto, constants = frame_of(model), _Constants(types, suffix)
     weak = WeakModel(proto, constants.written)
@@ -139,7 +138,7 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
         for each in reversed((written, *_inner(written))):
             _lower(each, model, node.name)
         read, computed = ([v for v in values if v] for values in ((*node.inputs, *node.captures), node.outputs))
-        is_folded = node.index in shapes or any(map(look.is_static, computed))
+        is_folded = node.index in shapes or any(map(facts.is_static, computed))
         are_floats = [model.info(value).dtype in _FLOATS for value in computed]
         reads_floats = any(model.info(value).dtype in _FLOATS for value in read)
         if (reads_floats or any(are_floats)) and node.op_type not in _UNNAMED and not is_folded:

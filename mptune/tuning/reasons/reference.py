@@ -10,7 +10,7 @@ from mptune.engines.jobs.reference_report import Place, ReferenceReport
 from mptune.engines.toolchains.reference import ALONG_SEQUENCE, BY_INDEX
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity
-from mptune.graph.grouping.lookup import attribute
+from mptune.graph.facts import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 
 REPEAT_WARNING = 1e-5

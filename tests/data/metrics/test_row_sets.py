@@ -10,7 +10,7 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 
 NMS = ("nms",)
 Sample = dict[str, np.ndarray]
