@@ -6,7 +6,7 @@ and mask overflows where neither does alone, and an activation apart from its co
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from mptune.graph.facts import Facts, facts_of
@@ -232,100 +232,78 @@ def find_quantised(facts: Facts) -> tuple[Pattern, ...]:
     quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
     product with the scale, and the scale's own. The sums are past FP16's range before the scale.
     """
-    search = _Quantised(facts)
-    return search.parts() if search.has_any else ()
+    model, nodes = facts.model, facts.model.nodes
+    rescaling = {index for node in nodes for index in _rescaling(facts, node)}
+    if not rescaling and not any(_is(node, "DequantizeLinear") for node in nodes):
+        return ()
+
+    def is_dequantised_product(node: Node) -> bool:
+        is_product = node.is_standard and node.op_type in PRODUCTS and bool(facts.varying(node))
+        return is_product and all(is_dequantised(model, operand) for operand in node.inputs[:2])
+
+    cores = {node.index for node in nodes if is_dequantised_product(node)}
+    # What computes from dequantised values alone, constants aside.
+    fed: set[int] = set()
+    for node in nodes:
+        values = [name for name in facts.varying(node) if model.info(name).is_float32] if node.is_standard else []
+        joins = node.op_type in _POOLS or anchor_kind(node.op_type) is None
+        makers = [_maker(facts, name) for name in values if not is_dequantised(model, name)]
+        if values and all(joins and (maker in fed or maker in cores) for maker in makers):
+            rule = node_rule(model, node)
+            fed.update([node.index] if rule.inputs and rule.outputs else [])
+    # Of that, what is quantised again, from the last node to the first.
+    inside = set(rescaling)
+    for node in reversed(nodes):
+        readers = [(name, reader) for name in node.outputs if name for reader in facts.readers(name)]
+        if node.index in cores or (
+            node.index in fed and any(r.index in inside or _quantises(facts, r, name) for name, r in readers)
+        ):
+            inside.add(node.index)
+    for index in sorted(cores):
+        layer = find_layer(facts, nodes[index], (), {})
+        inside.update(() if layer is None else layer.nodes)
+    # What is connected is one part.
+    parts: dict[int, set[int]] = {}
+    part_of: dict[int, int] = {}
+    for index in sorted(inside):
+        joined = {part_of[maker] for name in nodes[index].inputs if (maker := _maker(facts, name)) in part_of}
+        part = min(joined, default=index)
+        members = parts.setdefault(part, set())
+        members.add(index)
+        for other in joined - {part}:
+            members |= parts.pop(other)
+        part_of.update(dict.fromkeys(members, part))
+    return tuple(
+        Pattern(QUANTISED, min(part & cores or part), tuple(sorted(part)), "quantised part") for part in parts.values()
+    )
 
 
 def _is(node: Node | None, op_type: str) -> bool:
     return node is not None and node.op_type == op_type and node.domain in _DOMAINS
 
 
-class _Quantised:
-    """The nodes that belong to quantised parts."""
+def _maker(facts: Facts, tensor: str) -> int:
+    """The node that computes a value, static or not; -1 where none does."""
+    return facts.model.producer.get(facts.root(tensor), -1)
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-        self._nodes = facts.model.nodes
-        self._rescaled = {index for node in self._nodes for index in self._rescaling(node)}
-        self.has_any = bool(self._rescaled) or any(_is(node, "DequantizeLinear") for node in self._nodes)
-        self._cores = {n.index for n in self._nodes if self.has_any and self._is_core(n)}
-        self._fed: set[int] = set()
-        for node in self._nodes if self.has_any else ():
-            if self._is_fed(node):
-                self._fed.add(node.index)
 
-    def parts(self) -> tuple[Pattern, ...]:
-        """See ``find_quantised``."""
-        kept = set(self._rescaled)
-        for node in reversed(self._nodes):
-            if node.index in self._cores or (node.index in self._fed and self._is_quantised_again(node, kept)):
-                kept.add(node.index)
-        for index in sorted(self._cores):
-            layer = find_layer(self._facts, self._nodes[index], (), {})
-            kept.update(() if layer is None else layer.nodes)
-        parts: dict[int, set[int]] = {}
-        part_of: dict[int, int] = {}
-        for index in sorted(kept):
-            before = {part_of[p] for i in self._nodes[index].inputs if (p := self._producer_index(i)) in part_of}
-            part = min(before, default=index)
-            members = parts.setdefault(part, set())
-            members.add(index)
-            for other in before - {part}:
-                members |= parts.pop(other)
-            part_of.update(dict.fromkeys(members, part))
-        return tuple(
-            Pattern(QUANTISED, min(part & self._cores or part), tuple(sorted(part)), "quantised part")
-            for part in parts.values()
-        )
+def _quantises(facts: Facts, reader: Node, tensor: str) -> bool:
+    return _is(reader, "QuantizeLinear") and facts.root(reader.inputs[0]) == facts.root(tensor)
 
-    def _producer_index(self, tensor: str) -> int:
-        """The node that computes a value, static or not; -1 where none does."""
-        return self._facts.model.producer.get(self._facts.root(tensor), -1)
 
-    def _is_core(self, node: Node) -> bool:
-        return (
-            node.op_type in PRODUCTS
-            and node.is_standard
-            and bool(self._facts.varying(node))
-            and all(is_dequantised(self._facts.model, operand) for operand in node.inputs[:2])
-        )
-
-    def _rescaling(self, node: Node) -> set[int]:
-        """The nodes that make FP32 of the sums of an integer product; none where the node is no Cast of such sums."""
-        sums = self._producer_index(node.inputs[0]) if casts_integers(self._facts.model, node) else -1
-        if sums < 0 or self._nodes[sums].op_type not in INTEGER_PRODUCTS or not self._nodes[sums].is_standard:
-            return set()
-        products = [r for r in self._facts.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
-        scales = {self._producer_index(operand) for product in products for operand in product.inputs}
-        of_scales = {i for i in scales if i >= 0 and self._nodes[i].op_type == "Mul" and self._reads_dynamic_scale(i)}
-        return {node.index, *(product.index for product in products), *of_scales}
-
-    def _reads_dynamic_scale(self, index: int) -> bool:
-        makers = (self._producer_index(operand) for operand in self._nodes[index].inputs)
-        return any(_is(self._nodes[maker], "DynamicQuantizeLinear") for maker in makers if maker >= 0)
-
-    def _is_fed(self, node: Node) -> bool:
-        """Whether a node computes from dequantised values alone, constants aside."""
-        if not node.is_standard or node.op_type == "Constant" or node.has_subgraph:
-            return False
-        values = [i for i in self._facts.varying(node) if self._facts.model.info(i).is_float32]
-        joins = node.op_type in _POOLS or anchor_kind(node.op_type) is None
-        if not values or not all(
-            is_dequantised(self._facts.model, i) or (joins and self._producer_index(i) in self._fed | self._cores)
-            for i in values
-        ):
-            return False
-        rule = node_rule(self._facts.model, node)
-        return bool(rule.inputs and rule.outputs)
-
-    def _is_quantised_again(self, node: Node, kept: set[int]) -> bool:
-        for tensor in node.outputs:
-            for reader in self._facts.readers(tensor) if tensor else ():
-                if reader.index in kept:
-                    return True
-                if _is(reader, "QuantizeLinear") and self._facts.root(reader.inputs[0]) == self._facts.root(tensor):
-                    return True
-        return False
+def _rescaling(facts: Facts, node: Node) -> set[int]:
+    """The nodes that make FP32 of the sums of an integer product; none where the node is no Cast of such sums."""
+    nodes = facts.model.nodes
+    sums = _maker(facts, node.inputs[0]) if casts_integers(facts.model, node) else -1
+    if sums < 0 or nodes[sums].op_type not in INTEGER_PRODUCTS or not nodes[sums].is_standard:
+        return set()
+    products = [r for r in facts.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
+    inside = {node.index, *(product.index for product in products)}
+    for scale in {_maker(facts, operand) for product in products for operand in product.inputs} - {-1}:
+        makers = [_maker(facts, operand) for operand in nodes[scale].inputs]
+        if nodes[scale].op_type == "Mul" and any(_is(nodes[m], "DynamicQuantizeLinear") for m in makers if m >= 0):
+            inside.add(scale)
+    return inside
 
 
 @once
@@ -336,49 +314,34 @@ def find_patterns(model: Model) -> tuple[Pattern, ...]:
     and these over layers (which take a whole activation in).
     """
     facts = facts_of(model)
-    claims = _Claims(facts)
+    pattern_of: dict[int, Pattern] = {}
+
+    def claim(pattern: Pattern | None) -> bool:
+        """Take its nodes, and the aliases between them, unless one is taken; only a quantised part may be one node."""
+        if pattern is None or not pattern_of.keys().isdisjoint(pattern.nodes):
+            return False
+        whole = tuple(i for i in sorted(facts.with_aliases(pattern.nodes)) if i not in pattern_of)
+        if len(whole) > 1 or pattern.kind == QUANTISED:
+            pattern_of.update(dict.fromkeys(whole, replace(pattern, nodes=whole)))
+        return True
+
     for part in find_quantised(facts):
-        claims.add(part)
+        claim(part)
     for find in (find_norm, find_attention):
         for node in model.nodes:
-            claims.add(find(facts, node))
+            claim(find(facts, node))
     activations: dict[str, Pattern] = {}
     for node in model.nodes:
         activation = find_activation(facts, node)
-        if activation is not None and claims.are_free(activation.nodes):
-            claims.add(activation)
+        if activation is not None and claim(activation):
             activations[activation.entry] = activation
     in_activations = frozenset(i for a in activations.values() for i in a.nodes)
     for node in model.nodes:
-        layer = None
-        if node.index not in claims.pattern_of:
-            layer = find_layer(facts, node, claims.pattern_of, activations)
-        if layer is not None:
-            claims.release(in_activations.intersection(layer.nodes))
-            claims.add(layer)
-    return tuple(sorted({*claims.pattern_of.values()}, key=lambda pattern: pattern.anchor))
-
-
-class _Claims:
-    """The patterns found so far, and the nodes that belong to them."""
-
-    def __init__(self, facts: Facts) -> None:
-        self.pattern_of: dict[int, Pattern] = {}
-        self._facts = facts
-
-    def are_free(self, nodes: Iterable[int]) -> bool:
-        return self.pattern_of.keys().isdisjoint(nodes)
-
-    def add(self, pattern: Pattern | None) -> None:
-        """Take its nodes, and the aliases between them, unless one is taken; only a quantised part may be one node."""
-        if pattern is None or not self.are_free(pattern.nodes):
-            return
-        whole = tuple(i for i in sorted(self._facts.with_aliases(pattern.nodes)) if i not in self.pattern_of)
-        if len(whole) > 1 or pattern.kind == QUANTISED:
-            self.pattern_of.update(dict.fromkeys(whole, replace(pattern, nodes=whole)))
-
-    def release(self, nodes: frozenset[int]) -> None:
-        """Give up the patterns that hold any of the nodes: a larger one takes them over."""
-        for pattern in {self.pattern_of[i] for i in nodes if i in self.pattern_of}:
-            for index in pattern.nodes:
-                del self.pattern_of[index]
+        layer = None if node.index in pattern_of else find_layer(facts, node, pattern_of, activations)
+        if layer is None:
+            continue
+        for smaller in {pattern_of[i] for i in in_activations.intersection(layer.nodes) if i in pattern_of}:
+            for index in smaller.nodes:
+                del pattern_of[index]
+        claim(layer)
+    return tuple(sorted({*pattern_of.values()}, key=lambda pattern: pattern.anchor))

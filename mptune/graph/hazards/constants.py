@@ -134,14 +134,14 @@ _Place = tuple[str, str, str, float]
 """Group, node, tensor and value: as ``Hazard`` takes them."""
 
 
-def constant_hazards(types: ValueTypes, facts: Facts, seen: Mapping[str, SeenValue]) -> list[Hazard]:
+def constant_hazards(types: ValueTypes, seen: Mapping[str, SeenValue]) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
         rounding = rounding_of(types.model.initializers[name], Precision.FP16)
         rescaled = types.in_precision(name, Precision.FP16)
         if rescaled is types.model.initializers[name]:
-            hazards += _of_constant(types, facts, name, rounding, seen)
+            hazards += _of_constant(types, name, rounding, seen)
         elif rounding.overflowed:
             hazards += _rescaled(types, name, rounding)
     return hazards
@@ -150,19 +150,17 @@ def constant_hazards(types: ValueTypes, facts: Facts, seen: Mapping[str, SeenVal
 def _rescaled(types: ValueTypes, name: str, rounding: Rounding) -> list[Hazard]:
     (node,) = readers_in_fp16(types, name)
     group = group_of(types, node)
-    evidence = {"absmax": rounding.absmax, "fp16_max": FP16_MAX}
+    if group is None:
+        return []
+    place = group.id, node.name, name, rounding.absmax
     names = {"overflowed": rounding.overflowed, "size": rounding.size}
-    place = node.name, name, rounding.absmax
-    return (
-        [] if group is None else [Hazard("info", "rescaled", group.id, *place, "overflow", "rescaled", evidence, names)]
-    )
+    evidence = {"absmax": rounding.absmax, "fp16_max": FP16_MAX}
+    return [Hazard("rescaled", "overflow", *place, evidence, "rescaled", severity="info", names=names)]
 
 
-def _of_constant(
-    types: ValueTypes, facts: Facts, name: str, rounding: Rounding, seen: Mapping[str, SeenValue]
-) -> list[Hazard]:
-    hazards = []
-    done = set[tuple[str, bool]]()
+def _of_constant(types: ValueTypes, name: str, rounding: Rounding, seen: Mapping[str, SeenValue]) -> list[Hazard]:
+    hazards: list[Hazard] = []
+    facts, done = types.facts, set[tuple[str, bool]]()
     for node in readers_in_fp16(types, name):
         group = group_of(types, node)
         if group is None:
@@ -205,14 +203,13 @@ def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[
     evidence: dict[str, int | float | str] = {"epsilon": place[-1], "fp16_smallest": FP16_TINY}
     if smallest is not None:
         evidence["smallest"] = smallest
-    names = {"fp16_normal": FP16_NORMAL}
-    return [Hazard("warning", "epsilon", *place, "vanishing-epsilon", wording, evidence, names)]
+    return [Hazard("epsilon", "vanishing-epsilon", *place, evidence, wording, names={"fp16_normal": FP16_NORMAL})]
 
 
 def _vanishing(place: _Place, rounding: Rounding) -> Hazard:
     severity: Severity = "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info"
     names = {"vanished": rounding.vanished, "size": rounding.size}
-    return Hazard(severity, "vanishing", *place, "vanishing-epsilon", "weights", names=names)
+    return Hazard("vanishing", "vanishing-epsilon", *place, {}, "weights", severity=severity, names=names)
 
 
 def _overflow(
@@ -231,7 +228,7 @@ def _overflow(
             row = "mask"
         else:
             wording += " limit"
-    return Hazard(severity, "overflow", *place, row, wording, evidence, names or {})
+    return Hazard("overflow", row, *place, evidence, wording, severity=severity, names=names or {})
 
 
 def is_limit(facts: Facts, tensor: str) -> bool:
@@ -307,7 +304,7 @@ def _reaches(facts: Facts, node: Node, is_wanted: Callable[[Node, str], bool], b
     return False
 
 
-def fill_hazards(types: ValueTypes, facts: Facts) -> list[Hazard]:
+def fill_hazards(types: ValueTypes) -> list[Hazard]:
     """ConstantOfShape with a value beyond FP16: a mask that is filled at run time."""
     hazards = []
     for node in types.model.nodes:
@@ -316,9 +313,8 @@ def fill_hazards(types: ValueTypes, facts: Facts) -> list[Hazard]:
             continue
         value = abs(float(fill_value(node.proto).reshape(-1)[0]))
         if math.isfinite(value) and value > FP16_MAX:
-            readers = facts.readers(node.outputs[0])
             place = group.id, node.name, node.outputs[0], value
-            hazards.append(_overflow(facts, place, "filled", readers))
+            hazards.append(_overflow(types.facts, place, "filled", types.facts.readers(node.outputs[0])))
     return hazards
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -87,9 +88,7 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 """What exporters put between such an end and its Slice."""
 
 
-def norm_hazards(
-    types: ValueTypes, facts: Facts, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]
-) -> list[Hazard]:
+def norm_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]) -> list[Hazard]:
     """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
     hazards = []
     for pattern in patterns:
@@ -100,30 +99,18 @@ def norm_hazards(
         if group < 0:
             continue
         seen = ranges.get(pattern.squares)
-        operator = _operator(facts, pattern)
+        operator = _operator(types.facts, pattern)
         evidence: dict[str, float] = {"opset": types.model.opset}
         if operator is not None:
             evidence["operator_opset"] = operator.opset
         if seen is not None:
             evidence["largest_square"] = seen
-        hazards.append(
-            Hazard(
-                "warning" if seen is None else "info",
-                "norm",
-                types.groups[group].id,
-                node.name,
-                pattern.squares,
-                SQUARE_LIMIT if seen is None else seen,
-                "norm-written-out",
-                "" if operator else "no operator",
-                evidence,
-                {
-                    "pattern": pattern.name,
-                    "square_limit": SQUARE_LIMIT,
-                    "operator": None if operator is None else operator.name,
-                },
-            )
-        )
+        place = types.groups[group].id, node.name, pattern.squares, SQUARE_LIMIT if seen is None else seen
+        name = None if operator is None else operator.name
+        names = {"pattern": pattern.name, "square_limit": SQUARE_LIMIT, "operator": name}
+        severity: Severity = "warning" if seen is None else "info"
+        wording = "" if operator else "no operator"
+        hazards.append(Hazard("norm", "norm-written-out", *place, evidence, wording, severity=severity, names=names))
     return hazards
 
 
@@ -165,20 +152,11 @@ def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
             continue
         epsilon = float_attribute(node, "epsilon", default)
         if 0 < epsilon <= FP16_TINY / 2:
-            hazards.append(
-                Hazard(
-                    "warning",
-                    "epsilon",
-                    types.groups[group].id,
-                    node.name,
-                    node.inputs[0],
-                    epsilon,
-                    "vanishing-epsilon",
-                    "attribute of a safe variance" if _has_safe_variance(types.model, node) else "attribute",
-                    {"epsilon": epsilon, "fp16_smallest": FP16_TINY},
-                    {"operator": node.op_type},
-                )
-            )
+            place = types.groups[group].id, node.name, node.inputs[0], epsilon
+            wording = "attribute of a safe variance" if _has_safe_variance(types.model, node) else "attribute"
+            evidence = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
+            names = {"operator": node.op_type}
+            hazards.append(Hazard("epsilon", "vanishing-epsilon", *place, evidence, wording, names=names))
     return hazards
 
 
@@ -188,7 +166,7 @@ def _has_safe_variance(model: Model, node: Node) -> bool:
     return variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
 
 
-def broadcast_hazards(types: ValueTypes, facts: Facts) -> list[Hazard]:
+def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
     """Broadcasts of computed values in a model whose batch is fixed at 1, of the kinds that ``_stretched`` names.
 
     TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
@@ -201,7 +179,7 @@ def broadcast_hazards(types: ValueTypes, facts: Facts) -> list[Hazard]:
     for node in model.nodes:
         if node.op_type not in ELEMENTWISE or not node.is_standard or not node.outputs:
             continue
-        operands = [i for i in node.inputs if i and not facts.is_static(i)]
+        operands = [i for i in node.inputs if i and not types.facts.is_static(i)]
         if len(operands) < 2 or not model.info(node.outputs[0]).is_float32:
             continue
         shapes = [model.info(i).shape for i in operands]
@@ -212,21 +190,11 @@ def broadcast_hazards(types: ValueTypes, facts: Facts) -> list[Hazard]:
         ):
             continue
         group = types.group_of[node.index]
+        size = float(math.prod(_ints(result or ())))
+        place = types.groups[group].id if group >= 0 else None, node.name, node.outputs[0], size
         text = " with ".join(str(list(shape or ())) for shape in shapes)
-        hazards.append(
-            Hazard(
-                "warning",
-                "broadcast",
-                types.groups[group].id if group >= 0 else None,
-                node.name,
-                node.outputs[0],
-                float(math.prod(int(dim) for dim in result or () if isinstance(dim, int))),
-                "broadcast",
-                "",
-                {"batch": 1, "operands": text, "result": str(list(result or ()))},
-                {"operator": node.op_type},
-            )
-        )
+        evidence: dict[str, int | str] = {"batch": 1, "operands": text, "result": str(list(result or ()))}
+        hazards.append(Hazard("broadcast", "broadcast", *place, evidence, names={"operator": node.op_type}))
     return hazards
 
 
@@ -254,33 +222,21 @@ def _stretched(operands: Sequence[tuple[int, ...]], result: tuple[int, ...], pla
     return False
 
 
-def int64_hazards(model: Model, facts: Facts) -> list[Hazard]:
+def int64_hazards(facts: Facts) -> list[Hazard]:
     """INT64 constants that INT32 cannot hold, which TensorRT before 10 clamps (its parser's own warning)."""
     hazards = []
-    for name, constant in model.initializers.items():
+    for name, constant in facts.model.initializers.items():
         if constant.dtype != "int64" or constant.nbytes == 0:
             continue
         ends = [(int(part.max(initial=0)), int(part.min(initial=0))) for part in chunks(constant)]
         largest = _beyond_int32(max(high for high, _ in ends), min(low for _, low in ends))
         if largest is None:
             continue
-        readers = facts.readers(name)
         if _bounds_slices(facts, name):
             continue
-        node: Node | None = readers[0] if readers else None
-        hazards.append(
-            Hazard(
-                "warning",
-                "int64",
-                None,
-                None if node is None else node.name,
-                name,
-                float(largest),
-                "int64-range",
-                "",
-                {"value": largest, "int32_max": int(_INT32.max)},
-            )
-        )
+        reader = next((node.name for node in facts.readers(name)), None)
+        evidence = {"value": largest, "int32_max": int(_INT32.max)}
+        hazards.append(Hazard("int64", "int64-range", None, reader, name, float(largest), evidence))
     return hazards
 
 
@@ -335,11 +291,11 @@ def find_hazards(
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
     """
     model = grouped.model
-    types, facts, ranges = value_types(grouped), facts_of(model), ranges or {}
-    seen, patterns = seen or Seen(), find_patterns(model)
-    hazards = constant_hazards(types, facts, seen.values)
+    types, facts, patterns = value_types(grouped), facts_of(model), find_patterns(model)
+    ranges, seen = ranges or {}, seen or Seen()
+    hazards = constant_hazards(types, seen.values)
     hazards += epsilon_hazards(types)
-    hazards += fill_hazards(types, facts)
+    hazards += fill_hazards(types)
     masks = MaskValues(facts, ranges)
     saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
     smaller = types.rescaled(Precision.FP16).values
@@ -352,13 +308,13 @@ def find_hazards(
         in_bf16 = saturated[Precision.BF16].bound(tensor) if absmax > BF16_MAX else absmax
         for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
             hazards.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
-    hazards += on_data_hazards(types, facts, patterns, seen)
+    hazards += on_data_hazards(types, patterns, seen)
     hazards += long_sum_hazards(types, seen, precisions)
-    hazards += index_hazards(types, facts, ranges, seen, precisions)
+    hazards += index_hazards(types, ranges, seen, precisions)
     hazards += fit_hazards(types, seen)
-    hazards += norm_hazards(types, facts, patterns, ranges)
-    hazards += broadcast_hazards(types, facts)
-    hazards += int64_hazards(model, facts)
+    hazards += norm_hazards(types, patterns, ranges)
+    hazards += broadcast_hazards(types)
+    hazards += int64_hazards(facts)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
     # What is not zero before a lost epsilon vanishes by itself.
     hazards = [
@@ -441,11 +397,11 @@ def _range_hazards(
     ``in_bf16`` is the magnitude where constants are held in BF16.
     """
     value = seen.values.get(tensor)
-    samples: tuple[int, ...] = ()
-    names: dict[str, object] = {}
+    about: dict[str, Any] = {}
     if value is not None:
-        samples = (seen.sample(value.sample),)
-        names["in_samples"] = in_samples(value.beyond, value.samples, *samples)
+        sample = seen.sample(value.sample)
+        about["samples"] = (sample,)
+        about["names"] = {"in_samples": in_samples(value.beyond, value.samples, sample)}
     severity: Severity = "error" if absmax > FP16_MAX else "warning"
     kind, row, wording = "range", "overflow", "seen"
     if FP16_MAX >= absmax > FP16_MAX / _HEADROOM:
@@ -465,12 +421,13 @@ def _range_hazards(
         evidence: dict[str, int | float | str] = {"absmax": absmax, "fp16_max": FP16_MAX}
         if value is not None and value.beyond:
             evidence |= {"samples_beyond": value.beyond, "samples": value.samples}
-        place = (kind, group.id, node.name, tensor, in_bf16)
+        place = group.id, node.name, tensor, in_bf16
+        is_product = absmax > FP16_MAX and masks.is_made_into_one(node, tensor)
         if is_mask:
-            hazards.append(Hazard("warning", *place, "overflow", "mask", evidence, names, samples))
+            hazards.append(Hazard(kind, "overflow", *place, evidence, "mask", **about))
         else:
-            is_product = absmax > FP16_MAX and masks.is_made_into_one(node, tensor)
-            hazards.append(Hazard(severity, *place, "mask" if is_product else row, wording, evidence, names, samples))
+            code = "mask" if is_product else row
+            hazards.append(Hazard(kind, code, *place, evidence, wording, severity=severity, **about))
     return hazards
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -49,22 +50,15 @@ def pole_hazards(facts: Facts, seen: Seen, record: ProbeRecord, node: Node, grou
         evidence |= {"lost": int(lost), "values": int(values), "smallest": min(record.scalars["smallest"])}
     else:
         evidence["relative_error"] = relative
-    return [
-        Hazard(
-            severity,
-            "pole",
-            group,
-            node.name,
-            operand,
-            lost,
-            row,
-            f"pole {node.op_type}" if lost else "",
-            evidence,
-            {"operator": node.op_type},
-            (seen.sample(largest(record.scalars["lost" if lost else "error"])),),
-            record.precision,
-        )
-    ]
+    wording = f"pole {node.op_type}" if lost else ""
+    about = _about(seen, record, node, "lost" if lost else "error")
+    return [Hazard("pole", row, group, node.name, operand, lost, evidence, wording, severity=severity, **about)]
+
+
+def _about(seen: Seen, record: ProbeRecord, node: Node, worst_by: str) -> dict[str, Any]:
+    """What a hazard says of the operator, the precision, and the sample on which a fact is largest."""
+    sample = seen.sample(largest(record.scalars[worst_by]))
+    return {"names": {"operator": node.op_type}, "samples": (sample,), "precision": record.precision}
 
 
 def _relative_change(record: ProbeRecord) -> float:
@@ -114,9 +108,9 @@ def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float
     return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
 
 
-def on_data_hazards(types: ValueTypes, facts: Facts, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
+def on_data_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
     """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16."""
-    nodes = {node.name: node for node in types.model.nodes}
+    facts, nodes = types.facts, {node.name: node for node in types.model.nodes}
     inside = {index for pattern in patterns if pattern.kind in ("activation", "norm") for index in pattern.nodes}
     hazards: list[Hazard] = []
     for record in seen.records:
@@ -137,17 +131,15 @@ def on_data_hazards(types: ValueTypes, facts: Facts, patterns: tuple[Pattern, ..
             hazards += _spacing(seen, record, node, group.id)
     in_fp16 = {(hazard.code, hazard.node) for hazard in hazards if hazard.precision is Precision.FP16}
     hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
-    return hazards + [
-        other for hazard in hazards for other in _of_operands(types, facts, nodes[hazard.node or ""], hazard)
-    ]
+    return hazards + [other for hazard in hazards for other in _of_operands(types, nodes[hazard.node or ""], hazard)]
 
 
-def _of_operands(types: ValueTypes, facts: Facts, node: Node, hazard: Hazard) -> Iterator[Hazard]:
+def _of_operands(types: ValueTypes, node: Node, hazard: Hazard) -> Iterator[Hazard]:
     """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
     is_pole = hazard.kind == "pole"
     if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
         return
-    done = {hazard.group}
+    facts, done = types.facts, {hazard.group}
     for name in (hazard.tensor,) if is_pole else facts.varying(node):
         source = facts.producer(name)
         for _ in range(_MAX_STEPS):
@@ -180,28 +172,13 @@ def _stagnation(facts: Facts, seen: Seen, record: ProbeRecord, node: Node, group
         steps, lost = (record.scalars[f"{step}_{what}"] for what in ("steps", "lost"))
         if not sum(steps) or sum(lost) < _LOST_SHARE * sum(steps) or _follows(facts, moved, kept):
             continue
-        worst = max(range(len(lost)), key=lambda k: lost[k])
         size, at = (_root_mean(record.scalars[side]) for side in (step, base))
-        return Hazard(
-            "error",
-            "stagnation",
-            group,
-            node.name,
-            node.outputs[0],
-            at,
-            "stagnation",
-            "",
-            {
-                "share": sum(lost) / sum(steps),
-                "elements": int(sum(steps)),
-                "step": size,
-                "base": at,
-                "spacing": spacing(at, record.precision),
-            },
-            {"operator": node.op_type, "moved": moved, "unchanged": kept},
-            (seen.sample(worst),),
-            record.precision,
-        )
+        evidence = {"share": sum(lost) / sum(steps), "elements": int(sum(steps)), "step": size, "base": at}
+        evidence["spacing"] = spacing(at, record.precision)
+        about = _about(seen, record, node, f"{step}_lost")
+        about["names"] |= {"moved": moved, "unchanged": kept}
+        place = group, node.name, node.outputs[0], at
+        return Hazard("stagnation", "stagnation", *place, evidence, severity="error", **about)
     return None
 
 
@@ -233,21 +210,8 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
     relative = math.sqrt(error / result)
     if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, record.precision):
         return None
-    worst = largest(record.scalars["error"])
-    return Hazard(
-        "warning",
-        "cancellation",
-        group,
-        node.name,
-        node.outputs[0],
-        factor,
-        "cancellation",
-        "",
-        {"factor": factor, "relative_error": relative},
-        {"operator": node.op_type},
-        (seen.sample(worst),),
-        record.precision,
-    )
+    place, evidence = (group, node.name, node.outputs[0], factor), {"factor": factor, "relative_error": relative}
+    return Hazard("cancellation", "cancellation", *place, evidence, **_about(seen, record, node, "error"))
 
 
 def _removed_offset(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
@@ -259,24 +223,10 @@ def _removed_offset(seen: Seen, record: ProbeRecord, node: Node, group: str) -> 
     relative = math.sqrt(error / variance)
     if relative < _by_digits(_MOVED_NORM, record.precision):
         return []
-    worst = largest(record.scalars["error"])
-    magnitude = record.scalars["magnitude"][worst]
-    return [
-        Hazard(
-            "warning",
-            "cancellation",
-            group,
-            node.name,
-            node.inputs[0],
-            relative,
-            "cancellation",
-            "norm",
-            {"magnitude": magnitude, "spacing": spacing(magnitude, record.precision), "relative_error": relative},
-            {"operator": node.op_type},
-            (seen.sample(worst),),
-            record.precision,
-        )
-    ]
+    magnitude = record.scalars["magnitude"][largest(record.scalars["error"])]
+    evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, record.precision), "relative_error": relative}
+    place, about = (group, node.name, node.inputs[0], relative), _about(seen, record, node, "error")
+    return [Hazard("cancellation", "cancellation", *place, evidence, "norm", **about)]
 
 
 def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
@@ -290,26 +240,13 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
     ):
         return []
     worst = largest(record.scalars["moved"])
-    magnitude = record.scalars["magnitude"][worst]
-    gap = record.scalars["gap"][worst]
-    apart = spacing(magnitude, record.precision)
+    magnitude, gap = record.scalars["magnitude"][worst], record.scalars["gap"][worst]
+    evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, record.precision)}
+    evidence |= {**({"gap": gap} if math.isfinite(gap) else {}), "share": share}
     is_equality = record.kind == "comparison" and node.op_type == "Equal"
-    return [
-        Hazard(
-            "warning",
-            "spacing",
-            group,
-            node.name,
-            node.inputs[0],
-            magnitude,
-            "spacing",
-            "comparison Equal" if is_equality else record.kind,
-            {"magnitude": magnitude, "spacing": apart, **({"gap": gap} if math.isfinite(gap) else {}), "share": share},
-            {"operator": node.op_type},
-            (seen.sample(worst),),
-            record.precision,
-        )
-    ]
+    wording = "comparison Equal" if is_equality else record.kind
+    place, about = (group, node.name, node.inputs[0], magnitude), _about(seen, record, node, "moved")
+    return [Hazard("spacing", "spacing", *place, evidence, wording, **about)]
 
 
 def _root_mean(squares: tuple[float, ...]) -> float:
@@ -348,21 +285,11 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -
             continue
         if node.op_type not in _ONE_SIGNED and value.lowest < 0 < value.highest:
             continue
-        hazards.append(
-            Hazard(
-                "info",
-                "sum",
-                group.id,
-                node.name,
-                node.inputs[0],
-                float(terms),
-                "long-sum",
-                "",
-                {"terms": terms, "lowest": value.lowest, "highest": value.highest},
-                {"operator": node.op_type, "narrowest": name, "exact_to": exact},
-                (seen.sample(value.sample),),
-            )
-        )
+        place = group.id, node.name, node.inputs[0], float(terms)
+        evidence = {"terms": terms, "lowest": value.lowest, "highest": value.highest}
+        names = {"operator": node.op_type, "narrowest": name, "exact_to": exact}
+        samples = (seen.sample(value.sample),)
+        hazards.append(Hazard("sum", "long-sum", *place, evidence, severity="info", names=names, samples=samples))
     return hazards
 
 
@@ -384,7 +311,7 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 
 
 def index_hazards(
-    types: ValueTypes, facts: Facts, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
+    types: ValueTypes, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
 ) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
@@ -397,40 +324,30 @@ def index_hazards(
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
             continue
         reached = ranges.get(node.inputs[0], 0.0)
-        reader = _indexes(facts, node) if reached > exact else None
+        reader = _indexes(types.facts, node) if reached > exact else None
         if reader is None:
             continue
         value = seen.values.get(node.inputs[0])
-        for group, source in _carriers(types, facts, node.inputs[0], ranges, exact).items():
-            hazards.append(
-                Hazard(
-                    "error",
-                    "index",
-                    group,
-                    source.name,
-                    node.inputs[0],
-                    reached,
-                    "index-in-float",
-                    "",
-                    {"largest": reached, "exact_to": exact, "reader": reader.name},
-                    {"narrowest": name},
-                    () if value is None else (seen.sample(value.sample),),
-                    Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest,
-                )
-            )
+        evidence: dict[str, float | str] = {"largest": reached, "exact_to": exact, "reader": reader.name}
+        about: dict[str, Any] = {
+            "names": {"narrowest": name},
+            "samples": () if value is None else (seen.sample(value.sample),),
+            "precision": Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest,
+        }
+        for group, source in _carriers(types, node.inputs[0], ranges, exact).items():
+            place = group, source.name, node.inputs[0], reached
+            hazards.append(Hazard("index", "index-in-float", *place, evidence, severity="error", **about))
     return hazards
 
 
-def _carriers(
-    types: ValueTypes, facts: Facts, index: str, ranges: Mapping[str, float], exact: float
-) -> dict[str, Node]:
+def _carriers(types: ValueTypes, index: str, ranges: Mapping[str, float], exact: float) -> dict[str, Node]:
     """The groups that hold a value which becomes an index, or what it is computed from, each with its last node."""
     carriers: dict[str, Node] = {}
     stack, done = [index], set[str]()
     while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
-        source = facts.producer(at)
+        source = types.facts.producer(at)
         if source is None or ranges.get(at, 0.0) <= exact:
             continue
         group = group_of(types, source)
@@ -487,17 +404,6 @@ def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     if not far:
         return []
     first, off = far[0]
-    return [
-        Hazard(
-            "warning",
-            "fit",
-            None,
-            first.name,
-            first.inputs[0],
-            off,
-            "data-do-not-fit",
-            "norm",
-            {"standard_deviations": off, "limit": _FAR, "nodes": len(far)},
-            {"more": len(far) - 1 or None},
-        )
-    ]
+    place, evidence = (None, first.name, first.inputs[0], off), {"standard_deviations": off, "limit": _FAR}
+    evidence["nodes"] = len(far)
+    return [Hazard("fit", "data-do-not-fit", *place, evidence, "norm", names={"more": len(far) - 1 or None})]
