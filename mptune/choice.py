@@ -20,7 +20,7 @@ class ChoiceLimits(pydantic.BaseModel):
     ``limits`` are on the metrics' own values (``mptune.tuning.fronts.limits``).
     """
 
-    model_config = pydantic.ConfigDict(extra="ignore", frozen=True, defer_build=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     max_error: float | None = None
     max_latency_ms: float | None = None

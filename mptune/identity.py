@@ -45,7 +45,14 @@ def identity_of(file: RunFile) -> dict[str, Any]:
         del settings[name]
     data = {} if file.data is None else {DATA: file.data.sha256}
     target = {} if file.target is None else _target_identity(file.target)
-    return {"model": file.model.sha256, **data, **settings, **target, APART: list(file.nodes_apart)}
+    return {
+        "run format": file.format,
+        "model": file.model.sha256,
+        **data,
+        **settings,
+        **target,
+        APART: list(file.nodes_apart),
+    }
 
 
 def plugins_sha256(paths: Sequence[Path]) -> tuple[str, ...]:

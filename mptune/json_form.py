@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
@@ -56,8 +56,7 @@ def encode(value: Any) -> Any:
 class JsonForm:
     """Gives a dataclass its JSON form: all fields under their names.
 
-    A key that is missing takes the field's default, so that an earlier version's files can be read; unknown keys are
-    ignored. What cannot be read raises ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError``.
+    What cannot be read raises ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError``.
     """
 
     def to_json(self) -> dict[str, Any]:
@@ -76,21 +75,14 @@ def _encode_fields(value: Any) -> dict[str, Any]:
 
 
 def _decode_fields(cls: Any, document: Mapping[str, Any]) -> Any:
-    values = {}
-    for name, (decode, has_default) in _decoders(cls).items():
-        if name in document or not has_default:
-            values[name] = decode(document[name])
-    return cls(**values)
+    return cls(**{name: decode(document[name]) for name, decode in _decoders(cls).items()})
 
 
 @cache
-def _decoders(cls: Any) -> dict[str, tuple[Callable[[Any], Any], bool]]:
-    """Field -> what reads it, and whether it has a default."""
+def _decoders(cls: Any) -> dict[str, Callable[[Any], Any]]:
+    """Field -> what reads it."""
     hints = get_type_hints(cls)
-    return {
-        each.name: (_decoder(hints[each.name]), each.default is not MISSING or each.default_factory is not MISSING)
-        for each in fields(cls)
-    }
+    return {each.name: _decoder(hints[each.name]) for each in fields(cls)}
 
 
 def _decoder(hint: Any) -> Callable[[Any], Any]:

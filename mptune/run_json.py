@@ -1,8 +1,6 @@
 """run.json: what a run was made with, in typed sections.
 
-Unknown keys are ignored, so that a setting that was removed leaves old runs readable. A key that is missing has the
-default of its field: what held before the key existed. So a new optional key does not raise ``RUN_FORMAT``; a key
-that moves, or means something else, does.
+A run of another format is refused: whatever changes the files of a run directory raises ``RUN_FORMAT``.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from mptune._version import __version__
 from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
-from mptune.finding import CODES, Finding
+from mptune.finding import Finding
 from mptune.settings import (
     DataSettings,
     EngineChoice,
@@ -29,13 +27,12 @@ from mptune.settings import (
     TensorRtSettings,
 )
 
-RUN_FORMAT = 2
-"""2 has typed sections; 1, of versions before 0.2.0, is refused."""
+RUN_FORMAT = 3
 
 
 class _Section(pydantic.BaseModel):
     # Built when it is needed: most are needed as a part of RunFile alone, and building takes time at every start.
-    model_config = pydantic.ConfigDict(extra="ignore", frozen=True, defer_build=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class ModelSection(_Section):
@@ -79,49 +76,49 @@ class FixedSettings(_Section):
     space_sha256: str
     granularity: Granularity
     groups_sha256: str
-    precisions: tuple[str, ...] = ("fp32", "fp16")
-    opset: int | None = None
-    batch: int = 1
-    random_samples: int = 16
-    held_out_fraction: float = pydantic.Field(default=0.25, ge=0.0, lt=1.0)
-    max_search_samples: int | None = 64
-    seed: int = 0
-    tf32: bool = False
-    latency: LatencySettings = LatencySettings()
-    shapes: tuple[ShapeRange, ...] = ()
-    tensorrt: TensorRtSettings = TensorRtSettings()
-    feedback: tuple[str, ...] = ()
-    steps: int | None = None
-    labels_sha256: str | None = None
-    shared_units: bool = False
-    plugins_sha256: tuple[str, ...] = ()
+    precisions: tuple[str, ...]
+    opset: int | None
+    batch: int
+    random_samples: int
+    held_out_fraction: float = pydantic.Field(ge=0.0, lt=1.0)
+    max_search_samples: int | None
+    seed: int
+    tf32: bool
+    latency: LatencySettings
+    shapes: tuple[ShapeRange, ...]
+    tensorrt: TensorRtSettings
+    feedback: tuple[str, ...]
+    steps: int | None
+    labels_sha256: str | None
+    shared_units: bool
+    plugins_sha256: tuple[str, ...]
 
     @classmethod
     def of(cls, settings: SearchSettings, **resolved: Any) -> FixedSettings:
         """Those of a search, with what its search space, its model and its labels came to."""
         given = vars(settings.data_settings) | vars(settings) | resolved
-        return cls(**{name: given[name] for name in cls.model_fields if name in given})
+        return cls(**{name: given[name] for name in cls.model_fields})
 
 
 class SearchSection(_Section):
     """The settings of the last search that may differ from one to the next."""
 
-    budget: int = 50
-    metric: str = "relative_l2"
-    reported_metrics: tuple[str, ...] = ()
-    sampler: str = "precision"
-    confirm_rounds: int = 3
-    confirm_points: int = 15
-    timeout_s: float | None = None
-    max_disk_bytes: int | None = None
-    data: str | None = None
-    max_error: float | None = None
-    max_latency_ms: float | None = None
-    max_memory_bytes: int | None = None
-    tolerance: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    plugins: tuple[str, ...] = ()
-    skip_checks: bool = False
+    budget: int
+    metric: str
+    reported_metrics: tuple[str, ...]
+    sampler: str
+    confirm_rounds: int
+    confirm_points: int
+    timeout_s: float | None
+    max_disk_bytes: int | None
+    data: str | None
+    max_error: float | None
+    max_latency_ms: float | None
+    max_memory_bytes: int | None
+    tolerance: tuple[str, ...]
+    ignore: tuple[str, ...]
+    plugins: tuple[str, ...]
+    skip_checks: bool
 
     @classmethod
     def of(cls, settings: SearchSettings) -> SearchSection:
@@ -144,7 +141,7 @@ class RunFile(_Section):
     mptune: str = __version__
     model: ModelSection
     fixed_settings: FixedSettings
-    search: SearchSection = SearchSection()
+    search: SearchSection
     storage: str | None = None
     study: str
     data: DataSection | None = None
@@ -183,14 +180,6 @@ class RunFile(_Section):
             "confirm_rounds": search.confirm_rounds,
         }
 
-    @pydantic.field_validator("findings", mode="before")
-    @classmethod
-    def _of_known_codes(cls, findings: Any) -> Any:
-        """Leave out findings whose code a later version brought."""
-        if not isinstance(findings, list):
-            return findings
-        return [finding for finding in findings if not isinstance(finding, dict) or finding.get("code") in CODES]
-
 
 def damaged_hint(run: Path) -> str:
     """What to do about a run directory whose run.json is none."""
@@ -203,14 +192,10 @@ def parse_run_file(document: Any, path: Path) -> RunFile:
     if not isinstance(document, dict):
         raise RunError(f"{path} is damaged: it holds no JSON object", damaged_hint(path.parent))
     written = document.get("format")
-    if isinstance(written, int) and written > RUN_FORMAT:
+    if isinstance(written, int) and written != RUN_FORMAT:
         raise RunError(
-            f"{path.parent} was written by a newer mptune (run format {written}, this one reads {RUN_FORMAT})",
-            "upgrade mptune to that version",
-        )
-    if isinstance(written, int) and written < RUN_FORMAT:
-        raise RunError(
-            f"{path.parent} was written by an older mptune (run format {written}, this one reads {RUN_FORMAT})",
+            f"{path.parent} was written by another version of mptune (run format {written}, this one reads "
+            f"{RUN_FORMAT})",
             "search again in another directory with --out DIR, or start over with --fresh (nothing is deleted)",
         )
     try:

@@ -39,6 +39,7 @@ from mptune.errors import (
 )
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.run_json import RUN_FORMAT
 from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.settings import DataSettings
 from mptune.tuning.front import Front
@@ -96,7 +97,7 @@ def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     assert all(p.remeasured and not p.confirmed for p in front.points)
     assert diary.stages[:2] == ["computing the reference outputs", "observing the ranges of values"]
     document = json.loads((run / "run.json").read_text())
-    assert document["format"] == 2
+    assert document["format"] == RUN_FORMAT
     assert document["model"]["sha256"] == front.model_sha256
     assert document["target"]["device"] == "Fake 1000"
     assert document["environment"]["versions"] == {"fake": "1.0"}

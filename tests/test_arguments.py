@@ -22,11 +22,12 @@ from mptune.data.calibration import load_calibration
 from mptune.errors import DataError, ModelError, RunError, SettingsError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.identity import differences, identity_of, plugins_sha256
-from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
+from mptune.run_json import ModelSection, RunFile
 from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Silent
 from tests.fakes import Diary, make_toolchain
+from tests.tuning.factory import make_fixed_settings
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
@@ -438,10 +439,9 @@ def test_plugins_of_a_run_are_loaded_only_where_they_are_named(tmp_path: Path) -
     mine, other = tmp_path / "mine.so", tmp_path / "other.so"
     mine.write_bytes(b"mine")
     other.write_bytes(b"other")
-    fixed = {"target": "auto", "engine": "auto", "space": "default", "space_sha256": "", "groups_sha256": ""}
-    made = FixedSettings(**fixed, granularity="op", plugins_sha256=plugins_sha256((mine,)))
-    model, search = ModelSection(path="m", sha256=""), SearchSection(plugins=(str(mine),))
-    file = RunFile(model=model, fixed_settings=made, search=search, study="s")
+    settings = SearchSettings(plugins=(mine,))
+    made = make_fixed_settings(settings, plugins_sha256=plugins_sha256((mine,)))
+    file = RunFile.of(settings, ModelSection(path="m", sha256=""), made, None, "s")
     assert recorded_plugins(file, [mine], tmp_path, "worker") == (mine.resolve(),)
     assert recorded_plugins(file, str(other), tmp_path, "confirm", may_differ=True) == (other.resolve(),)
     with pytest.raises(RunError, match="another content of the plugins"):
@@ -453,6 +453,6 @@ def test_plugins_of_a_run_are_loaded_only_where_they_are_named(tmp_path: Path) -
         recorded_plugins(file, tmp_path / "gone.so", tmp_path, "worker")
     before, now = (
         identity_of(file.model_copy(update={"fixed_settings": f}))
-        for f in (made, FixedSettings(**fixed, granularity="op", plugins_sha256=plugins_sha256((other,))))
+        for f in (made, make_fixed_settings(settings, plugins_sha256=plugins_sha256((other,))))
     )
     assert differences(before, now, "there", "here") == {"content of the plugins (--plugin)": ""}

@@ -4,8 +4,6 @@
     python -m benchmarks.peers replay vit_s swin_t                          # anywhere: searches on the fitted law
     python -m benchmarks.peers final vit_s swin_t --work W --limit 540      # on the GPU: every peer's plans
     python -m benchmarks.peers convert vit_s --packed P --pythons A/bin/python B/bin/python
-    python -m benchmarks.peers agree vit_s swin_t --again R    # two runs of final: do they rank the plans alike?
-    python -m benchmarks.peers agree digits_vit --confirmed A/front.json B/front.json    # two of mptune confirm
     python -m benchmarks.peers verdict             # does mptune hold its own? One table
     python -m benchmarks.peers table --publish     # pages and figures, from the files of the others
 
@@ -13,9 +11,8 @@
 a search would know of it; then plans along the front of the law that is fitted to these. ``replay`` writes
 ``peers_replay_MODEL.json`` (``benchmarks.peers.replay``), ``final`` ``h200_peers_MODEL.json``
 (``benchmarks.peers.final``), which with ``--packed`` takes the models of ``convert``. ``table --publish`` replaces the
-parts ``<!-- peers -->`` of README.md and benchmarks/README.md. ``agree`` compares two folders of results, each with a
-``final`` of its own, and writes ``peers_agreement.json``. With ``--provider cpu --target cpu`` the steps run without a
-GPU; the names of the files say h200 all the same, so give another ``--results``.
+parts ``<!-- peers -->`` of README.md and benchmarks/README.md. With ``--provider cpu --target cpu`` the steps run
+without a GPU; the names of the files say h200 all the same, so give another ``--results``.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from pathlib import Path
 
 from benchmarks.common import save
 from benchmarks.peers import collect, own, pages, table
-from benchmarks.peers.agreement import CONFIRMED, agreement, agreements, of_confirmed_front
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
@@ -72,11 +68,6 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--converters", nargs="+", choices=CONVERTERS, default=list(CONVERTERS))
     step.add_argument("--pythons", nargs="+", default=[sys.executable], help="interpreters that have the converters")
     step.add_argument("--timeout", type=float, default=own.CONVERTER_TIMEOUT_S, help="seconds of each converter")
-    step = steps.add_parser("agree", parents=[common], help="compare two runs of the step final")
-    step.add_argument("--again", type=Path, help="results of the second run")
-    step.add_argument(
-        "--confirmed", type=Path, nargs=2, metavar="FRONT", help="front.json of two runs of mptune confirm instead"
-    )
     steps.add_parser("verdict", parents=[common], help="the goals of the comparison, network by network")
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
@@ -90,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
 def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
     """Print the tables, and write what the options name."""
     found = table.compare(options.results, models)
-    text = pages.tables(found, table.read(options.results / "peers_agreement.json"))
+    text = pages.tables(found)
     print(text)
     published = options.results / "peers.json" if options.publish else None
     for path in {options.json, published} - {None}:
@@ -100,25 +91,6 @@ def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
     if options.publish:
         pages.insert(Path("benchmarks/README.md"), pages.published(found))
         pages.insert(Path("README.md"), pages.headline(found))
-
-
-def write_agreements(options: argparse.Namespace, models: Sequence[str]) -> None:
-    """Compare two runs of the step final, or two confirmed fronts of one network; print and keep a line for each."""
-    path = options.results / "peers_agreement.json"
-    found = table.read(path) or {}
-    if options.confirmed is not None:
-        if len(models) != 1:
-            raise SystemExit("--confirmed compares the fronts of one network: name it")
-        fronts = [of_confirmed_front(table.read(front)) for front in options.confirmed]
-        rows = {f"{models[0]}{CONFIRMED}": agreement(*fronts)}
-    elif options.again is not None:
-        rows = agreements(options.results, options.again, models)
-    else:
-        raise SystemExit("nothing to compare with: give --again or --confirmed")
-    for model, row in rows.items():
-        print(f"{model}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
-        found[model] = row
-    save(path, found)
 
 
 def replay_all(options: argparse.Namespace, models: Sequence[str], deadline: float) -> int:
@@ -155,9 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.step == "verdict":
         print(verdict(table.compare(options.results, [model.name for model in models])))
-        return 0
-    if options.step == "agree":
-        write_agreements(options, [model.name for model in models])
         return 0
     if options.step == "replay":
         return replay_all(options, [model.name for model in models], deadline)

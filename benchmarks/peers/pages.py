@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.peers.agreement import CONFIRMED
 from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
 from benchmarks.peers.table import Row
 from benchmarks.peers.verdict import FIRST, LAST, MPTUNE, beaten_by, best, more_volume, ours, share, verdict
@@ -63,13 +62,8 @@ def published(models: Mapping[str, Row]) -> str:
     return "\n\n".join([*parts, *_missing(models), _lost(models)])
 
 
-def tables(models: Mapping[str, Row], agreed: Mapping[str, Row] | None = None) -> str:
-    """All tables.
-
-    Args:
-        models: of ``table.compare``.
-        agreed: of ``agreement.agreements``, what two final measurements have in common; None where there were not two.
-    """
+def tables(models: Mapping[str, Row]) -> str:
+    """All tables of what ``table.compare`` found."""
     replays = {entry["what"]: entry["replayed"] for entry in models.values() if "replayed" in entry}
     parts = [_summary(models)] if _with(models, MPTUNE) else []
     if replays:
@@ -79,10 +73,6 @@ def tables(models: Mapping[str, Row], agreed: Mapping[str, Row] | None = None) -
     for entry in models.values():
         if "measured" in entry:
             parts.append(_measured_table(entry["what"], entry["measured"]))
-    if agreed:
-        named = {name: (name.removesuffix(CONFIRMED), CONFIRMED if CONFIRMED in name else "") for name in agreed}
-        rows = {models[m]["what"] + end: agreed[name] for name, (m, end) in named.items() if m in models}
-        parts.append(_agreement_table(rows))
     return "\n\n".join([*parts, *_missing(models), _lost(models)])
 
 
@@ -230,23 +220,6 @@ def _measured_table(what: str, entry: Row) -> str:
         f"| {name} | {words.replace('|', '/')} |" + " |" * (len(columns) - 1)
         for name, words in entry["crashed"].items()
     ]
-    return "\n".join(lines)
-
-
-def _agreement_table(agreed: Mapping[str, Row]) -> str:
-    """What two runs of the step final have in common."""
-    lines = [
-        "Measured twice, by two runs of `final` (or of `mptune confirm`, by the tool's own intervals): pairs of plans",
-        "whose 95 % intervals do not overlap in at least one run, those of them that the other has in another order,",
-        "and those that both runs call different, in opposite orders. The last column: how far a plan's two latencies",
-        "are apart.",
-        "",
-        "| network | plans | called different | in another order | contradicted | deviation |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for what, row in agreed.items():
-        cells = [row["plans"], f"{row['different']} of {row['pairs']}", row["reversed"], row["contradicted"]]
-        lines.append(f"| {what} | {' | '.join(map(str, cells))} | {100 * row['deviation']:.2f} % |")
     return "\n".join(lines)
 
 

@@ -128,8 +128,8 @@ def export(
     Raises:
         SettingsError: no such ``for_``, or a plan without one.
         RunError: it is no run directory, or not whole, or ``out`` exists already or cannot be written.
-        PlanError: no such plan, or one in a precision that TensorRT 8 lacks.
-        ModelError: the model has an operator or a type that TensorRT 8 lacks.
+        PlanError: no such plan, or one with groups in BF16, which TensorRT 8 lacks.
+        ModelError: TensorRT 8 lacks the operator set or an operator of the model.
     """
     if for_ is not None:
         return _export_weak(run, out, for_, plan, force, storage)
@@ -172,5 +172,5 @@ def _export_weak(
     recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
     folder = directory.path / "weak" if out is None else Path(out)
     with full_disk_as_error(folder):
-        write_weak_folder(front, front.chosen, grouped, folder, recipe, force=force)
+        write_weak_folder(front.chosen.plan, grouped, folder, recipe, force=force)
     return folder

@@ -28,7 +28,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         path: The run directory. A search may be writing to it at the same time.
 
     Raises:
-        RunError: It is no run directory, or one of a newer version of mptune.
+        RunError: It is no run directory, or one of another version of mptune.
     """
     read_run(Path(path))
     return Run(path)

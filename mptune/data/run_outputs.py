@@ -37,7 +37,6 @@ Floats = NDArray[np.float64]
 Sketch: TypeAlias = dict[str, Any]
 """JSON; see the module."""
 
-SKETCHES_FORMAT = 1
 
 HIGHEST_LEVEL = 255
 """An error map holds this many steps above 0."""
@@ -127,7 +126,7 @@ def _pairs(
 def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
     """Write the JSON file that ``load_sketches`` reads, and the directory above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"format": SKETCHES_FORMAT, "metric": metric, "samples": samples, "outputs": outputs}
+    document = {"metric": metric, "samples": samples, "outputs": outputs}
     write_text(path, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
 
 
@@ -135,8 +134,7 @@ def load_sketches(path: Path, metric: str) -> tuple[int, dict[str, Sketch]] | No
     """How many samples there were, and the sketches; None where there are none of this metric, or none readable."""
     try:
         document: Any = read_json(path)
-        is_wanted = document["format"] == SKETCHES_FORMAT and document["metric"] == metric
-        return (int(document["samples"]), dict(document["outputs"])) if is_wanted else None
+        return (int(document["samples"]), dict(document["outputs"])) if document["metric"] == metric else None
     except READ_ERRORS:
         return None
 

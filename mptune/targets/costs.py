@@ -330,7 +330,7 @@ def ungrouped_cost(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> GroupC
 
 
 def is_folded(node: Node, folded: Collection[str]) -> bool:
-    """Whether all that a node computes is folded before the run (``mptune.graph.loading.value_dependent``)."""
+    """Whether all that a node computes is folded before the run (``mptune.graph.facts``)."""
     return bool(node.outputs) and all(not out or out in folded for out in node.outputs)
 
 

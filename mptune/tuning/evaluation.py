@@ -21,8 +21,6 @@ from mptune.json_form import JsonForm, encode
 from mptune.targets.engine_memory import EngineMemory
 from mptune.targets.jetson import PowerMode
 
-EVALUATION_FORMAT = 1
-
 EMULATION_FACTOR = 1.5
 """A measured and an emulated error disagree where their ratio is beyond this factor."""
 
@@ -266,9 +264,7 @@ class Evaluation(JsonForm):
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON types: the form that the study keeps. What is ignored is a matter of the search."""
-        fields = super().to_json()
-        del fields["ignored"]
-        return {"format": EVALUATION_FORMAT, **fields}
+        return {**super().to_json(), "ignored": []}
 
     def to_point(self) -> dict[str, Any]:
         """The POINT of front.json: every key always there, non-finite numbers as strings."""

@@ -17,7 +17,6 @@ import pytest
 from benchmarks.common import MeasuredPlans, read_measured_plans
 from benchmarks.peers import converters, pages, table
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.agreement import agreement
 from benchmarks.peers.final import Sessions, in_order
 from benchmarks.peers.known import read_known
 from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
@@ -333,48 +332,6 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
     found["peers"]["AutoCast"] = {**found["peers"]["all-FP16"], "hypervolume": 0.9}
     text = pages.tables({"m": {"what": "a model", "measured": found}})
     assert "- a model, built: hypervolume, AutoCast 0.9000 (1 plans), mptune" in text
-
-
-def test_two_measurements_agree_where_they_call_plans_different_in_one_order() -> None:
-    def document(base: float, **latencies: float) -> dict[str, object]:
-        figures = {
-            key: {"latency_ms": base * ms, "ci95_ms": [base * (ms - 0.01), base * (ms + 0.01)]}
-            for key, ms in latencies.items()
-        }
-        return {"baseline_ms": base, "measured": figures}
-
-    first = document(4.0, a=0.50, b=0.60, c=0.605, d=0.7, only_here=0.1)
-    row = agreement(first, document(8.0, a=0.50, b=0.606, c=0.60, d=0.7))
-    assert row["plans"] == 4
-    assert (row["pairs"], row["different"], row["both"]) == (6, 5, 5)
-    assert (row["reversed"], row["contradicted"]) == (0, 0), "b and c are not called different"
-    row = agreement(first, document(4.0, a=0.61, b=0.60, c=0.605, d=0.55))
-    assert row["contradicted"] == 3, "d against each of the others"
-    assert row["reversed"] == 5, "and a against b and c, which the second does not call different from it"
-    text = pages.tables({"m": {"what": "a model"}}, {"m": row, "m, mptune confirm": row})
-    assert f"| a model | 4 | {row['different']} of 6 | {row['reversed']} | 3 |" in text
-    assert "| a model, mptune confirm | 4 |" in text
-
-
-def test_two_confirmed_fronts_of_the_tool_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def front(base: float, **latencies: float) -> Path:
-        def latency(ms: float) -> dict[str, object]:
-            return {"latency": {"median_ms": base * ms, "ci95_ms": [base * (ms - 0.01), base * (ms + 0.01)]}}
-
-        plans = [{"plan": plan, "measured": latency(ms)} for plan, ms in latencies.items()]
-        path = tmp_path / f"{base}.json"
-        failed = {"plan": "failed", "measured": None}
-        path.write_text(json.dumps({"baseline": {"fp32": latency(1.0)}, "plans": [*plans, failed]}))
-        return path
-
-    fronts = [str(front(4.0, a=0.5, b=0.6, c=0.7)), str(front(8.0, a=0.5, b=0.8, c=0.7, d=0.9))]
-    step = ["agree", "digits_vit", "--results", str(tmp_path)]
-    assert main([*step, "--confirmed", *fronts]) == 0
-    assert "digits_vit, mptune confirm: plans 3, pairs 3, different 3, both 3, reversed 1" in capsys.readouterr().out
-    row = json.loads((tmp_path / "peers_agreement.json").read_text())["digits_vit, mptune confirm"]
-    assert row["contradicted"] == 1
-    with pytest.raises(SystemExit, match="nothing to compare with"):
-        main(step)
 
 
 def test_a_verdict_falls_back_to_fp32_and_names_who_is_faster_or_has_more_volume() -> None:

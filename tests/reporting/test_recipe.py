@@ -20,11 +20,12 @@ from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.chosen import write_chosen
 from mptune.reporting.recipe import NO_TRTEXEC, TRTEXEC_OF_PACKAGE, BuildRecipe, engine_name
-from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection, TargetSection
-from mptune.settings import ShapeRange, TensorRtSettings
+from mptune.run_json import ModelSection, RunFile, SearchSection, TargetSection
+from mptune.settings import SearchSettings, ShapeRange, TensorRtSettings
 from mptune.targets.jetson import JetsonState
 from tests.reporting import trtexec
 from tests.reporting.conftest import Bench, MakeFront
+from tests.tuning.factory import make_fixed_settings
 
 
 @pytest.fixture
@@ -47,12 +48,9 @@ def arguments(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def run_file(**changes: object) -> RunFile:
-    fixed = {"target": "auto", "engine": "auto", "space": "default", "space_sha256": "", "groups_sha256": ""}
-    return RunFile(
-        model=ModelSection(path="m.onnx", sha256=""),
-        fixed_settings=FixedSettings(**{**fixed, "granularity": "fusion", **changes}),
-        study="search",
-    )
+    settings = SearchSettings()
+    fixed = make_fixed_settings(settings).model_copy(update=changes)
+    return RunFile.of(settings, ModelSection(path="m.onnx", sha256=""), fixed, None, "search")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,8 @@ def test_plugins_are_loaded_as_in_the_workers(bench: Bench, tmp_path: Path, argu
     """All are opened, and those whose creators are asked for are named for that, too."""
     itself, asked = str(tmp_path / "a b's.so"), str(tmp_path / "c.so")
     Path(asked).write_bytes(b"\x7fELF\0setLoggerFinder\0getCreators\0")
-    file = run_file().model_copy(update={"search": SearchSection(plugins=(itself, asked))})
+    settings = SearchSettings(plugins=(Path(itself), Path(asked)))
+    file = run_file().model_copy(update={"search": SearchSection.of(settings)})
     script = tmp_path / "build.sh"
     script.write_text(BuildRecipe.of(file, tmp_path, []).script(bench.plan(1)))
     script.chmod(0o755)

@@ -11,6 +11,8 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Measurement, Toolchain
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.run_json import FixedSettings
+from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
@@ -92,3 +94,9 @@ def evaluation_of(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
     return Evaluation.from_measurement(
         proposal.plan, measurement, number=number, origin=origin, metric="relative_l2", baseline_ms=None
     )
+
+
+def make_fixed_settings(settings: SearchSettings, **resolved: object) -> FixedSettings:
+    """The fixed settings of a search, with empty hashes where none are given."""
+    hashes = {"space_sha256": "", "groups_sha256": "", "labels_sha256": None, "plugins_sha256": ()}
+    return FixedSettings.of(settings, **{**hashes, "granularity": "fusion", "shared_units": False, **resolved})

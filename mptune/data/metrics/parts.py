@@ -349,7 +349,7 @@ def parts_path(reference: Path) -> Path:
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
     """Write the JSON file that ``load_parts`` reads."""
-    write_json(path, {"format": 2, "outputs": encode(parts)})
+    write_json(path, {"outputs": encode(parts)})
 
 
 def load_parts(path: Path) -> dict[str, OutputParts] | None:

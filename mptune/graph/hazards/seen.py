@@ -107,10 +107,11 @@ class Seen:
         }
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Seen:
+    def from_json(cls, document: Mapping[str, Any]) -> Seen:
         """Inverse of ``to_json``."""
         values = {
             tensor: SeenValue(decode_float(low), decode_float(high), *map(int, counts))
             for tensor, (low, high, *counts) in document["values"].items()
         }
-        return cls(values, shapes, tuple(map(ProbeRecord.from_json, document["records"])), tuple(document["indices"]))
+        records = tuple(map(ProbeRecord.from_json, document["records"]))
+        return cls(values, records=records, indices=tuple(document["indices"]))

@@ -30,8 +30,6 @@ from mptune.graph.loading.tensors import (
 )
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 
-_FORMAT = 1
-
 _BANK_FROM_BYTES = 1024
 
 _ALIGN = 4096
@@ -230,7 +228,6 @@ class WeightBank:
                     places[precision][name] = Place(starts[precision], file.tell() - starts[precision])
         bank = cls(directory, places)
         document = {
-            "format": _FORMAT,
             "model_sha256": model.sha256,
             **{
                 str(p): {n: [place.offset, place.length] for n, place in entries.items()}
@@ -247,7 +244,7 @@ class WeightBank:
         """The bank that is there, if it is whole and this model's."""
         try:
             document = read_json(directory / INDEX_FILE)
-            if document["format"] != _FORMAT or document["model_sha256"] != model.sha256:
+            if document["model_sha256"] != model.sha256:
                 return None
             there = [p for p in PRECISIONS if p in wanted or str(p) in document]
             places = {p: {n: Place(*place) for n, place in document[str(p)].items()} for p in there}

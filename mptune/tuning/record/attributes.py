@@ -98,7 +98,7 @@ def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None
 
 
 class ParameterNames:
-    """Group id -> name of its parameter: as earlier trials have it, else with the group's readable name."""
+    """Group id -> name of its parameter. A study that is read without its groups has the names in its trials."""
 
     def __init__(self, groups: Iterable[LayerGroup], trials: Iterable[FrozenTrial]) -> None:
         self._names = {group.id: f"{group.id} {group.name}"[:_LONGEST_NAME].rstrip() for group in groups}

@@ -35,8 +35,6 @@ MODEL_FILE = "model.onnx"
 SEAL_FILE = "model.json"
 """The hashes of the model and of its copy, so that a damaged copy is detected."""
 
-_FORMAT = 1
-
 
 def keep_model(run: RunDirectory, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
     """Write the copy, unless it is there."""
@@ -47,7 +45,7 @@ def keep_model(run: RunDirectory, grouped: GroupedModel, bank: WeightBank | None
         return
     bank = bank or WeightBank.write(model, run.weights)
     Rewriter(grouped, bank).write(grouped.uniform(Precision.FP32), path)
-    document = {"format": _FORMAT, "model_sha256": model.sha256, "copy_sha256": load_typed_model(path).sha256}
+    document = {"model_sha256": model.sha256, "copy_sha256": load_typed_model(path).sha256}
     write_json(run.weights / SEAL_FILE, document)
 
 
@@ -71,7 +69,7 @@ def load_copy(run: RunDirectory, file: RunFile) -> Model:
 def _seal(run: RunDirectory) -> dict[str, Any] | None:
     try:
         document = read_json(run.weights / SEAL_FILE)
-        if document["format"] == _FORMAT and document["model_sha256"] and document["copy_sha256"]:
+        if document["model_sha256"] and document["copy_sha256"]:
             return dict(document)
     except READ_ERRORS:
         pass

@@ -101,8 +101,8 @@ class Observations(JsonForm):
             tensors = document["tensors"].items()
             shapes = {t: tuple(facts["shape"]) for t, facts in tensors}
             absmax = {t: facts["absmax"] for t, facts in tensors}
-            seen = Seen.from_json(document.pop("seen"), shapes) if "seen" in document else Seen()
-            return replace(cls.from_json({**document, "absmax": absmax, "shapes": shapes}), seen=seen)
+            read = cls.from_json({**document, "absmax": absmax, "shapes": shapes})
+            return replace(read, seen=replace(read.seen, shapes=shapes))
         except READ_ERRORS:
             return None
 

@@ -75,7 +75,7 @@ def test_a_name_that_nobody_has_is_refused_with_those_there_are(mlp_path: Path) 
     assert "tensorrt-rtx, onnxruntime" in caught.value.hint
     done = mptune("search", mlp_path, "--engine", "openvino")
     assert done.returncode == 2
-    assert "--engine takes auto, tensorrt, tensorrt-rtx, onnxruntime, evaluator" in done.stderr
+    assert "'auto', 'tensorrt', 'tensorrt-rtx', 'onnxruntime', 'evaluator'" in done.stderr
 
 
 def test_a_place_that_it_refuses_is_an_error(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:

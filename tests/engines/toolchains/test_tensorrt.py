@@ -39,7 +39,6 @@ from tests.device.bench import Bench
 from tests.device.machines import ADA, ORIN, become, write_nvidia_smi
 from tests.engines.engine_support import install, make_workspace
 from tests.graph import rtx
-from tests.graph.corpus import make
 
 NO_GPU = not toolchain.detect_gpus()
 PLENTY_S = 120.0
@@ -454,7 +453,7 @@ def test_a_hard_swish_is_kept_out_of_bf16(tmp_path: Path) -> None:
 def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     """The parser refuses it; where a later one no longer does, nothing is to be done."""
     path = tmp_path / "gru.onnx"
-    shutil.copy(Path(make.__file__).with_name("gru.onnx"), path)
+    shutil.copy(Path(__file__).parents[2] / "graph" / "corpus" / "gru.onnx", path)
     loaded = load_model(path, opset=22)
     grouped = GroupedModel(loaded, find_groups(loaded))
     typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")

@@ -20,8 +20,8 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank, rounded_tensor
 from mptune.graph.writing.widened import write_widened
-from tests.graph.corpus.make import Net
 from tests.graph.helpers import plans, relative_l2, run
+from tests.graph.net import Net
 from tests.graph.verify import same_graph, verify
 
 ALL = (Precision.FP32, Precision.FP16, Precision.BF16)

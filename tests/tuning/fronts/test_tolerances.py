@@ -92,11 +92,11 @@ def test_max_error_limits_the_rest() -> None:
 @pytest.mark.parametrize(
     ("tolerance", "ignore", "what"),
     [
-        ("e=1", (), "no output 'e'"),
+        ("e=1", (), "names 'e', which is no output"),
         ("d[5]=1", (), "no column 5"),
-        ("d=1", ("d",), "both name"),
+        ("d=1", ("d",), "names 'd', which has a tolerance"),
         (None, ("d",), "every output"),
-        (None, ("x",), "no output 'x'"),
+        (None, ("x",), "names 'x', which is no output"),
     ],
 )
 def test_what_cannot_be_meant(tolerance: str | None, ignore: tuple[str, ...], what: str) -> None:

@@ -1,4 +1,4 @@
-"""What Optuna's own tools show of a study: metric names, readable parameters, JSON last; old names go on."""
+"""What Optuna's own tools show of a study: metric names, readable parameters, JSON last."""
 
 from __future__ import annotations
 
@@ -67,17 +67,18 @@ def test_optunas_command_line_reads_it(study: optuna.Study, tmp_path: Path) -> N
     assert {trial["number"] for trial in json.loads(done.stdout)} == {trial.number for trial in study.best_trials}
 
 
-def test_a_study_goes_on_with_the_names_that_it_has(open_record: OpenRecord, tmp_path: Path) -> None:
+def test_parameters_are_named_after_their_groups() -> None:
     groups = make_groups(2)
-    old = create_trial(
+    name = f"g001 {groups[1].name}"
+    trial = create_trial(
         values=[1.0, 0.0],
-        params={"g000": "fp16"},
-        distributions={"g000": optuna.distributions.CategoricalDistribution(("fp32", "fp16"))},
+        params={name: "fp16"},
+        distributions={name: optuna.distributions.CategoricalDistribution(("fp32", "fp16"))},
     )
-    names = ParameterNames(groups, [old])
-    assert (names.of("g000"), names.of("g001")) == ("g000", f"g001 {groups[1].name}")
+    for names in (ParameterNames(groups, []), ParameterNames((), [trial])):
+        assert names.of("g001") == name
     assert names.of("g999") == "g999"
-    assert by_group({"g000": "a", f"g001 {groups[1].name}": "b"}) == {"g000": "a", "g001": "b"}
+    assert by_group({name: "b"}) == {"g001": "b"}
 
 
 def test_notes_are_read_however_they_were_kept() -> None:

@@ -18,18 +18,19 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.run_json import FixedSettings, ModelSection, RunFile
+from mptune.run_json import ModelSection, RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.tuning.runs.model_copy import keep_model, load_copy
+from tests.tuning.factory import make_fixed_settings
 
 CORPUS = sorted((Path(__file__).parents[2] / "graph").glob("*/*.onnx"))
 
 
 def describe(model: Model) -> RunFile:
     section = ModelSection(path=str(model.path), sha256=model.sha256)
-    fixed = FixedSettings.of(SearchSettings(), space_sha256="", granularity="fusion", groups_sha256="")
-    return RunFile(model=section, fixed_settings=fixed, study="s")
+    settings = SearchSettings()
+    return RunFile.of(settings, section, make_fixed_settings(settings), None, "s")
 
 
 def keep(path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:

@@ -15,7 +15,7 @@ from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.timing.latency import Latency, pool_latencies, summarise
 from mptune.errors import PlanError, RunError
 from mptune.graph.plan import PrecisionPlan
-from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection, TargetSection
+from mptune.run_json import ModelSection, RunFile, SearchSection, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
@@ -36,16 +36,14 @@ from mptune.tuning.steps.remeasure import (
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FAST, SHA, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import make_evaluation
+from tests.tuning.factory import make_evaluation, make_fixed_settings
 
 SETTINGS = SearchSettings(budget=15, data=Path("samples.npz"), latency=FAST, worker=WorkerSettings(retries=1))
 RUN = RunDirectory(Path("m.mptune"))
 FILE = RunFile(
     model=ModelSection(path="m.onnx", sha256=SHA),
-    fixed_settings=FixedSettings(
-        target="cpu", engine="auto", space="", space_sha256="", granularity="op", groups_sha256="", latency=FAST
-    ),
-    search=SearchSection(budget=0),
+    fixed_settings=make_fixed_settings(SearchSettings(target="cpu", latency=FAST)),
+    search=SearchSection.of(SearchSettings()).model_copy(update={"budget": 0}),
     study="m",
     target=TargetSection(
         name="cpu", engine="fake", device="Fake 1000", latency_source="measured", error_source="measured"
