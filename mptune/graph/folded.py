@@ -8,15 +8,12 @@ of its trials hold the results. What ONNX Runtime does not fold stays: a session
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.helper
-from onnx import numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
@@ -24,8 +21,7 @@ from mptune.graph.facts import facts_of
 from mptune.graph.loading.inference import without_weights
 from mptune.graph.loading.model import Model, once
 from mptune.graph.ops import SHAPE_OF
-from mptune.graph.plan import REDUCED, Precision
-from mptune.graph.writing.weights import chunks, largest_magnitude
+from mptune.graph.plan import REDUCED
 
 WORTHWHILE = 100
 """So many nodes, Constants not counted, are worth a session of their own that folds them."""
@@ -111,36 +107,6 @@ class FoldedValues:
         entered = sorted(name for name in read & self.values.keys() if model.producer[name] in left_out)
         gone = frozenset(name for name in model.initializers.keys() - read if model.consumers.get(name))
         return LeftOut(left_out, gone, tuple(self.values[name] for name in entered))
-
-
-def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
-    """Whether an FP32 value is computed from constants alone, among them finite ones beyond a precision, none infinite.
-
-    It is a constant to whoever reads it, and is held as one: beyond the range as the largest finite value.
-    """
-    index = model.producer.get(value)
-    if index is None or index not in facts_of(model).folded_nodes or not model.info(value).is_float32:
-        return False
-    return precision.largest < _largest_by_node(model)[index] < math.inf
-
-
-@once
-def _largest_by_node(model: Model) -> dict[int, float]:
-    """Node of ``Facts.folded_nodes`` -> the largest magnitude of the FP32 constants that it computes from."""
-    largest: dict[int, float] = {}
-    for index in sorted(facts_of(model).folded_nodes):
-        node = model.nodes[index]
-        inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
-        constants = [model.initializers[name] for name in inputs if name in model.initializers]
-        magnitudes = [_magnitude(values) for constant in constants for values in chunks(constant)]
-        magnitudes += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
-        magnitudes += [largest[model.producer[name]] for name in inputs if name not in model.initializers]
-        largest[index] = max(magnitudes, default=0.0)
-    return largest
-
-
-def _magnitude(values: np.ndarray) -> float:
-    return largest_magnitude(values) if values.dtype.kind == "f" else 0.0
 
 
 def is_worthwhile(model: Model) -> bool:

@@ -23,11 +23,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.constants import (
-    MaskValues,
-    SaturatedRanges,
     constant_hazards,
     fill_hazards,
-    is_limit,
 )
 from mptune.graph.hazards.hazard import (
     BF16_MAX,
@@ -39,11 +36,12 @@ from mptune.graph.hazards.hazard import (
     readers_in_fp16,
     worst_first,
 )
+from mptune.graph.hazards.masks import MaskValues, held_bounds, is_limit
 from mptune.graph.hazards.on_data import fit_hazards, index_hazards, long_sum_hazards, on_data_hazards
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.ops import ELEMENTWISE, GUARDS, RESHAPES
-from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.weights import chunks
 
 SQUARE_LIMIT = 256.0
@@ -297,16 +295,16 @@ def find_hazards(
     hazards += epsilon_hazards(types)
     hazards += fill_hazards(types)
     masks = MaskValues(facts, ranges)
-    saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
+    in_fp16, in_bf16 = (held_bounds(types, ranges, precision) for precision in (Precision.FP16, Precision.BF16))
     smaller = types.rescaled(Precision.FP16).values
     for tensor, observed in ranges.items():
         absmax = observed / smaller.get(tensor, 1.0)
-        in_fp16 = saturated[Precision.FP16]
-        is_held = absmax > FP16_MAX and in_fp16.fits(tensor)
-        if is_held and all(is_limit(facts, constant) for constant in in_fp16.sources(tensor)):
+        bound, sources = in_fp16.get(tensor, (observed, frozenset()))
+        is_held = absmax > FP16_MAX and bound < Precision.FP16.overflows_at
+        if is_held and all(is_limit(model, constant) for constant in sources):
             continue  # these constants are hazards of their own
-        in_bf16 = saturated[Precision.BF16].bound(tensor) if absmax > BF16_MAX else absmax
-        for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
+        largest = in_bf16.get(tensor, (observed,))[0] if absmax > BF16_MAX else absmax
+        for hazard in _range_hazards(types, masks, tensor, absmax, largest, seen):
             hazards.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
     hazards += on_data_hazards(types, patterns, seen)
     hazards += long_sum_hazards(types, seen, precisions)

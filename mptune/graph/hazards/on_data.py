@@ -14,9 +14,9 @@ from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import Facts, float_attribute
 from mptune.graph.grouping.norms import Pattern
-from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
+from mptune.graph.hazards.masks import comes_to_softmax
 from mptune.graph.hazards.seen import ProbeRecord, Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.ops import ARITHMETIC, BOUNDS, ELEMENTWISE, MOVEMENT, SUMMING, operator
@@ -164,7 +164,10 @@ def _stagnation(facts: Facts, seen: Seen, record: ProbeRecord, node: Node, group
     sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
     for step, base, moved, kept in sides:
         if not _is_counted_up(facts, node, kept) and (
-            facts.is_static(moved) or facts.is_vector(kept) or facts.is_single(kept) or comes_to_softmax(facts, node)
+            facts.is_static(moved)
+            or facts.is_vector(kept)
+            or facts.is_single(kept)
+            or comes_to_softmax(facts.model, node)
         ):
             continue
         if node.op_type == "Sub" and step == "first":

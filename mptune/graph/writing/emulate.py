@@ -32,7 +32,7 @@ from mptune.files import write_bytes
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.fused import FUSED_IN, FusedNodes, fused_reads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.constants import is_held
+from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.ops import COPIES
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan

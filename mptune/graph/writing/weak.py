@@ -14,7 +14,7 @@ import onnx
 from mptune.errors import ModelError, PlanError
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.constants import is_held
+from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
 from mptune.graph.plan import Precision, PrecisionPlan
