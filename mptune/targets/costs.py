@@ -15,7 +15,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.norms import find_activation
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.ops import RECURRENT
+from mptune.graph.ops import ALIASES, CONVOLUTIONS, RECURRENT, RESHAPES, SHAPE_OF
 from mptune.graph.plan import Precision
 
 
@@ -183,7 +183,7 @@ _MATRIX_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
     "Gemm": _gemm,
     "Einsum": _einsum,
     "Attention": _attention,
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    **dict.fromkeys(RECURRENT, _recurrent),
 }
 
 
@@ -221,16 +221,14 @@ _RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
 }
 """Of ONNX Runtime's own domains, by docs/ContribOperators.md of microsoft/onnxruntime."""
 
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
+VIEWS = RESHAPES | ALIASES
 """Operators that only give their first input another shape: no traffic, no kernel."""
 
-_METADATA = frozenset({"Shape", "Size", "Constant"})
+_METADATA = SHAPE_OF | {"Constant"}
 """Operators that read and write no element at run time."""
 
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 """Operators that read only those elements of their first input that they return."""
-
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
 
 _CONVOLUTIONAL_SHARE = 0.1
 """A model in which convolutions have more than this share of the FLOPs counts as convolutional."""
@@ -336,7 +334,7 @@ def is_folded(node: Node, folded: Collection[str]) -> bool:
 
 def is_convolution(node: Node) -> bool:
     """Whether a node is a convolution, transposed ones included."""
-    return (node.is_standard or is_of_runtime(node)) and node.op_type in _CONVOLUTIONS
+    return (node.is_standard or is_of_runtime(node)) and node.op_type in CONVOLUTIONS
 
 
 def is_convolutional(model: Model, shapes: Mapping[str, Shape]) -> bool:

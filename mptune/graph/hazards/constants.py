@@ -15,7 +15,7 @@ from mptune.graph.hazards.masks import MASK_INPUTS, makes_limit, mask_input
 from mptune.graph.hazards.seen import MaskedRows, SeenValue
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fill_value
-from mptune.graph.ops import BOUNDS, GUARDS, SOFTMAX
+from mptune.graph.ops import BOUNDS, GLUE, GUARDS, SOFTMAX
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding, rounding_of
 
@@ -97,7 +97,7 @@ _VANISHING_SHARE = 0.01
 
 _MOSTLY_VANISHING_SHARE = 0.5
 
-_BEFORE_DIVISION = frozenset({"Sqrt", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Mul"})
+_BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
 
 _UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
 
