@@ -46,7 +46,36 @@ def find_norm(facts: Facts, root: Node) -> Pattern | None:
     if root.op_type != "Sqrt" and not (root.op_type == "Pow" and facts.number(root.inputs[1]) in (0.5, -0.5)):
         return None
     inside, value = _guarded(facts, root)
-    return _from_mean_of_squares(facts, root, inside, value) or _from_two_means(facts, root, inside, value)
+    # The mean of squares: of the value itself, of the centred value, or less the squared mean.
+    below = facts.producer(value)
+    difference = below if below is not None and below.op_type == "Sub" else None
+    mean_of_squares = _mean_of_squares(facts, value if difference is None else difference.inputs[0])
+    if mean_of_squares is None:
+        return None
+    members, squared, squares = mean_of_squares
+    inside |= members
+    source, mean = squared, ""
+    if difference is not None:
+        square = facts.producer(difference.inputs[1])
+        mean = _squared(facts, square)
+        if square is None or not mean:
+            return None
+        inside |= {difference.index, square.index}
+    else:
+        centring = facts.producer(squared)
+        if centring is not None and centring.op_type == "Sub":
+            source, mean = facts.root(centring.inputs[0]), facts.root(centring.inputs[1])
+    means = _mean_of(facts, mean, source) if mean else None
+    if means is None:
+        if difference is not None:
+            return None
+        return _put_together(facts, root, inside, [squared], "RMSNorm written out", squares)
+    family = [squared, source, mean]
+    for node in facts.readers(mean):  # TensorFlow centres a second time for the numerator
+        if node.op_type == "Sub" and facts.root(node.inputs[0]) == source:
+            inside.add(node.index)
+            family.append(node.outputs[0])
+    return _put_together(facts, root, inside | means, family, "LayerNorm written out", squares)
 
 
 def _guarded(facts: Facts, root: Node) -> tuple[set[int], str]:
@@ -83,52 +112,6 @@ def _mean_of_squares(facts: Facts, value: str) -> tuple[set[int], str, str] | No
     if square is None or not squared:
         return None
     return {mean.index, square.index}, squared, square.outputs[0]
-
-
-def _from_mean_of_squares(facts: Facts, root: Node, inside: set[int], value: str) -> Pattern | None:
-    mean_of_squares = _mean_of_squares(facts, value)
-    if mean_of_squares is None:
-        return None
-    nodes, centred, squares = mean_of_squares
-    inside, family, name = inside | nodes, [centred], "RMSNorm written out"
-    subtract = facts.producer(centred)
-    if subtract is not None and subtract.op_type == "Sub":
-        source = facts.root(subtract.inputs[0])
-        mean = _mean_of(facts, subtract.inputs[1], source)
-        if mean is not None:
-            inside |= mean | {subtract.index}
-            family += [source, facts.root(subtract.inputs[1])]
-            name = "LayerNorm written out"
-            # TensorFlow centres a second time for the numerator.
-            again = [r for r in facts.readers(subtract.inputs[1]) if r.op_type == "Sub" and r is not subtract]
-            for node in again:
-                if facts.root(node.inputs[0]) == source:
-                    inside.add(node.index)
-                    family.append(node.outputs[0])
-    return _put_together(facts, root, inside, family, name, squares)
-
-
-def _from_two_means(facts: Facts, root: Node, inside: set[int], value: str) -> Pattern | None:
-    """Variance as mean of squares minus squared mean."""
-    difference = facts.producer(value)
-    if difference is None or difference.op_type != "Sub":
-        return None
-    mean_of_squares = _mean_of_squares(facts, difference.inputs[0])
-    square = facts.producer(difference.inputs[1])
-    mean = _squared(facts, square)
-    if mean_of_squares is None or square is None or not mean:
-        return None
-    nodes, source, squares = mean_of_squares
-    means = _mean_of(facts, mean, source)
-    if means is None:
-        return None
-    inside = inside | nodes | means | {difference.index, square.index}
-    family = [source, mean]
-    for node in facts.readers(mean):
-        if node.op_type == "Sub" and facts.root(node.inputs[0]) == source:
-            inside.add(node.index)
-            family.append(node.outputs[0])
-    return _put_together(facts, root, inside, family, "LayerNorm written out", squares)
 
 
 def _mean_of(facts: Facts, tensor: str, source: str) -> set[int] | None:
