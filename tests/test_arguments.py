@@ -74,11 +74,6 @@ def test_the_command_line_has_the_same_names_and_defaults() -> None:
         TensorRtSettings(workspace_mb=parse_mebibytes("1kB"))
 
 
-def test_a_misspelt_keyword_is_pythons_own_error() -> None:
-    with pytest.raises(TypeError, match="budgte"):
-        mptune.search("model.onnx", budgte=3)  # type: ignore[call-arg]
-
-
 # -- data in memory -----------------------------------------------------------------------------------------------
 
 X = TensorInfo("x", "float", ("n", 32))
@@ -112,12 +107,6 @@ def test_every_form_gives_the_same_samples(data: Any) -> None:
     np.testing.assert_array_equal(np.concatenate([sample["x"] for sample in samples]), ROWS)
 
 
-def test_arrays_are_cut_by_the_batch() -> None:
-    assert [sample["x"].shape for sample in load(ROWS, batch=4)] == [(4, 32), (4, 32)]
-    with pytest.raises(DataError, match="8 rows, which --batch 3 does not divide"):
-        load(ROWS, batch=3)
-
-
 def filled_again() -> Iterator[dict[str, np.ndarray]]:
     """A loader that fills one buffer for every sample."""
     buffer = np.empty((1, 32), np.float32)
@@ -139,13 +128,6 @@ def test_a_loader_that_fills_one_buffer_again_gives_every_sample(data: Callable[
         assert isinstance(content, InMemory)
         samples = load(content.content)
         np.testing.assert_array_equal(np.concatenate([sample["x"] for sample in samples]), ROWS)
-
-
-def test_equal_samples_are_warned_of(place: Path) -> None:
-    diary = Diary()
-    front = search(data=[{"x": ROWS[:1]}] * 8, listener=diary)
-    assert [finding.code for finding in front.findings].count("duplicate-samples") == 1
-    assert any("7 of 8 samples equal an earlier one" in text for text in diary.warnings)
 
 
 @pytest.mark.parametrize(

@@ -110,14 +110,6 @@ def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.Ca
     assert all(f" {name} " in " ".join(" ".join(panels["Advanced"]).split()) for name in SAMPLERS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
-    captured = capsys.readouterr()
-    assert f"Example:\n    mptune {command}" in captured.out
-    assert captured.err == ""
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -296,20 +288,6 @@ def test_report_reads_the_run_directory_alone(searched: Path, capsys: pytest.Cap
     assert "pred. ms" in capsys.readouterr().out
 
 
-def test_pick_by_id_rewrites_the_choice(searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Path(shutil.copytree(searched, tmp_path / "run"))
-    front = json.loads((run / "front.json").read_text())
-    other = front["baseline"]["fp32"]["plan"]
-    assert other != front["chosen"]
-    assert main(["pick", str(run), "--plan", other]) == 0
-    assert other in capsys.readouterr().out
-    assert json.loads((run / "front.json").read_text())["chosen"] == other
-    precision = json.loads((run / "chosen" / "plan.json").read_text())["precision"]
-    assert set(precision.values()) == {"fp32"}
-    assert main(["pick", str(run), "--plan", "feedbeef"]) == 1
-    assert "no plan 'feedbeef'" in complaint_of(capsys)[0]
-
-
 def test_limits_that_no_plan_meets_exit_with_3(
     searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -402,14 +380,6 @@ def test_lists_are_tables_or_json(command: str, capsys: pytest.CaptureFixture[st
     assert items
     for item in items:
         assert item["name"] in table
-
-
-def test_doctor_says_how_to_install_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["environment"]["versions"]["python"]
-    for status in document["toolchains"]:
-        assert status["available"] or status["reason"]
 
 
 def test_a_traceback_only_with_debug(

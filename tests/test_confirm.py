@@ -112,18 +112,6 @@ def test_every_plan_of_the_front_and_every_seed_is_measured(prepared) -> None:
     assert rounds == [(process, "held_out") for process in (1, 2, 3) for _ in range(plans)]
 
 
-def test_the_time_ends_it_and_the_same_call_goes_on(prepared) -> None:
-    _, fake = prepared
-    slow, diary = FakeToolchain(fake.law, held_out_factor=1.3, delay_s=0.15), Diary()
-    found = confirm(slow, timeout_s=2.0, listener=diary)
-    assert any("the time is over" in text for text in diary.stages)
-    assert not all(plan.measured is not None and plan.measured.remeasured for plan in found.plans)
-    found = confirm(fake)
-    assert all(plan.measured is not None and plan.measured.remeasured for plan in found.plans)
-    calls = [(plan, which) for plan, which, _ in (*slow.calls, *fake.calls)]
-    assert len(calls) == 4 * len(found.plans), "nothing is measured twice"
-
-
 def test_the_size_ends_it(prepared) -> None:
     _, fake = prepared
     with pytest.raises(EndedEarlyError, match="all-FP32 was not measured yet"):
@@ -483,10 +471,6 @@ class TestExport:
             mptune.export("model.mptune")
         assert not Path("model.mptune.tar.gz").exists()
 
-    def test_a_place_that_cannot_be_written(self, searched: Front) -> None:
-        with pytest.raises(RunError, match="cannot write"):
-            mptune.export("model.mptune", "no/such/folder/out.tar.gz")
-
     def test_a_metric_of_the_users_own_goes_along_by_hand(
         self, place: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -593,22 +577,3 @@ def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
     assert main(["confirm", "device/model.mptune", "--target", "cpu"]) == 0, "its own choice again"
     bank = WeightBank.write(load_model(home / "chosen" / "model.onnx"), place / "bank")
     assert bank.places[Precision.FP32]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["confirm", "nothing"], "does not exist"),
-        (["export", "nothing"], "does not exist"),
-        (["confirm", "model.mptune", "--target", "cpu", "--engine", "tensorrt"], "tensorrt"),
-    ],
-)
-def test_what_cannot_be_done(
-    searched: Front, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 1
-    out, told = capsys.readouterr()
-    assert out == ""
-    error, hint = told.splitlines()[-2:]
-    assert message in error
-    assert hint.startswith("hint: ")

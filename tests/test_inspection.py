@@ -141,14 +141,6 @@ def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(
     assert stream.getvalue().count("nothing to") == 1
 
 
-def test_samples_that_repeat_are_reported_once(cnn_path: Path, tmp_path: Path) -> None:
-    images = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", image=images[[0, 1, 2, 3, 4, 5, 0, 1]])
-    inspection = mptune.inspect(cnn_path, data=tmp_path / "data.npz")
-    assert [(f.severity, f.code, f.where.samples) for f in inspection.about] == [("warning", "duplicate-samples", (3,))]
-    assert inspection.warnings == ()
-
-
 def test_nan_inside_is_reported(tmp_path: Path) -> None:
     nodes = [node("Log", ["x"], "l", "log"), node("Relu", ["l"], "m", "relu"), node("Min", ["m", "one"], "y", "min")]
     proto = models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], [constant("one", 1.0)])

@@ -30,11 +30,3 @@ def test_a_neighbour_differs_in_one_run_of_groups() -> None:
                 runs += 1
                 break
     assert runs >= 10
-
-
-def test_the_same_seed_proposes_the_same() -> None:
-    first, second = (searched(make_compared("local", 5, len(GROUPS)), trials=10) for _ in range(2))
-    assert [t.params for t in first.trials] == [t.params for t in second.trials]
-    sampler = make_compared("local", 5, len(GROUPS))
-    sampler.reseed_rng()
-    assert [t.params for t in searched(sampler, trials=10).trials] != [t.params for t in first.trials]

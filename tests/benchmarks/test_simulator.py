@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,41 +60,6 @@ def test_a_quarter_of_the_boundaries_costs_more_than_the_prior_says() -> None:
     assert dearer.mean() == pytest.approx(0.25, abs=0.06)
     assert np.array_equal(Truth(400, 0, hard=HARDER).roofline_costs, plain.roofline_costs)
     assert np.array_equal(hard.times, plain.times)
-
-
-def test_what_is_made_exact_is_so_and_the_rest_of_the_model_stays() -> None:
-    hard = Truth(40, 1, hard=Hard())
-    plans = np.random.default_rng(0).random((5, 40)) < 0.5
-    known = Truth(40, 1, hard=Hard(), exact=("errors", "overflows", "gains", "costs"))
-    assert np.array_equal(known.latency(plans), hard.latency(plans))
-    assert np.array_equal(known.error(plans), hard.error(plans))
-    prior = known.prior("precision")
-    squares = np.array(prior.log_square_errors)
-    assert np.array_equal(np.isinf(squares), known.overflows)
-    assert np.allclose(squares[~known.overflows], np.log(known.errors[~known.overflows] ** 2))
-    terms = np.append(prior.gains_ms, prior.boundary_costs_ms)
-    ratios = terms / np.append(known.times[:, 0] - known.times[:, 1], known.costs)
-    assert np.allclose(ratios, ratios[0])
-    law = Truth(40, 1, hard=Hard(), exact=("tactics", "timing", "correlations"))
-    assert law.timing == 0.0
-    assert np.allclose(law.error(plans) ** 2, plans @ law.errors**2 + 1e-14)
-    alone = np.eye(40, dtype=bool)[[5, 25]]  # no boundary in common: what each saves adds up
-    saved = law.base - law.latency(np.vstack([alone, alone.any(axis=0)]))
-    assert saved[2] == pytest.approx(saved[0] + saved[1])
-    assert np.array_equal(law.emulated, hard.emulated)
-
-
-@pytest.mark.slow
-def test_the_figures_of_hard_models_have_a_file_of_their_own(tmp_path: Path) -> None:
-    out = tmp_path / "hard.json"
-    command = [sys.executable, "-m", "benchmarks.search_quality", "--groups", "5", "--seeds", "1", "--budget", "4"]
-    command += ["--samplers", "random", "--out", str(out)]
-    root = Path(__file__).parents[2]
-    subprocess.run([*command, "--hard"], check=True, capture_output=True, cwd=root)
-    assert json.loads(out.read_text())["hard"]["one_group_decades"] == 0.35
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
-    assert done.returncode == 1
-    assert "other models" in done.stderr
 
 
 def test_harder_models_differ_in_timings_and_rooflines_alone() -> None:

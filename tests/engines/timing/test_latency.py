@@ -227,11 +227,6 @@ def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> 
     assert len(slow.raw_ms) == len(fast.raw_ms) == 11
 
 
-def test_repetitions_survive_json() -> None:
-    repetitions = Repetitions(40, 80, 3, 200.0)
-    assert Repetitions.from_json(json.loads(json.dumps(repetitions.to_json()))) == repetitions
-
-
 def parts(engine: Engine) -> tuple[Callable[[], None], Callable[[], float]]:
     return engine.run, engine.clock
 

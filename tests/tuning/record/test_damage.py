@@ -168,11 +168,6 @@ def test_a_count_that_is_not_finite_is_no_error(place: Path, capsys: pytest.Capt
 
 
 class TestRunJson:
-    def test_deep_nesting(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (RUN / "run.json").write_text("[" * 100_000)
-        assert main(["report", "model.mptune"]) == 1
-        assert "unexpected" not in capsys.readouterr().err
-
     @pytest.mark.parametrize("odd", [None, 5, "x", [], {}, [1], {"a": 1}, True, 1e308])
     def test_odd_types(self, place: Path, odd: object) -> None:
         document = json.loads((RUN / "run.json").read_text())

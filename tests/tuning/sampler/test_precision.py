@@ -57,22 +57,6 @@ def test_without_a_prior_it_finds_more_than_tpe_where_boundaries_cost_a_fifth_of
     assert statistics.median(mine) > statistics.median(tpe)
 
 
-def test_it_keeps_no_state_so_a_resumed_study_goes_on_as_if_nothing_had_happened() -> None:
-    whole = searched(PrecisionSampler(PRIOR, seed=3), trials=12)
-    resumed = searched(PrecisionSampler(PRIOR, seed=3), trials=7)
-    resumed.sampler = PrecisionSampler(PRIOR, seed=3)
-    for _ in range(5):
-        trial = resumed.ask(SPACE)
-        resumed.tell(trial, law(trial.params))
-    assert [t.params for t in whole.trials] == [t.params for t in resumed.trials]
-
-
-def test_parallel_workers_see_each_others_plans() -> None:
-    study = searched(PrecisionSampler(PRIOR, seed=0), trials=6)
-    running = [study.ask(SPACE) for _ in range(4)]
-    assert len({tuple(sorted(t.params.items())) for t in running}) == 4
-
-
 def test_the_expected_improvement_is_kept_with_the_trial_and_falls() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0), trials=40)
     expected = [t.user_attrs[EHVI_ATTR] for t in study.trials[2:]]
