@@ -275,14 +275,16 @@ def test_settings_that_change_what_is_measured_cannot_change(place: Path, search
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("storage", "changes"),
     [
-        {"seed": 1, "engine": "onnxruntime", "space": "transformer", "tf32": True, "data": "other.npz"},
-        {"storage": "sqlite:///x.db"},
-        {},
+        (None, {"seed": 1, "engine": "onnxruntime", "space": "transformer", "tf32": True, "data": "other.npz"}),
+        (None, {"storage": "sqlite:///x.db"}),
+        (None, {}),
+        ("sqlite:///x.db", {"data": "other.npz"}),
+        *(pytest.param("sqlite:///x.db", c, marks=pytest.mark.slow) for c in ({"seed": 1}, {"space": "transformer"})),
     ],
 )
-def test_a_run_without_an_evaluation_pins_nothing(place: Path, changes: dict[str, object]) -> None:
+def test_a_run_without_an_evaluation_pins_nothing(place: Path, storage: str | None, changes: dict[str, object]) -> None:
     """A first command that failed, or was interrupted before anything ran, does not block the corrected one."""
 
     def unavailable(workload: object, settings: object) -> NoReturn:
@@ -292,30 +294,13 @@ def test_a_run_without_an_evaluation_pins_nothing(place: Path, changes: dict[str
     np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))
     failing = {"data": "data.npz", "engine": "tensorrt", "target": "cpu", "open_toolchain": unavailable}
     with pytest.raises(TargetError):
-        mptune.search("model.onnx", **failing)  # type: ignore[arg-type]
+        mptune.search("model.onnx", storage=storage, **failing)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
-        search(make_toolchain(interrupt_after=0))
-    front = search(make_toolchain(device="Fake 2000"), **changes)
+        search(make_toolchain(interrupt_after=0), storage=storage)
+    front = search(make_toolchain(device="Fake 2000"), **{"storage": storage, **changes})
     assert front.evaluations == 12
     assert front.device == "Fake 2000"
     assert json.loads((place / "model.mptune/run.json").read_text())["target"]["device"] == "Fake 2000"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"data": "other.npz"},
-        *(pytest.param(c, marks=pytest.mark.slow) for c in ({"seed": 1}, {"space": "transformer"})),
-    ],
-)
-def test_a_run_in_a_database_without_an_evaluation_pins_nothing(place: Path, changes: dict[str, object]) -> None:
-    rng = np.random.default_rng(5)
-    np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))
-    storage = f"sqlite:///{place}/x.db"
-    with pytest.raises(KeyboardInterrupt):
-        search(make_toolchain(interrupt_after=0), storage=storage)
-    front = search(make_toolchain(device="Fake 2000"), storage=storage, budget=4, **changes)
-    assert (front.evaluations, front.device) == (4, "Fake 2000")
 
 
 @pytest.mark.parametrize("storage", [None, "sqlite:///x.db"])

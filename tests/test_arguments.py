@@ -137,8 +137,6 @@ def test_a_loader_that_fills_one_buffer_again_gives_every_sample(data: Callable[
         ([], (X,), "empty iterable", "at least one sample"),
         (ROWS, (X, MASK), "one array, the model has 2 inputs", "'mask'"),
         ([{"x": ROWS[:1]}, 5], (X,), "sample 1 is a int", "dict per sample"),
-        ({"y": ROWS, "z": ROWS}, (X,), "no array for input 'x'", "'y'"),
-        (ROWS.astype(np.float64), (X,), "expected float32, got float64", "astype"),
         ({"x": [[1.0]]}, (X,), "is a list, not an array", "np.asarray"),
         (np.ma.masked_array(ROWS, ROWS > 1), (X,), "arrays is a masked array", "filled"),
         (iter([{"x": np.ma.masked_array(ROWS[:1])}]), (X,), "sample 0: input 'x' is a masked array", "filled"),
@@ -321,17 +319,9 @@ def test_a_run_does_not_hold_the_function(place: Path) -> None:
         assert "metric=lambda" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [
-        (lambda outputs, reference: 1 / 0, "metric callable:lambda failed: ZeroDivisionError"),
-        (lambda outputs, reference: "worse", "metric callable:lambda failed: ValueError"),
-        (lambda outputs: 0.0, "metric callable:lambda failed: TypeError"),
-    ],
-)
-def test_a_metric_that_fails_is_told(metric: Callable[..., float], message: str, place: Path) -> None:
-    with pytest.raises(DataError, match=message) as caught:
-        search(metric=metric)
+def test_a_metric_that_fails_is_told(place: Path) -> None:
+    with pytest.raises(DataError, match="metric callable:lambda failed: ZeroDivisionError") as caught:
+        search(metric=lambda outputs, reference: 1 / 0)
     assert "function(outputs, reference)" in caught.value.hint
 
 

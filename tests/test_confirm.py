@@ -166,21 +166,11 @@ def test_a_confirmation_is_a_run_directory_of_its_own(prepared) -> None:
     assert Path("model.mptune/front.json").read_bytes() == before, "the prediction stays"
     assert not list((HERE / "data").glob("*.npz")), "samples were lent"
     assert mptune.report(HERE) == found.front
-
-
-def test_another_plan_can_be_picked_of_what_was_measured(prepared) -> None:
-    _, fake = prepared
-    found = confirm(fake)
     other = next(p for p in found.front.points if found.front.chosen is None or p.plan != found.front.chosen.plan)
-    picked = mptune.pick(HERE, plan=other.plan.fingerprint)
-    assert picked.chosen is not None
-    assert picked.chosen.plan == other.plan
+    mptune.pick(HERE, plan=other.plan.fingerprint)
     document = json.loads((HERE / "front.json").read_text())
-    assert document["chosen"] == other.plan.fingerprint
-    assert document["agreement"] == found.to_json()["agreement"]
+    assert (document["chosen"], document["agreement"]) == (other.plan.fingerprint, found.to_json()["agreement"])
     assert "Kendall's tau" in (HERE / "report.html").read_text()
-    written = json.loads((HERE / "chosen" / "plan.json").read_text())["precision"]
-    assert written == {g: str(p) for g, p in other.plan.precision.items()}
     for call in (mptune.confirm, mptune.export):
         with pytest.raises(RunError, match="is a confirmation already"):
             call(HERE)
@@ -405,13 +395,6 @@ class TestDamage:
         document["fixed_settings"]["groups_sha256"] = "0" * 64
         path.write_text(json.dumps(document))
         with pytest.raises(RunError, match="finds other layer groups"):
-            confirm(fake)
-
-    @pytest.mark.parametrize("name", ["held_out.npz", "search_reference.npz"])
-    def test_samples_that_are_missing(self, prepared, name: str) -> None:
-        _, fake = prepared
-        (Path("model.mptune/data") / name).unlink()
-        with pytest.raises(RunError, match=f"{name} is missing"):
             confirm(fake)
 
     def test_no_model_and_no_copy(self, prepared) -> None:

@@ -12,13 +12,11 @@ import pytest
 
 from benchmarks.peers import pages, table
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.final import Sessions
 from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
 from benchmarks.peers.own import bisect
-from benchmarks.peers.replay import LIMITS, MOST_POINTS, Task, all_fp16, at_limits, few_points, run
+from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
 from benchmarks.peers.verdict import beaten_by, more_volume, verdict
 from benchmarks.peers.world import Laws, World, open_world
-from mptune.engines.timing.spread import SessionTiming
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 
@@ -85,19 +83,6 @@ def test_bisection_finds_the_fewest_groups(forward: bool, needed: int) -> None:
     assert len(set(seen)) == builds
 
 
-def test_a_measured_model_answers_the_same_whenever_it_is_asked() -> None:
-    first, second = _world(1), _world(2)
-    plans = np.random.default_rng(0).random((200, first.groups)) < 0.5
-    for ask in ("latency", "error"):
-        assert (getattr(first, ask)(plans) == getattr(second, ask)(plans[:])).all()
-    law_ms, log_error = first.laws.law.predict(plans)
-    assert np.std(np.log(first.latency(plans) / law_ms)) == pytest.approx(first.laws.residual.latency, rel=0.2)
-    assert np.std(np.log(first.error(plans)) - log_error) == pytest.approx(first.laws.residual.log_error, rel=0.2)
-    assert first.latency(np.zeros((1, first.groups), dtype=bool)) == first.base
-    assert first.bits(plans[0])[: first.groups].count("1") == plans[0].sum()
-    assert len(first.first) > 2
-
-
 @cache
 def _laws() -> Laws:
     return open_world(RESULTS, "digits_vit").laws
@@ -116,22 +101,6 @@ def test_a_replay_builds_its_budget_and_names_its_front() -> None:
     few = few_points(world, plans)
     assert 1 <= len(few) <= MOST_POINTS
     assert world.hypervolume(few) == pytest.approx(world.hypervolume(plans), rel=0.1)
-
-
-def test_a_replay_gives_the_best_at_limits_and_those_points_are_built() -> None:
-    world = _world()
-    plans = np.random.default_rng(0).random((400, world.groups)) < np.linspace(0.1, 0.9, 400)[:, None]
-    _, fp16 = all_fp16(world)
-    at = at_limits(world, plans)
-    latency, error = world.latency(plans), world.error(plans)
-    assert at["latency_ms"] == pytest.approx([latency[error <= limit * fp16].min() for limit in LIMITS], rel=1e-4)
-    assert at_limits(world, plans[:0]) == {"latency_ms": [None] * 3, "error": [None] * 3}
-    law_ms, log_error = world.laws.law.predict(plans)
-    most = world.laws.law.predict(np.ones((1, world.groups), dtype=bool))[1][0]
-    few = [plan.tobytes() for plan in few_points(world, plans, 3)]
-    for limit in LIMITS:
-        within = log_error + 2.0 * world.laws.residual.log_error <= np.log(limit) + most
-        assert plans[within][law_ms[within].argmin()].tobytes() in few, "an engine has no deviations that were drawn"
 
 
 def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
@@ -206,33 +175,6 @@ def test_a_verdict_falls_back_to_fp32_and_names_who_is_faster_or_has_more_volume
     )
     assert "**bisection at 0.1**; **Optuna GP, 50 builds at 0.5**" in rows["| net a"]
     assert set(rows["| net b"].removeprefix("| net b")) == set("| -")
-
-
-def test_intervals_owe_nothing_to_a_process_that_crashed_early(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    sessions = {name: Sessions(tmp_path / f"{name}.jsonl") for name in ("crashed", "whole")}
-    timed = [("crashed", "0", 0.3), *((process, f"{plan}", 0.0) for process in "abc" for plan in range(20))]
-    for process, plan, effect in timed:
-        timing = SessionTiming(process, effect + 1e-3 * float(rng.normal()), 1e-5).to_json()
-        for name in sessions if process != "crashed" else ("crashed",):
-            sessions[name].add({"key": plan, "timing": timing, "error": 0.0, "finite": True})
-    crashed, whole = (sessions[name].figures(1.0)["7"]["latency_ms"] for name in ("crashed", "whole"))
-    assert crashed == pytest.approx(whole, abs=0.01)
-
-
-def test_intervals_are_wider_where_plans_share_what_a_process_does(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pattern, noise = np.outer(rng.normal(size=20), [1.0, -1.0, 0.2]), rng.normal(size=(20, 3))
-    widths = []
-    for number, effects in enumerate((pattern * noise.std() / pattern.std(), noise)):
-        sessions = Sessions(tmp_path / f"{number}.jsonl")
-        for plan, row in enumerate(effects):
-            for process, effect in enumerate(row):
-                timing = SessionTiming(f"{process}", 1e-3 * float(effect), 1e-5).to_json()
-                sessions.add({"key": f"{plan}", "timing": timing, "error": 0.0, "finite": True})
-        low, high = sessions.figures(1.0)["3"]["ci95_ms"]
-        widths.append(high - low)
-    assert widths[0] > 1.5 * widths[1]
 
 
 def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,32 +14,12 @@ import mptune
 from mptune.cli import main
 from mptune.errors import MptuneError, RunError
 from mptune.tuning.reasons.reasons import Grounds
-from tests.conftest import searched_folder
-from tests.fakes import FAST, make_toolchain
+from tests.fakes import make_toolchain, search
 
-pytestmark = pytest.mark.usefixtures("opened_here")
+pytestmark = pytest.mark.usefixtures("opened_here", "searched")
 
 RUN = Path("model.mptune")
 JOURNAL = RUN / "study.journal"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
-    """A folder with a model, data, and a run of eight plans."""
-    return searched_folder(tmp_path_factory.mktemp("base"), mlp_data, lambda: search(8))
-
-
-def search(budget: int) -> None:
-    opener = make_toolchain().open
-    mptune.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=opener)
-
-
-@pytest.fixture
-def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it as the working directory."""
-    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 CREATE_TRIAL = 4
@@ -70,7 +49,7 @@ def test_the_line_is_named_and_nothing_is_changed(
     spoiled = JOURNAL.read_bytes()
     named = f"line 9 of {JOURNAL} is damaged"
     with pytest.raises(RunError, match=named):
-        search(9)
+        search(make_toolchain(), budget=13)
     assert main(["report", "model.mptune"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == f"error: {named}"
@@ -120,7 +99,7 @@ def test_an_evaluation_that_is_none_is_named_by_its_line(
     line = before.count("\n") + 1
     assert main(["report", "model.mptune"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
-    assert error == f"error: line {line} of {JOURNAL} is damaged: evaluation of trial 7 cannot be read"
+    assert error == f"error: line {line} of {JOURNAL} is damaged: evaluation of trial 11 cannot be read"
     assert "restore it from a copy" in hint
 
 

@@ -27,14 +27,11 @@ from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner
-from tests.fakes import SHA, FakeToolchain, Law, make_plan
+from tests.fakes import SHA, FakeToolchain, make_plan
 from tests.test_joining import until
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import evaluation_of
-
-
-def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
-    return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
+from tests.tuning.steps.test_tuner import make_toolchain
 
 
 def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **settings: object) -> Stop:
@@ -175,6 +172,7 @@ def test_a_dead_process_loses_its_trials_in_a_shared_database(tmp_path: Path, sp
     code = f"""
 from pathlib import Path
 from tests.tuning.conftest import make_small_space
+from tests.tuning.steps.test_tuner import make_toolchain
 from mptune.tuning.record.study import open_study
 record = open_study(make_small_space(8), name="shared", metric="relative_l2", identity={{}},
                        journal=Path("unused"), url={url!r})

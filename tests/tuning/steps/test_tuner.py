@@ -242,16 +242,6 @@ def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
     assert record.spent == 12
 
 
-def test_five_faults_of_the_machine_in_a_row_stop_the_search_with_a_diagnosis(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
-    with pytest.raises(RunError, match="the machine failed 5 times in a row: device lost") as caught:
-        make_tuner(open_record(), space, make_toolchain(space, faults=-1)).run()
-    assert "nvidia-smi" in caught.value.hint
-    assert "resumes" in caught.value.hint
-    assert caught.value.exit_code == 1
-
-
 def test_the_time_is_over(open_record: OpenRecord, space: SearchSpace) -> None:
     now = iter(range(1000))
     record = open_record()
@@ -283,20 +273,6 @@ def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord,
     assert record.trials.waiting() == {space.seeds[0].plan.fingerprint}
 
 
-@pytest.mark.parametrize("groups", [3, 14])
-def test_an_unseen_plan_is_found_without_a_front(open_record: OpenRecord, groups: int) -> None:
-    space = make_small_space(groups)
-    tuner = make_tuner(open_record(space), space, make_toolchain(space))
-    known: set[str] = set()
-    for _ in range(8):
-        plan = tuner._unseen(known)
-        assert plan is not None
-        assert plan.fingerprint not in known
-        known.add(plan.fingerprint)
-    if groups == 3:
-        assert tuner._unseen(known) is None
-
-
 def test_speedups_are_against_the_baseline(open_record: OpenRecord, space: SearchSpace) -> None:
     toolchain = make_toolchain(space, noise=0.0)
     record = open_record()
@@ -316,15 +292,6 @@ def test_drift_is_taken_against_the_first_baseline_of_all_sessions(open_record: 
     true = make_toolchain(space).law
     for evaluation in record.evaluations():
         assert evaluation.latency.median_ms == pytest.approx(true.latency_ms(evaluation.plan))
-
-
-def test_a_seeded_search_repeats_itself(tmp_path: Path, space: SearchSpace, open_record: OpenRecord) -> None:
-    runs = []
-    for name in ("one", "two"):
-        toolchain = make_toolchain(space)
-        make_tuner(open_record(journal=tmp_path / name), space, toolchain, budget=20).run()
-        runs.append(toolchain.built)
-    assert runs[0] == runs[1]
 
 
 class NoObjective(FakeToolchain):
