@@ -183,9 +183,6 @@ class FakeCuda:
     def cudaDriverGetVersion(self) -> tuple[cudaError_t, int]:
         return cudaError_t.cudaSuccess, self.version
 
-    def cudaRuntimeGetVersion(self) -> tuple[cudaError_t, int]:
-        return cudaError_t.cudaSuccess, self.version
-
     def cudaSetDevice(self, device: int) -> tuple[cudaError_t]:
         return self._return(cudaError_t.cudaSuccess if device == 0 else cudaError_t.cudaErrorInvalidDevice)
 
@@ -319,14 +316,6 @@ class FakeCuda:
             return 0.0
 
         self.put(on_stream, Work(record))
-        return self._return()
-
-    def cudaEventSynchronize(self, event: Any) -> tuple[cudaError_t]:
-        self._found(Event, event, "cudaEventSynchronize")
-        if self._is_capturing("cudaEventSynchronize"):
-            return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
-        for stream in self.streams:
-            self.finish(stream)
         return self._return()
 
     def cudaEventElapsedTime(self, start: Any, end: Any) -> tuple[cudaError_t, float | None]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.system import _CALLS, SystemRuntime
+from mptune.engines.cuda.system import CALLS, SystemRuntime
 from tests.device import handles as fake
 from tests.device.cuda import FakeCuda
 from tests.device.rules import ForbiddenError
@@ -29,7 +29,7 @@ def filled(value: float) -> np.ndarray:
 
 
 def test_its_names_are_those_that_the_code_uses() -> None:
-    used = {*_CALLS, "cudaGetErrorString", *(name for name in vars(SystemRuntime) if name.startswith("cuda"))}
+    used = {*CALLS, "cudaGetErrorString", *(name for name in vars(SystemRuntime) if name.startswith("cuda"))}
     assert {name for name in dir(FakeCuda) if name.startswith("cuda")} == used
 
 
@@ -65,15 +65,15 @@ def test_each_forbidden_call_is_found(device: FakeCuda) -> None:
     host = filled(1.0)
     source = host.ctypes.data
     stream, buffer, other, event = cuda.Stream(), cuda.DeviceBuffer((4,), FLOATS), cuda.Stream(), cuda.Event()
-    address, gone, gone_event = buffer.address or 0, other.handle, event.handle
+    address, gone, gone_event = buffer.address, other.handle, event.handle
     other.close()
     event.close()
     freed = cuda.DeviceBuffer((4,), FLOATS)
-    freed_address = freed.address or 0
+    freed_address = freed.address
     freed.close()
     graph = cuda.Graph(stream, lambda: _upload(device, address, source, 16, stream.handle))
     in_use = cuda.DeviceBuffer((4,), FLOATS)
-    _upload(device, in_use.address or 0, source, 16, stream.handle)
+    _upload(device, in_use.address, source, 16, stream.handle)
     for call, words in (
         (lambda: _upload(device, address, source, 16, 0), "the default stream"),
         (lambda: device.cudaStreamCreateWithFlags(0), "waits for the default stream"),

@@ -169,8 +169,12 @@ class LibraryJob:
 
     def run(self, state: WorkerState) -> LibraryReport:
         library = load_library(self.kind)
-        obstacle = cuda.unavailable_reason()
-        install = "" if obstacle is None else cuda.missing_package()
+        obstacle, install = None, ""
+        try:
+            cuda.require_device()
+        except EngineError as error:
+            obstacle = error.message
+            install = "" if error.kind is FailureKind.DEVICE_LOST else cuda.install_line()
         if obstacle is None or library.is_rtx:
             try:
                 log = open_log(library.trt)

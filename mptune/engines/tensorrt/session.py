@@ -48,7 +48,7 @@ def allocator_class(trt: Any) -> Any:
             if self._buffer is None or self._buffer.nbytes < size:
                 self.close()
                 self._buffer = cuda.DeviceBuffer((size,), np.dtype(np.uint8))  # cudaMalloc aligns to 256 bytes.
-            return self._buffer.address or 0
+            return self._buffer.address
 
         def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
             return self.reallocate_output(tensor_name, memory, size, alignment)

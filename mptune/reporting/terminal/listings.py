@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mptune.tuning.space import NamedSpace
 
 
-WIDE = 96
-"""Minimum columns for titles."""
+_FIGURES_WIDTH = 45
+"""Columns that the figures take in the table of targets."""
 
 _FIGURES = (
     ("compute_capability", "compute capability", ""),
@@ -43,7 +43,11 @@ def print_targets(targets: Sequence[Target], stream: TextIO | None = None) -> No
     """Print the profiles as a table; to stdout by default."""
     console = make_console(stream)
     figures = ("SM", "FP16", "FP32", "GB/s", "GB")
-    titles = console.width >= WIDE
+    # A name is copied, so it is never cut: titles stand beside names where both fit whole.
+    names_width, titles_width = (
+        max(len(getattr(target, attribute)) for target in targets) for attribute in ("name", "title")
+    )
+    titles = console.width >= names_width + titles_width + _FIGURES_WIDTH
     table = plain_table(("name", *(["title"] if titles else []), "CC", *figures), figures)
     for target in targets:
         capability = target.compute_capability

@@ -25,7 +25,7 @@ from mptune.tuning.record.attributes import (
     origin_of,
 )
 from mptune.tuning.record.storage import damaged_trial, storing
-from mptune.tuning.sampler.trials import PLAN_ATTR
+from mptune.tuning.sampler.trials import LAW_ATTR, PLAN_ATTR, TIMING_ATTR
 from mptune.tuning.space import SearchSpace
 
 _DAMAGE = (*READ_ERRORS, AssertionError, RecursionError, PlanError)
@@ -112,6 +112,9 @@ class StudyTrials:
                 evaluation.to_point()  # with the figures that every reader asks for
             except _DAMAGE as error:
                 raise damaged_trial(trial, EVALUATION, self._where) from error
+            for attribute in (TIMING_ATTR, LAW_ATTR):  # what the sampler reads beside it
+                if not _holds_numbers(trial.user_attrs.get(attribute, 0.0)):
+                    raise damaged_trial(trial, attribute, self._where)
             self._decoded[trial.number] = evaluation
         return self._decoded[trial.number]
 
@@ -140,6 +143,11 @@ class StudyTrials:
             baseline = self.baseline()
             whole = {**({} if baseline is None else baseline.plan.precision), **by_group(parameters)}
         return PrecisionPlan(self._space.model_sha256, {group: Precision.named(p) for group, p in whole.items()})
+
+
+def _holds_numbers(value: object) -> bool:
+    """Whether a value is a number, or a dictionary whose values all are."""
+    return all(map(_holds_numbers, value.values())) if isinstance(value, dict) else isinstance(value, int | float)
 
 
 @dataclass(frozen=True)

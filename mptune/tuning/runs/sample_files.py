@@ -1,33 +1,36 @@
-"""The files of samples and reference outputs in a run directory: which there are, and whether each is whole."""
+"""What was prepared for a search, in a run directory: samples, reference outputs, and the kernels that are missing."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import zipfile
 from pathlib import Path
 
 from mptune.data.metrics.parts import HELD_OUT_PARTS_JSON, PARTS_JSON, load_parts
 from mptune.errors import RunError
 from mptune.files import open_file
+from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
 
-_NEEDED = ("search.npz", "held_out.npz", "search_reference.npz", "held_out_reference.npz")
-_OTHERS = ("search_labels.npz", "held_out_labels.npz", PARTS_JSON, HELD_OUT_PARTS_JSON)
+_SAMPLES = ("search.npz", "held_out.npz", "search_reference.npz", "held_out_reference.npz")
+_WITH_SOME = ("search_labels.npz", "held_out_labels.npz", PARTS_JSON, HELD_OUT_PARTS_JSON)
 
 
 def sample_files(data: Path) -> tuple[Path, ...]:
-    """Those that are there."""
-    return tuple(data / name for name in (*_NEEDED, *_OTHERS) if (data / name).is_file())
+    """The files of samples and of reference outputs that are there."""
+    return tuple(data / name for name in (*_SAMPLES, *_WITH_SOME) if (data / name).is_file())
 
 
 def damaged_file(data: Path) -> Path | None:
-    """The first that is missing or damaged; None where all are as they were written."""
-    for name in _NEEDED:
-        if not (data / name).is_file():
-            return data / name
-    return next((path for path in sample_files(data) if not _is_whole(path)), None)
+    """The first file that is missing or damaged; None where all are as they were written."""
+    needed = (*_SAMPLES, KERNELS_JSON)
+    missing = (data / name for name in needed if not (data / name).is_file())
+    damaged = (path for path in (*sample_files(data), data / KERNELS_JSON) if not _is_whole(path))
+    return next(itertools.chain(missing, damaged), None)
 
 
 def refuse_damaged(data: Path) -> None:
-    """Refuse a run whose samples or reference outputs are missing or damaged, and cannot be prepared here."""
+    """Refuse a run of which something is missing or damaged that cannot be prepared here."""
     if (path := damaged_file(data)) is not None:
         raise RunError(
             f"{path} is missing or damaged",
@@ -36,6 +39,11 @@ def refuse_damaged(data: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
+    if path.name == KERNELS_JSON:
+        with contextlib.suppress(RunError):
+            MissingKernels.load(path)
+            return True
+        return False
     if path.suffix == ".json":
         return load_parts(path) is not None
     try:

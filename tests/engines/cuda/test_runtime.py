@@ -53,7 +53,7 @@ def test_a_delay_keeps_the_stream_busy() -> None:
     start.record(stream)
     enqueue_delay(stream, span_us=3000)
     end.record(stream)
-    end.synchronize()
+    stream.synchronize()
     assert 2.9 < start.elapsed_ms(end) < 30.0
     for thing in (start, end, stream):
         thing.close()

@@ -6,7 +6,6 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from ctypes import CFUNCTYPE, c_int
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,8 +31,8 @@ class CLibrary:
     def __init__(self, device: FakeCuda, driver: int = 12060, devices: int = 1) -> None:
         self.device = device
         self.driver, self.devices = driver, devices
-        for name, (written, given) in system._CALLS.items():
-            setattr(self, system._SYMBOLS.get(name, name), self.function(name, written, given))
+        for name, types in system.CALLS.items():
+            setattr(self, system.SYMBOLS.get(name, name), self.function(name, types))
         self.words = {
             35: b"cudaErrorInsufficientDriver",
             901: b"cudaErrorStreamCaptureInvalidated",
@@ -44,17 +43,13 @@ class CLibrary:
         self.cudaGetErrorName = place(lambda code: ctypes.addressof(kept[code]))
         self.cudaGetErrorString = place(lambda code: ctypes.addressof(kept[0]))
 
-    def function(self, name: str, written: Any, given: tuple[Any, ...]) -> Any:
-        last = name in system._WRITES_LAST
-        pointer = [] if written is None else [ctypes.POINTER(written)]
-        types = [*given, *pointer] if last else [*pointer, *given]
-
+    def function(self, name: str, types: tuple[Any, ...]) -> Any:
         def call(*arguments: Any) -> int:
-            values = list(arguments)
-            place = None if written is None else values.pop(-1 if last else 0)
-            code, *made = self.answer(name, values)
-            if place is not None and code == 0:
-                place[0] = made[0] if isinstance(made[0], float) else int(made[0])
+            written = [value for value, kind in zip(arguments, types, strict=True) if hasattr(kind, "contents")]
+            given = [value for value, kind in zip(arguments, types, strict=True) if not hasattr(kind, "contents")]
+            code, *made = self.answer(name, given)
+            if written and code == 0:
+                written[0][0] = made[0] if isinstance(made[0], float) else int(made[0])
             return int(code)
 
         return CFUNCTYPE(c_int, *types)(call)
@@ -62,8 +57,8 @@ class CLibrary:
     def answer(self, name: str, values: list[Any]) -> tuple[Any, ...]:
         if name == "cudaGetDeviceCount":
             return (0, self.devices) if self.driver >= 12000 else (35, 0)
-        if name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"):
-            return 0, self.driver if name.startswith("cudaDriver") else 12060
+        if name == "cudaDriverGetVersion":
+            return 0, self.driver
         return getattr(self.device, name)(*values)  # type: ignore[no-any-return]
 
 
@@ -76,7 +71,7 @@ def no_bindings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     cuda.runtime.cache_clear()
 
 
-def bindings(monkeypatch: pytest.MonkeyPatch, *, count: tuple[int, int], versions: tuple[int, int]) -> Any:
+def bindings(monkeypatch: pytest.MonkeyPatch, *, count: tuple[int, int], driver: int) -> Any:
     """A ``cuda.bindings.runtime`` that answers so."""
 
     class Error(int):
@@ -85,9 +80,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch, *, count: tuple[int, int], version
             return {0: "cudaSuccess", 35: "cudaErrorInsufficientDriver", 100: "cudaErrorNoDevice"}[self]
 
     module = SimpleNamespace(
-        cudaGetDeviceCount=lambda: (Error(count[0]), count[1]),
-        cudaDriverGetVersion=lambda: (Error(0), versions[0]),
-        cudaRuntimeGetVersion=lambda: (Error(0), versions[1]),
+        cudaGetDeviceCount=lambda: (Error(count[0]), count[1]), cudaDriverGetVersion=lambda: (Error(0), driver)
     )
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(runtime=module))
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: None)
@@ -101,50 +94,35 @@ def _forget() -> Iterator[None]:
     cuda.runtime.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("driver", "built_for", "words", "command"),
-    [
-        (12060, 13050, "the driver supports CUDA 12.6, and cuda-python is built for CUDA 13.5", "'cuda-bindings<13'"),
-        (12020, 13000, "the driver supports CUDA 12.2, and cuda-python is built for CUDA 13.0", "'cuda-bindings<13'"),
-        (13000, 14000, "the driver supports CUDA 13.0, and cuda-python is built for CUDA 14.0", "'cuda-bindings<14'"),
-        (11040, 12090, "the driver supports CUDA 11.4, and cuda-python is built for CUDA 12.9", "update the driver"),
-    ],
-)
-def test_a_driver_that_is_too_old_is_told_with_both_versions(
-    monkeypatch: pytest.MonkeyPatch, driver: int, built_for: int, words: str, command: str
-) -> None:
-    bindings(monkeypatch, count=(35, 0), versions=(driver, built_for))
-    reason = cuda.unavailable_reason()
-    assert reason is not None
-    assert words in reason
-    assert command in reason
-    assert "no CUDA device" not in reason
-    with pytest.raises(EngineError) as caught:
-        cuda.device_count()
-    assert caught.value.kind is FailureKind.UNSUPPORTED
+def test_a_driver_that_is_too_old_is_told_with_the_package_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings(monkeypatch, count=(35, 0), driver=12060)
+    monkeypatch.setattr(cuda, "detect_gpus", lambda: ())
+    with pytest.raises(EngineError, match="the driver is older than the CUDA of cuda-python: ") as caught:
+        cuda.require_device()
+    assert caught.value.kind is FailureKind.DRIVER
+    assert cuda.INSTALL[12] in caught.value.message
 
 
 @pytest.mark.parametrize(("code", "driver"), [(35, 0), (100, 13000), (0, 13000)])
-def test_no_driver_and_no_device_are_no_matter_of_versions(
+def test_no_driver_and_no_device_are_no_matter_of_packages(
     monkeypatch: pytest.MonkeyPatch, code: int, driver: int
 ) -> None:
-    bindings(monkeypatch, count=(code, 0), versions=(driver, 13000))
+    bindings(monkeypatch, count=(code, 0), driver=driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert cuda.device_count() == 0
-    assert cuda.unavailable_reason() == "no CUDA device is visible"
-    assert cuda.missing_package() == ""
+    with pytest.raises(EngineError) as caught:
+        cuda.require_device()
+    assert (caught.value.kind, caught.value.message) == (FailureKind.DEVICE_LOST, "no CUDA device is visible")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert cuda.unavailable_reason() == "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"
 
 
 def test_the_systems_library_takes_the_place_of_refused_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = bindings(monkeypatch, count=(35, 0), versions=(12060, 13050))
+    module = bindings(monkeypatch, count=(35, 0), driver=12060)
     found = SystemRuntime(CLibrary(FakeCuda()))
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: found)
     assert cuda.runtime() is found
     assert cuda.unavailable_reason() is None
-    assert cuda.versions() == (12060, 12060)
-    working = bindings(monkeypatch, count=(0, 1), versions=(13000, 13000))
+    working = bindings(monkeypatch, count=(0, 1), driver=13000)
     assert cuda.runtime() is working is not module
 
 
@@ -152,7 +130,6 @@ def test_the_systems_library_takes_the_place_of_refused_bindings(monkeypatch: py
 def test_without_either_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: None)
     assert "pip install 'cuda-bindings<13'" in (cuda.unavailable_reason() or "")
-    assert cuda.missing_package() == "pip install 'cuda-bindings<13'"
 
 
 @pytest.mark.usefixtures("no_bindings")
@@ -184,13 +161,12 @@ def test_errors_have_cudas_name_and_words(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_call_that_is_made_is_there() -> None:
-    """The calls of ``runtime.py`` and ``stopwatch.py``, read from their text."""
+    """Read from the text."""
     import re
 
-    folder = Path(cuda.__file__).parent
-    named = set(re.findall(r"\bcuda[A-Z]\w+(?=\()", "".join(p.read_text() for p in folder.glob("[rs]*.py"))))
+    named = set(re.findall(r"\bcuda[A-Z]\w+(?=\()", Path(cuda.__file__).read_text()))
     assert {"cudaMalloc", "cudaGraphLaunch"} <= named
-    assert named <= system._CALLS.keys() | {"cudaGetErrorString", "cudaError"}
+    assert named <= system.CALLS.keys() | {"cudaGetErrorString"}
 
 
 def test_libraries_are_tried_newest_first(tmp_path: Path) -> None:
@@ -213,30 +189,18 @@ def test_a_real_library_has_every_symbol() -> None:
     packages = [str(p) for f in folders for p in f.glob("**/libcudart.so.*")]
     for name in (*packages, *system_libraries()):
         runtime = SystemRuntime(ctypes.CDLL(name))
-        code, version = runtime.cudaRuntimeGetVersion()
+        code, version = runtime.cudaDriverGetVersion()
         assert (code, code.name) == (0, "cudaSuccess")
-        assert version >= 11040
+        assert version >= 0
         code, _ = runtime.cudaGetDeviceCount()
         assert code == 0 or code.name.startswith("cudaError")
         return
     pytest.skip("no libcudart here")
 
 
-@pytest.mark.parametrize(
-    ("requires", "begins"), [(["cuda-bindings==13.0.3"], "update the driver, or, in"), ([], "pip ")]
-)
-def test_what_torch_brought_is_not_made_older(
-    requires: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata, "requires", lambda name: requires)
-    bindings(monkeypatch, count=(35, 0), versions=(12060, 13000))
-    assert cuda.missing_package().startswith(begins)
-    assert cuda.missing_package().endswith("pip install 'cuda-bindings<13'")
-
-
 @pytest.mark.parametrize(("code", "sms"), [(0, 4), (35, None)])
 def test_the_multiprocessors_that_cuda_reports(code: int, sms: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = bindings(monkeypatch, count=(0, 1), versions=(12060, 12060))
+    module = bindings(monkeypatch, count=(0, 1), driver=12060)
     module.cudaDeviceAttr = SimpleNamespace(cudaDevAttrMultiProcessorCount=16)
     module.cudaDeviceGetAttribute = lambda attribute, device: (code, {16: 4}[attribute])  # driver_types.h
     module.cudaGetErrorString = lambda code: (0, b"words")

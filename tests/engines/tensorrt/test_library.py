@@ -172,7 +172,7 @@ def test_a_library_is_ready_only_if_it_makes_a_builder(
 ) -> None:
     """The name of the constructor and its argument are in the recorded APIs (``test_api.py``)."""
     install(tmp_path, monkeypatch, WITH_BUILDER.replace("{errors}", repr(errors)))
-    monkeypatch.setattr(jobs.cuda, "unavailable_reason", lambda: None)
+    monkeypatch.setattr(jobs.cuda, "require_device", lambda: None)
     monkeypatch.setattr(jobs, "detect_gpus", lambda: [Gpu("NVIDIA H200", (9, 0), 150.8, "570.86")])
     report = LibraryJob("tensorrt").run(WorkerState())
     assert (words is None) == (report.cuda_obstacle is None)

@@ -293,7 +293,7 @@ def test_a_device_file_without_a_name_is_no_reason_to_predict(monkeypatch: pytes
 def test_what_keeps_tensorrt_from_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime is not installed with CUDA on a Jetson: its reason alone would mislead."""
     orin = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=True)
-    obstacle = "the driver supports CUDA 12.6, and cuda-python is built for CUDA 13.0: pip install 'cuda-bindings<13'"
+    obstacle = "the driver is older than the CUDA of cuda-python: pip install 'cuda-bindings<13', or update the driver"
     monkeypatch.setattr(toolchain, "detect_gpus", lambda: (orin,))
     report = LibraryReport("10.3.0", (), obstacle, "pip install 'cuda-bindings<13'")
     install(monkeypatch, "no CUDA provider", tensorrt=report)

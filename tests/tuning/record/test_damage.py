@@ -103,6 +103,16 @@ def test_an_evaluation_that_is_none_is_named_by_its_line(
     assert "restore it from a copy" in hint
 
 
+def test_a_timing_that_holds_no_numbers_is_named_by_its_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, timing, after = JOURNAL.read_text().rpartition('"~timing"')
+    JOURNAL.write_text(before + timing + after.replace('"latency_ms":', '"latency_ms":"slow","other":', 1))
+    line = before.count("\n") + 1
+    for command in (["report", "model.mptune"], ["report", "model.mptune", "--explain"]):
+        assert main(command) == 1
+        error = capsys.readouterr().err.splitlines()[0]
+        assert error == f"error: line {line} of {JOURNAL} is damaged: timing of trial 7 cannot be read"
+
+
 def test_a_journal_that_is_a_directory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     JOURNAL.unlink()
     JOURNAL.mkdir()

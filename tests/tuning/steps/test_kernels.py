@@ -119,7 +119,7 @@ def test_a_lost_answer_is_asked_for_again(content: bytes | None) -> None:
 def test_a_run_with_a_lost_answer_is_not_packed() -> None:
     search(make_toolchain((SOFTMAX,)), budget=8)
     Path("model.mptune/data/kernels.json").unlink()
-    with pytest.raises(RunError, match=r"kernels\.json is gone"):
+    with pytest.raises(RunError, match=r"kernels\.json is missing or damaged"):
         mptune.export("model.mptune", "out.tar.gz")
 
 
