@@ -110,7 +110,7 @@ def test_a_timing_that_holds_no_numbers_is_named_by_its_line(place: Path, capsys
     for command in (["report", "model.mptune"], ["report", "model.mptune", "--explain"]):
         assert main(command) == 1
         error = capsys.readouterr().err.splitlines()[0]
-        assert error == f"error: line {line} of {JOURNAL} is damaged: timing of trial 7 cannot be read"
+        assert error == f"error: line {line} of {JOURNAL} is damaged: timing of trial 11 cannot be read"
 
 
 def test_a_journal_that_is_a_directory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
