@@ -26,7 +26,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.rundir import read_run
 from mptune.settings import LatencySettings
-from mptune.targets.jetson import JetsonState
+from mptune.targets.detect import JetsonState, PowerMode
 from mptune.tuning.front import Front
 from mptune.tuning.runs.confirmation import Confirmation
 from tests.conftest import searched_folder
@@ -313,7 +313,7 @@ class OnJetson(FakeToolchain):
     gpu_mhz = 918.0
 
     def environment(self) -> Environment:
-        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", power_mode=self.mode, gpu_max_mhz=self.gpu_mhz)
+        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", mode=PowerMode(self.mode, gpu_mhz=self.gpu_mhz))
         return replace(super().environment(), jetson=state)
 
 
@@ -329,7 +329,7 @@ def test_each_power_mode_has_a_confirmation_of_its_own(searched: Front) -> None:
     environment = read_run("model.mptune/confirmed/fake-1000-fake-15w")[1].environment
     assert environment is not None
     assert environment.jetson is not None
-    assert environment.jetson.power_mode == "15W"
+    assert environment.jetson.mode.name == "15W"
 
 
 def test_a_confirmation_that_goes_on_in_another_mode_says_so(searched: Front) -> None:

@@ -31,7 +31,7 @@ from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.settings import DataSettings, read_error
-from mptune.targets.unsearched import already_mixed_findings
+from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings
 

@@ -19,7 +19,7 @@ from mptune.engines.tensorrt.jobs import (
 from mptune.engines.tensorrt.library import Kind, install_line, is_installed
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.processes.parent import Worker
-from mptune.targets.target import detect_gpus
+from mptune.targets.detect import detect_gpus
 from mptune.tuning.failures import did_not_run
 
 _SUFFIXES = frozenset({".engine", ".plan", ".trt"})

@@ -34,9 +34,9 @@ from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
 from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, ShapeTable, group_costs, is_folded, node_flops, ungrouped_cost
+from mptune.targets.findings import already_mixed_findings, nothing_to_tune, out_of_reach_findings, quantised_findings
 from mptune.targets.memory import memory_need
 from mptune.targets.target import load_target
-from mptune.targets.unsearched import already_mixed_findings, nothing_to_tune, out_of_reach_findings, quantised_findings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, SearchSpace, make_space

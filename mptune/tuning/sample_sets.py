@@ -21,7 +21,7 @@ from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
-from mptune.targets.unsearched import nothing_to_tune
+from mptune.targets.findings import nothing_to_tune
 from mptune.tuning.steps.prepare import save_samples
 
 Labels = Sequence[dict[str, np.ndarray]]

@@ -17,7 +17,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
-from mptune.targets.roofline import FUSED, NETWORK_SHARE, roofline
+from mptune.targets.roofline import NETWORK_SHARE, roofline
 from mptune.targets.target import EXPECTED_FACTOR, load_target
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -47,7 +47,7 @@ def test_the_table_names_a_source_and_a_profile_for_each_latency() -> None:
 def test_a_network_is_predicted_as_by_the_terms_of_a_search(path: Path, name: str, precision: str) -> None:
     model, target = load_model(path), load_target(name)
     groups = GroupedModel(model, find_groups(model))
-    terms = roofline(groups, target, static_shapes(model).shapes, replace(FUSED, tf32=precision == "TF32"))
+    terms = roofline(groups, target, static_shapes(model).shapes, tf32=precision == "TF32")
     free = [group.id for group in groups.groups if group.pinned is None]
     fp16 = groups.uniform(Precision.FP32).replace(dict.fromkeys(free, Precision.FP16))
     expected = {"FP16": terms.predict(fp16), "FP32": terms.base_ms}

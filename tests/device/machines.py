@@ -29,7 +29,7 @@ from mptune.engines.ort import cuda_session
 from mptune.engines.toolchains import toolchain
 from mptune.processes import child, parent
 from mptune.processes.child import WorkerState
-from mptune.targets import detect, jetson
+from mptune.targets import detect
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
@@ -231,8 +231,8 @@ def _rooted() -> tuple[Any, ...]:
         environment.describe_environment,
         detect.detect_gpus,
         detect.hidden_gpu,
-        jetson.read_jetson,
-        jetson.read_throttling,
+        detect.read_jetson,
+        detect.read_throttling,
     )
 
 

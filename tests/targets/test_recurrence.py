@@ -18,7 +18,7 @@ from mptune.graph.plan import PRECISIONS, Precision
 from mptune.inspection.model import inspect_model
 from mptune.targets.costs import group_costs
 from mptune.targets.memory import memory_need
-from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
+from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
 from mptune.tuning.space import load_space
 from tests.graph import models
@@ -96,22 +96,21 @@ def recurrent(path: Path, op: str, steps: int, *, both: bool, built: bool, batch
     return load_model(models.save(proto, path.parent, path.name))
 
 
-def predicted(model: Model, execution: Execution = FUSED) -> tuple[float, float]:
+def predicted(model: Model) -> tuple[float, float]:
     """Predicted ms of all-FP32 and of all free groups in FP16."""
     grouped = GroupedModel(model, find_groups(model))
-    terms = roofline(grouped, load_target("jetson-orin-nano-8gb"), static_shapes(model).shapes, execution)
+    terms = roofline(grouped, load_target("jetson-orin-nano-8gb"), static_shapes(model).shapes)
     fp32 = grouped.uniform(Precision.FP32)
     free = [group.id for group in grouped.groups if group.pinned is None]
     return terms.predict(fp32), terms.predict(fp32.replace(dict.fromkeys(free, Precision.FP16)))
 
 
-@pytest.mark.parametrize("execution", [FUSED, UNFUSED], ids=["fused", "unfused"])
 @pytest.mark.parametrize("both", [False, True], ids=["forward", "bidirectional"])
 @pytest.mark.parametrize("op", GATES)
-def test_two_exports_of_a_network_predict_the_same(tmp_path: Path, op: str, both: bool, execution: Execution) -> None:
+def test_two_exports_of_a_network_predict_the_same(tmp_path: Path, op: str, both: bool) -> None:
     ready = recurrent(tmp_path / "ready.onnx", op, 50, both=both, built=False)
     built = recurrent(tmp_path / "built.onnx", op, 50, both=both, built=True)
-    assert predicted(built, execution) == pytest.approx(predicted(ready, execution), rel=0.05)
+    assert predicted(built) == pytest.approx(predicted(ready), rel=0.05)
     need, other = (memory_need(model, static_shapes(model).shapes) for model in (ready, built))
     for precision in PRECISIONS:
         assert other.total(precision) == pytest.approx(need.total(precision), rel=0.05)

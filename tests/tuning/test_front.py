@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.target import EngineMemory
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.front import choose, hypervolume, knee, pareto

@@ -26,7 +26,7 @@ from mptune.graph.schemas import is_written_out
 from mptune.targets.costs import is_convolution, is_convolutional
 
 if TYPE_CHECKING:
-    from mptune.targets.target import Gpu
+    from mptune.targets.detect import Gpu
 
 INSTALL = "pip install onnxruntime-gpu" if platform.machine() in ("x86_64", "AMD64") else "pip install onnxruntime"
 CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"

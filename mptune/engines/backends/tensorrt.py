@@ -30,7 +30,8 @@ from mptune.processes.parent import run_once
 from mptune.targets.memory import default_workspace_mb
 
 if TYPE_CHECKING:
-    from mptune.targets.target import Gpu, Target
+    from mptune.targets.detect import Gpu
+    from mptune.targets.target import Target
 
 TIMING_CACHE = "timing.cache"
 """Of a run, in its folder of engines."""

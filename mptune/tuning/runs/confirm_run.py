@@ -33,8 +33,9 @@ from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
 from mptune.settings import SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, other_mode
-from mptune.targets.target import Target, detect_gpus, load_target
+from mptune.targets.detect import detect_gpus
+from mptune.targets.findings import TARGET_CODE
+from mptune.targets.target import Target, load_target, other_mode
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
@@ -282,7 +283,7 @@ def known_confirmation(
 def directory_name(section: TargetSection, target: Target | None, environment: Environment) -> str:
     """What the directory of a confirmation is called: a device, an engine and a Jetson's power mode each have one."""
     named = target is not None and target.kind != "cpu"
-    power_mode = "" if environment.jetson is None else environment.jetson.power_mode
+    power_mode = "" if environment.jetson is None else environment.jetson.mode.name
     words = " ".join((section.name if named else section.device, section.engine, power_mode))
     return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")
 

@@ -17,8 +17,8 @@ from mptune.findings.engine import NOTHING
 from mptune.run_json import FixedSettings, RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
+from mptune.targets.findings import OUT_OF_REACH
 from mptune.targets.target import EXPECTED_FACTOR
-from mptune.targets.unsearched import OUT_OF_REACH
 from mptune.tuning.evaluation import (
     ORIGIN_FP16,
     ORIGIN_FP32,

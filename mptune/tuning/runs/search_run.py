@@ -30,8 +30,14 @@ from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import LateFaults, RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_emulated, not_measured
-from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
+from mptune.targets.findings import (
+    TARGET_CODE,
+    already_mixed_findings,
+    not_here_findings,
+    not_measured,
+    out_of_reach_findings,
+    quantised_findings,
+)
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
@@ -154,12 +160,11 @@ class SearchRun(MeasuringRun):
         return findings
 
     def _about_target(self, observations: Observations) -> tuple[Finding, ...]:
-        tf32 = self._settings.tf32
-        findings = self.file.findings
-        return (
-            *beside_tf32(findings, self.grouped, self._target, observations.shapes, tf32=tf32),
-            *not_emulated(findings, self.grouped),
-        )
+        predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
+        if predicted is None:
+            return ()
+        device, tf32 = str(predicted.evidence["target"]), self._settings.tf32
+        return not_here_findings(device, self.grouped, self._target, observations.shapes, tf32=tf32)
 
     def _about_model(self, observations: Observations, hazards: Sequence[Hazard]) -> tuple[Finding, ...]:
         rollout, shapes = self._settings.rollout, observations.shapes

@@ -29,8 +29,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
 from mptune.targets.memory import memory_need, memory_warnings
-from mptune.targets.mismatch import profile_warnings
-from mptune.targets.target import Target
+from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings, without_repetition

@@ -20,7 +20,7 @@ from mptune.engines.timing.latency import Repetitions
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
-from mptune.targets.jetson import PowerMode
+from mptune.targets.detect import PowerMode
 from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation
 from tests.engines.engine_support import save_graph
 

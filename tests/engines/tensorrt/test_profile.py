@@ -42,7 +42,8 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings, SearchSettings
-from mptune.targets.target import Gpu, detect_gpus, load_target
+from mptune.targets.detect import Gpu, detect_gpus
+from mptune.targets.target import load_target
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
 from tests.device.tensorrt import make_module

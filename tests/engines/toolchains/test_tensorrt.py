@@ -33,7 +33,8 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.settings import EngineChoice, SearchSettings, ShapeRange, TensorRtSettings, WorkerSettings
-from mptune.targets.target import Gpu, load_target
+from mptune.targets.detect import Gpu
+from mptune.targets.target import load_target
 from mptune.tuning.steps.kernels import MissingKernels
 from tests.device.bench import Bench
 from tests.device.machines import ADA, ORIN, become, write_nvidia_smi
