@@ -275,39 +275,6 @@ def test_a_function_of_this_process_is_the_metric(place: Path) -> None:
     assert (more.evaluations, len(seen) > asked) == (6, True)
 
 
-def with_factor(factor: float, calls: list[float] | None = None) -> Callable[[Feed, Feed], float]:
-    def metric(outputs: Feed, reference: Feed) -> float:
-        if calls is not None:
-            calls.append(factor)
-        return factor * float(np.abs(outputs["y"] - reference["y"]).max())
-
-    return metric
-
-
-def test_another_function_under_the_same_name_is_refused(place: Path) -> None:
-    search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).max()))
-    for more in ({}, {"budget": 6}):
-        with pytest.raises(RunError, match="the metric callable:lambda is not what it was") as caught:
-            search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).mean()), **more)
-        assert "--fresh" in caught.value.hint
-    with pytest.raises(RunError, match="the metric callable:lambda is not what it was"):
-        mptune.confirm("model.mptune", metric=lambda outputs, reference: 0.5, target="cpu")
-    diary = Diary()
-    search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).max()), listener=diary)
-    assert not diary.done, "the same code"
-    assert not [text for text in diary.warnings if "same metric" in text]
-
-
-def test_what_a_function_reads_and_cannot_be_compared_is_told(place: Path) -> None:
-    diary, calls = Diary(), list[float]()
-    told = "must be given the same metric callable:metric: what it reads cannot be compared (calls, factor)"
-    front = search(metric=with_factor(1.0, calls))
-    assert calls
-    assert any(told in text for text in front.warnings)
-    assert search(metric=with_factor(1.0, calls), listener=diary) == front
-    assert any(told in text for text in diary.warnings)
-
-
 def test_a_run_does_not_hold_the_function(place: Path) -> None:
     search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).mean()))
     warned: list[str] = []

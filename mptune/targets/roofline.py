@@ -65,19 +65,15 @@ class Kernels:
         self._bytes_per_ms = target.bandwidth_gbps * 1e6 * _BANDWIDTH_SHARE * network_share
         self._launch_ms = target.launch_us * 1e-3 / network_share
 
-    def ms(self, cost: GroupCost, precision: Precision) -> float:
+    def ms(self, cost: GroupCost, precision: Precision, *, is_step: bool = False) -> float:
         """The slower of computing and moving, and the launch; the steps of recurrent layers one after another."""
+        steps_ms = sum(count * self.ms(step, precision, is_step=True) for count, step in cost.recurrences)
+        moved = cost.fp32_bytes if precision.stored is Precision.FP32 else cost.fp16_bytes
+        if is_step and moved <= (self._target.l2_mb or 0.0) * 1e6:
+            moved = 0.0  # weights that the cache holds are read from memory once, which the group's traffic counts
         computing = self._matrix_ms(cost.matrix_flops, cost.matrix_elements, precision)
         computing += cost.vector_flops / (self._target.fp32_tflops * 1e9 * _VECTOR_SHARE)
-        moving = self.moving_ms(cost.fp32_bytes if precision.stored is Precision.FP32 else cost.fp16_bytes)
-        ms = max(computing, moving) + cost.kernels * self._launch_ms
-        for steps in cost.recurrences:
-            # Weights that the second level cache holds are read from memory once, which the group's traffic counts.
-            weight_bytes = steps.weights * precision.nbytes
-            is_cached = weight_bytes <= (self._target.l2_mb or 0.0) * 1e6
-            computing = self._matrix_ms(steps.matrix_flops, steps.matrix_elements, precision)
-            ms += steps.steps * (max(computing, 0.0 if is_cached else self.moving_ms(weight_bytes)) + self._launch_ms)
-        return ms
+        return max(computing, self.moving_ms(moved)) + cost.kernels * self._launch_ms + steps_ms
 
     def cast_ms(self, elements: int, *, at_edge: bool = False) -> float:
         """Of a tensor, from one precision to another; ``at_edge``: of an input or output of the model."""

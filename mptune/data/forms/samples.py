@@ -15,7 +15,6 @@ import numpy as np
 from mptune.data.archive import save_samples
 from mptune.errors import DataError
 from mptune.finding import Finding, Where
-from mptune.processes.forked import child_ends_here
 
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
@@ -158,8 +157,7 @@ def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
     """
     if isinstance(content, (list, tuple)):
         return tuple(content)  # Each of them is there already.
-    with child_ends_here():
-        return tuple(map(_copied, content))
+    return tuple(map(_copied, content))
 
 
 def _copied(sample: Any) -> Any:

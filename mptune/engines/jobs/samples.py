@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.archive import labels_beside, read_outputs, read_samples, save_outputs
+from mptune.data.archive import labels_beside, read_outputs, read_samples
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, compare_outputs
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, metric_limit, number_of, takes_whole_set
+from mptune.data.metrics.calling import METRIC_TIMEOUT_S, number_of, takes_whole_set
 from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.table import Metric
@@ -57,24 +56,14 @@ class Scoring:
 class MetricQuestion:
     """Asks the parent process for the value of the caller's metric: of one sample, or of a whole set.
 
-    A function of the calling program cannot come into the worker, so the arrays go to it, through files.
+    A function of the calling program cannot come into the worker, so its arguments go to it.
     """
 
-    files: tuple[Path, ...]
+    arguments: tuple[Any, ...]
 
     def answer(self, metric: str, function: Any) -> float:
         """Compute it; in the parent."""
-        if len(self.files) == 1:
-            return number_of(metric, function, read_outputs(self.files[0]))
-        return number_of(metric, function, SampleSetArrays(*map(read_outputs, self.files)).arguments())
-
-
-def _ask(state: WorkerState, *parts: Sequence[Arrays]) -> float:
-    with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
-        files = tuple(Path(folder) / f"{number}.npz" for number in range(len(parts)))
-        for file, part in zip(files, parts, strict=True):
-            save_outputs(file, part)
-        return float(state.ask(MetricQuestion(files)))
+        return number_of(metric, function, self.arguments)
 
 
 def set_errors(
@@ -167,24 +156,23 @@ def output_error(
     if not any_shape:
         _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
     parts = _cached_parts(state, reference)
-    with metric_limit(scoring.timeout_s):
-        error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape, parts=parts)
-        if len(outputs) < len(references):
-            return error
-        if scoring.sketches is not None:
-            sketches = sketch_outputs(outputs, wanted, error, metric, parts, row_sets)
-            save_sketches(scoring.sketches, metric, len(outputs), sketches)
-        return error.beside(set_errors(state, metrics, scoring, outputs, reference))
+    error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape, parts=parts)
+    if len(outputs) < len(references):
+        return error
+    if scoring.sketches is not None:
+        sketches = sketch_outputs(outputs, wanted, error, metric, parts, row_sets)
+        save_sketches(scoring.sketches, metric, len(outputs), sketches)
+    return error.beside(set_errors(state, metrics, scoring, outputs, reference))
 
 
 def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool) -> Metric:
     if not spec.startswith(CALLABLE):
-        make = partial(resolve_metric, spec, has_labels=has_labels)
+        make = partial(resolve_metric, spec, has_labels=has_labels, timeout_s=scoring.timeout_s)
         resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
         return resolved
     if scoring.callable_takes_set:
-        return Metric(spec, "set", lambda data: _ask(state, *data))
-    return Metric(spec, "sample", lambda outputs, reference: _ask(state, [outputs, reference]))
+        return Metric(spec, "set", lambda data: float(state.ask(MetricQuestion(tuple(data.arguments())))))
+    return Metric(spec, "sample", lambda *arguments: float(state.ask(MetricQuestion(arguments))))
 
 
 def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +30,7 @@ from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.loading.shapes import shared_units
 from mptune.processes.child import Call
-from mptune.processes.parent import Beside, Worker
+from mptune.processes.parent import Worker
 
 REPEAT_WARNING = 1e-5
 """Two runs on one sample that differ by more are no rounding, in relative L2."""
@@ -311,7 +312,8 @@ class ReferenceModel:
     timeout_s: float = math.inf
     """For a job in another worker, which ``other_worker`` makes."""
     other_worker: Callable[[], Worker] | None = None
-    _observing: Beside[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
+    _observer: Worker | None = field(default=None, init=False)
+    _observing: Future[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(default=None, init=False)
 
     def inspect(
@@ -324,13 +326,13 @@ class ReferenceModel:
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
-        make_worker, timeout_s = self.other_worker, self.timeout_s
+        make_worker = self.other_worker
         is_first = which == "search" and self._ranges is None and self._observing is None
         if is_first and make_worker is not None and observes_beside(self.provider):
-            folded = self.folded_values
-            self._observing = Beside(
-                make_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
-            )
+            self._observer = make_worker()
+            pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
+            self._observing = pool.submit(self._observe_beside, self._observer, self.folded_values)
+            pool.shutdown(wait=False)
         return self._reference(which)
 
     def _reference(
@@ -371,12 +373,18 @@ class ReferenceModel:
             self._ranges = ranges
         return self._ranges
 
+    def _observe_beside(self, worker: Worker, folded: FoldedValues) -> Mapping[str, TensorRange] | Failure:
+        with worker:
+            return self._observe(lambda job: worker.call(job, self.timeout_s), folded)
+
     def stop_observing(self) -> bool:
         """End what is observed beside other jobs; whether there was anything."""
         observing, self._observing = self._observing, None
-        if observing is not None:
-            observing.stop()
-        return observing is not None
+        if observing is None or self._observer is None:
+            return False
+        self._observer.abort()
+        wait([observing])
+        return True
 
     def _observe(
         self,

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from mptune.choice import Choice
-from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import ReportsProgress, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (
@@ -74,7 +73,7 @@ class ConfirmRun(MeasuringRun):
         self._run = run
         self._search = file
         self._settings = replace(settings, **file.measured_settings)
-        self._metric = settings.metric, settings.metric_function
+        self._metric = settings.metric
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
@@ -193,7 +192,7 @@ class ConfirmRun(MeasuringRun):
                 journal=self.directory.journal,
             )
         )
-        self._warn(*check_metrics(self.record, self._metric[:1], self._metric[1]))
+        check_metrics(self.record, [self._metric])
 
     # -- measuring ----------------------------------------------------------------------------------------------
 
@@ -244,12 +243,12 @@ def read_searched(
     run: RunDirectory,
     file: RunFile,
     storage: str | None = None,
-    metric: tuple[str, TaskMetric | None] | None = None,
+    metric: str | None = None,
 ) -> tuple[Evaluation, ...]:
     """The plans of a search that are confirmed, as the search saw them; first arguments as of ``read_record``."""
     with contextlib.closing(read_record(run, file, storage)) as record:
         if metric is not None:
-            compare_metric(record, file.search.metric, *metric)
+            compare_metric(record, file.search.metric, metric)
         return searched_plans(front_of(run, file, record), record.evaluations())
 
 

@@ -130,8 +130,7 @@ class SearchRun(MeasuringRun):
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
-        incomparable = self._open_study(space)
-        self._warn(*incomparable)
+        self._open_study(space)
         self._tune()
         self._confirm()
         self._check_begun(self._limits)
@@ -142,7 +141,7 @@ class SearchRun(MeasuringRun):
             reasons = with_reasons(self._workload, reasons, hazards, self._settings.metric, self.record.baseline())
         host = () if self.environment is None else self.environment.warnings
         about_model = *self._kernels.warnings, *space.warnings
-        warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *incomparable)
+        warnings = (*samples.warnings, *observations.warnings, *host, *about_model)
         self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
         front = self._front()
         return replace(front, warnings=(*front.warnings, *faults.warnings))
@@ -317,8 +316,7 @@ class SearchRun(MeasuringRun):
     def _kernels(self) -> MissingKernels:
         return MissingKernels.load(self._workload.workspace.data_dir / KERNELS_JSON)
 
-    def _open_study(self, space: SearchSpace) -> tuple[str, ...]:
-        """Open the study; what cannot be compared of its metrics."""
+    def _open_study(self, space: SearchSpace) -> None:
         settings = self._settings
         self._hold(
             open_study(
@@ -333,8 +331,7 @@ class SearchRun(MeasuringRun):
                 is_shared=self._is_worker or has_workers(self.directory),
             )
         )
-        metrics = settings.metric, *settings.reported_metrics
-        return check_metrics(self.record, metrics, settings.metric_function)
+        check_metrics(self.record, (settings.metric, *settings.reported_metrics))
 
     def _confirm(self) -> None:
         """Measure what is missing of the confirmed front."""
