@@ -23,12 +23,9 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.inspection.model import inspect_model
 from mptune.processes.child import WorkerState
 from mptune.tuning.runs.result import Front
-from mptune.tuning.space import load_space
 from mptune.tuning.steps.baseline import check_reference
-from tests.conftest import save_mlp
 from tests.graph.helpers import run
 from tests.selecting import detector, images, points
 
@@ -113,17 +110,6 @@ def test_a_metric_gets_outputs_whose_shape_cannot_be_compared(tmp_path: Path) ->
         output_error(WorkerState(), got, tmp_path / "r.npz", "relative_l2")
     rows = output_error(WorkerState(), [{"y": np.ones((3, 4), np.float32)}], tmp_path / "r.npz", "relative_l2")
     assert rows.unmatched_rows == 1, "only the number of rows differs: they are compared as a set"
-
-
-def test_inspect_names_it_and_a_twin_without_it_has_none(tmp_path: Path) -> None:
-    inspection = inspect_model(load_model(detector(tmp_path / "m.onnx")), load_space("default"))
-    (finding,) = inspection.findings
-    assert inspection.about == (finding,)
-    assert (finding.code, finding.severity, finding.origin) == (CODE, "info", "inspect")
-    assert [output.name for output in finding.where.outputs] == ["boxes", "scores", "labels", "images"]
-    assert "NonMaxSuppression 'nms'" in finding.text
-    twin = inspect_model(load_model(save_mlp(tmp_path / "mlp.onnx")), load_space("default"))
-    assert not [f for f in twin.findings if f.code == CODE]
 
 
 def test_what_a_file_says_of_its_outputs_is_one_example(tmp_path: Path) -> None:

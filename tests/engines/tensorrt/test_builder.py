@@ -219,24 +219,6 @@ def test_progress_is_told_and_not_too_often(library: Library, mlp_path: Path) ->
     assert len(few) == 1
 
 
-def test_a_build_past_its_deadline_is_cancelled(library: Library, mlp_path: Path) -> None:
-    ticks = iter(range(1_000_000))
-    heard: list[Progress] = []
-    failure = refusal(
-        lambda: build_engine(
-            library,
-            mlp_path,
-            OPTIONS,
-            rows(1),
-            timeout_s=20.0,
-            report=heard.append,
-            clock=lambda: float(next(ticks)),
-        )
-    )
-    assert (failure.kind, failure.message) == (FailureKind.TIMEOUT, "no engine after 20 s: the build was cancelled")
-    assert 0 < len(heard) < 20
-
-
 def test_nothing_is_collected_while_tensorrt_runs(library: Library, mlp_path: Path) -> None:
     """A collection within a callback may destroy TensorRT's objects under its own locks, and never end."""
     enabled: list[bool] = []
