@@ -10,19 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from mptune.graph.facts import attribute, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import attribute
-from mptune.graph.grouping.op_kinds import RECURRENT
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.ops import ALIASES, RECURRENT, RESHAPES, SHAPE_OF
 
 Shape = tuple[int, ...]
 K = TypeVar("K")
 
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
+VIEWS = RESHAPES | ALIASES
 """Operators that only give their first input another shape: no traffic, no kernel."""
 
-_METADATA = frozenset({"Shape", "Size", "Constant"})
+_METADATA = SHAPE_OF | {"Constant"}
 """Operators that read and write no element at run time."""
 
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
@@ -91,7 +90,7 @@ def is_of_runtime(node: Node) -> bool:
 
 
 def is_folded(node: Node, folded: Collection[str]) -> bool:
-    """Whether all that a node computes is folded before the run (``mptune.graph.loading.value_dependent``)."""
+    """Whether all that a node computes is folded before the run (``mptune.graph.facts``)."""
     return bool(node.outputs) and all(not out or out in folded for out in node.outputs)
 
 
@@ -228,7 +227,7 @@ def ungrouped_cost(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> GroupC
 
 def unit_costs(model: Model, owners: Mapping[str, K], shapes: Mapping[str, Shape]) -> dict[K | None, GroupCost]:
     """The costs of the units that own nodes, by node name; under None, that of the nodes in no unit."""
-    table, folded = ShapeTable(model, shapes), shape_facts(model).folded
+    table, folded = ShapeTable(model, shapes), facts_of(model).folded
     costs: dict[K | None, GroupCost] = {unit: GroupCost() for unit in (None, *owners.values())}
     root: dict[str, str] = {}  # result of a view -> the value behind it
     maker: dict[str, K | None] = {}  # value -> the unit that computes it

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model, once
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
 from mptune.targets.target import EngineMemory, Target, TargetKind
@@ -114,7 +114,7 @@ def _lifetimes(model: Model) -> tuple[frozenset[str], dict[str, int]]:
 
     Weights are the constants and folded values that the run reads or gives back. Views count as what they show.
     """
-    folded = shape_facts(model).folded
+    folded = facts_of(model).folded
     outputs = {info.name for info in model.outputs}
     root: dict[str, str] = {}  # result of a view -> the value behind it
     last: dict[str, int] = {}

@@ -15,11 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping import apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.grouping.op_kinds import CASTS_INTEGERS
-from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.grouping.groups import CASTS_INTEGERS, find_groups
 from mptune.graph.op_rules import node_rules
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, ungrouped_cost, unit_costs
@@ -210,7 +209,7 @@ def _boundaries(
     the run are left out: so are their Casts.
     """
     model, rules = grouped.model, node_rules(grouped.model)
-    folded = shape_facts(model).folded
+    folded = facts_of(model).folded
     given, named = ({info.name for info in infos} for infos in (model.inputs, model.outputs))
     integers = {group.id for group in grouped.groups if group.pinned == CASTS_INTEGERS}
     boundaries = []

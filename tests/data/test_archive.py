@@ -39,14 +39,6 @@ def test_no_samples_and_empty_samples(tmp_path: Path) -> None:
     assert read_samples(tmp_path / "b.npz") == ({}, {})
 
 
-def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "s.npz"
-    for value in (1.0, 2.0):
-        save_samples(path, [{"x": np.array(value)}])
-    assert read_samples(path)[0]["x"] == 2.0
-    assert [p.name for p in tmp_path.iterdir()] == ["s.npz"]
-
-
 @pytest.mark.parametrize("array", [np.array(["a", None], dtype=object), np.zeros(2, "V2")])
 def test_what_npz_cannot_hold_is_refused_by_name_and_the_old_file_stays(tmp_path: Path, array: np.ndarray) -> None:
     path = tmp_path / "s.npz"
@@ -62,13 +54,6 @@ def test_a_directory_in_the_place_of_an_archive_is_named(tmp_path: Path) -> None
     with pytest.raises(RunError, match=r"a\.npz") as raised:
         save_samples(tmp_path / "a.npz", [{"x": np.zeros(1)}])
     assert raised.value.hint
-
-
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write") as caught:
-        save_samples(tmp_path / "file" / "s.npz", [])
-    assert caught.value.hint
 
 
 def test_an_archive_of_someone_else(tmp_path: Path) -> None:

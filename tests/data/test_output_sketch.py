@@ -27,7 +27,7 @@ from mptune.data.run_outputs import (
     sketch_outputs,
     write_run_outputs,
 )
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 
 Sample = Mapping[str, np.ndarray]
 

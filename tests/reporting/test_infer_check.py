@@ -151,7 +151,7 @@ def test_large_samples_are_fewer_and_too_large_ones_none(tmp_path: Path) -> None
 
 
 def test_ignored_outputs_and_rows_are_not_in_the_figure(tmp_path: Path) -> None:
-    from mptune.graph.loading.value_dependent import DependentOutput
+    from mptune.graph.facts import DependentOutput
 
     wanted = [{"y": normal(4), "aside": normal(4), "rows": normal(5, 4)}]
     got = [{"y": wanted[0]["y"] * np.float32(1.1), "aside": -wanted[0]["aside"], "rows": wanted[0]["rows"][:3]}]

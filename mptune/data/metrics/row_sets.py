@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mptune.data.metrics.whole_set import intersection_over_union
 
 if TYPE_CHECKING:
-    from mptune.graph.loading.value_dependent import DependentOutput
+    from mptune.graph.facts import DependentOutput
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]

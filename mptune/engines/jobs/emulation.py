@@ -24,7 +24,7 @@ from mptune.engines.jobs.samples import (
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 from mptune.processes.child import WorkerState
 
 _ON, _OFF = np.array(True), np.array(False)

@@ -22,7 +22,7 @@ from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import save_sketches, sketch_outputs
 from mptune.engines.base import EngineError, FailureKind
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 from mptune.processes.child import WorkerState
 from mptune.settings import SearchSettings
 
