@@ -16,19 +16,16 @@ from mptune.engines.jobs.emulation import Comparison, ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import output_error
 from mptune.errors import BaselineError
+from mptune.graph.facts import DependentOutput, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.loading.value_dependent import DependentOutput, shape_facts
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.inspection.model import inspect_model
 from mptune.processes.child import WorkerState
 from mptune.tuning.runs.result import Front
-from mptune.tuning.space import load_space
 from mptune.tuning.steps.baseline import check_reference
-from tests.conftest import save_mlp
 from tests.graph.helpers import run
 from tests.selecting import detector, images, points
 
@@ -115,26 +112,15 @@ def test_a_metric_gets_outputs_whose_shape_cannot_be_compared(tmp_path: Path) ->
     assert rows.unmatched_rows == 1, "only the number of rows differs: they are compared as a set"
 
 
-def test_inspect_names_it_and_a_twin_without_it_has_none(tmp_path: Path) -> None:
-    inspection = inspect_model(load_model(detector(tmp_path / "m.onnx")), load_space("default"))
-    (finding,) = inspection.findings
-    assert inspection.about == (finding,)
-    assert (finding.code, finding.severity, finding.origin) == (CODE, "info", "inspect")
-    assert [output.name for output in finding.where.outputs] == ["boxes", "scores", "labels", "images"]
-    assert "NonMaxSuppression 'nms'" in finding.text
-    twin = inspect_model(load_model(save_mlp(tmp_path / "mlp.onnx")), load_space("default"))
-    assert not [f for f in twin.findings if f.code == CODE]
-
-
 def test_what_a_file_says_of_its_outputs_is_one_example(tmp_path: Path) -> None:
-    facts = shape_facts(load_model(detector(tmp_path / "m.onnx", declared=5)))
-    assert [output.name for output in facts.outputs] == ["boxes", "scores", "labels", "images"]
+    facts = facts_of(load_model(detector(tmp_path / "m.onnx", declared=5)))
+    assert [output.name for output in facts.dependent_outputs] == ["boxes", "scores", "labels", "images"]
 
 
 def test_the_box_index_of_nms_and_the_positions_of_nonzero_are_known(tmp_path: Path) -> None:
-    (raw,) = shape_facts(load_model(detector(tmp_path / "m.onnx", rows="raw"))).outputs
+    (raw,) = facts_of(load_model(detector(tmp_path / "m.onnx", rows="raw"))).dependent_outputs
     assert raw == DependentOutput("selected", 0, ("nms",), (2,))
-    features, positions = shape_facts(load_model(points(tmp_path / "p.onnx"))).outputs
+    features, positions = facts_of(load_model(points(tmp_path / "p.onnx"))).dependent_outputs
     assert (features.axis, features.is_indices) == (0, False)
     assert (positions.axis, positions.is_indices) == (1, True)
 
@@ -144,7 +130,7 @@ def test_samples_without_a_detection(tmp_path: Path) -> None:
     model = load_model(detector(tmp_path / "m.onnx", threshold=0.98))
     grouped = GroupedModel(model, find_groups(model))
     data, reference, typed = images(tmp_path / "x.npz", 8), tmp_path / "r.npz", tmp_path / "fp16.onnx"
-    dependent = shape_facts(model).outputs
+    dependent = facts_of(model).dependent_outputs
 
     samples = np.load(data)["x"]
     save_samples(tmp_path / "s.npz", [{"x": samples[k : k + 1]} for k in range(8)])
@@ -170,7 +156,7 @@ def test_rows_of_detections_are_no_rows_of_the_batch(tmp_path: Path) -> None:
     """Two equal images in a batch: each box is there once for each, so rows differ and nothing is wrong."""
 
     model = load_model(detector(tmp_path / "m.onnx", "batch", threshold=0.0))
-    names = frozenset(output.name for output in shape_facts(model).outputs)
+    names = frozenset(output.name for output in facts_of(model).dependent_outputs)
     x = np.load(images(tmp_path / "x.npz", 1, 2))["x"]
     save_samples(tmp_path / "s.npz", [{"x": x}])
     report = ReferenceJob(model.path, tmp_path / "s.npz", tmp_path / "r.npz", "cpu", names).run(WorkerState())

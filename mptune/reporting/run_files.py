@@ -16,8 +16,8 @@ from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import EngineLayers
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json, writing
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
@@ -66,7 +66,7 @@ def write_run_files(
         bank = WeightBank.write(grouped.model, run.weights)
         recipe, check = BuildRecipe(), None
         if file is not None:
-            recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, shape_inputs(grouped.model))
+            recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, facts_of(grouped.model).shape_inputs)
             with faults.tolerated("chosen/check.npz"):
                 check = check_set_of(run, file, front, front.chosen, grouped)
         opset = None if file is None else file.fixed_settings.opset

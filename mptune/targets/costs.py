@@ -10,19 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from mptune.graph.facts import attribute, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import attribute
-from mptune.graph.grouping.op_kinds import RECURRENT
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.ops import ALIASES, RECURRENT, RESHAPES, SHAPE_OF
 
 Shape = tuple[int, ...]
 K = TypeVar("K")
 
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
+VIEWS = RESHAPES | ALIASES
 """Operators that only give their first input another shape: no traffic, no kernel."""
 
-_METADATA = frozenset({"Shape", "Size", "Constant"})
+_METADATA = SHAPE_OF | {"Constant"}
 """Operators that read and write no element at run time."""
 
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
@@ -91,7 +90,7 @@ def is_of_runtime(node: Node) -> bool:
 
 
 def is_folded(node: Node, folded: Collection[str]) -> bool:
-    """Whether all that a node computes is folded before the run (``mptune.graph.loading.value_dependent``)."""
+    """Whether all that a node computes is folded before the run (``mptune.graph.facts``)."""
     return bool(node.outputs) and all(not out or out in folded for out in node.outputs)
 
 
@@ -179,40 +178,10 @@ def is_convolutional(model: Model, shapes: Mapping[str, Shape]) -> bool:
     whole = in_convolutions = 0.0
     for node in model.nodes:
         flops, is_matrix = node_flops(node, table)
-        whole += flops if is_matrix else 0.0
-        in_convolutions += flops if is_convolution(node) else 0.0
+        if is_matrix:
+            whole += flops
+            in_convolutions += flops if is_convolution(node) else 0.0
     return in_convolutions > _CONVOLUTIONAL_SHARE * whole
-
-
-@dataclass(frozen=True)
-class Recurrence:
-    """The steps of one recurrent layer, one after another.
-
-    Attributes:
-        matrix_flops: of one step; a multiply-add counts 2.
-        matrix_elements: of the product of one step: every gate of every row and direction.
-        weights: elements of the recurrent weights, which every step reads.
-    """
-
-    steps: int
-    matrix_flops: float
-    matrix_elements: int
-    weights: int
-
-    @property
-    def flops(self) -> float:
-        """Of all steps together."""
-        return self.steps * self.matrix_flops
-
-
-def _recurrence(node: Node, shapes: ShapeTable) -> Recurrence:
-    """The steps of an LSTM, GRU or RNN node."""
-    steps, rows = (*shapes[node.inputs[0]], 1, 1)[:2]
-    if attribute(node, "layout") == 1:
-        steps, rows = rows, steps
-    directions, gates, hidden = (*shapes[node.inputs[2]], 1, 1, 1)[:3]  # the gates of all hidden values
-    elements = rows * directions * gates
-    return Recurrence(steps, 2.0 * elements * hidden, elements, directions * gates * hidden)
 
 
 @dataclass
@@ -224,7 +193,7 @@ class GroupCost:
         fp32_bytes: read and written with the group in FP32.
         matrix_elements: elements of the largest output of a convolution or matrix product.
         kernels: 0 for groups of views, metadata and what is folded before the run, else 1.
-        recurrences: the steps of recurrent layers, whose FLOPs are not in ``matrix_flops``.
+        recurrences: of each recurrent layer the number of steps and what one costs, which counts here only.
     """
 
     matrix_flops: float = 0.0
@@ -233,12 +202,12 @@ class GroupCost:
     fp16_bytes: float = 0.0
     matrix_elements: int = 0
     kernels: int = 0
-    recurrences: list[Recurrence] = field(default_factory=list)
+    recurrences: list[tuple[int, GroupCost]] = field(default_factory=list)
 
     @property
     def flops(self) -> float:
         """All of them."""
-        return self.matrix_flops + self.vector_flops + sum(r.flops for r in self.recurrences)
+        return self.matrix_flops + self.vector_flops + sum(count * step.flops for count, step in self.recurrences)
 
 
 def group_costs(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> dict[str, GroupCost]:
@@ -258,7 +227,7 @@ def ungrouped_cost(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> GroupC
 
 def unit_costs(model: Model, owners: Mapping[str, K], shapes: Mapping[str, Shape]) -> dict[K | None, GroupCost]:
     """The costs of the units that own nodes, by node name; under None, that of the nodes in no unit."""
-    table, folded = ShapeTable(model, shapes), shape_facts(model).folded
+    table, folded = ShapeTable(model, shapes), facts_of(model).folded
     costs: dict[K | None, GroupCost] = {unit: GroupCost() for unit in (None, *owners.values())}
     root: dict[str, str] = {}  # result of a view -> the value behind it
     maker: dict[str, K | None] = {}  # value -> the unit that computes it
@@ -283,10 +252,10 @@ def unit_costs(model: Model, owners: Mapping[str, K], shapes: Mapping[str, Shape
         cost, (flops, is_matrix) = costs[unit], node_flops(node, table)
         cost.kernels = 1
         if node.is_standard and node.op_type in RECURRENT:
-            recurrence = _recurrence(node, table)
-            cost.recurrences.append(recurrence)
-            flops -= recurrence.flops
-            written = recurrence.steps * recurrence.matrix_elements
+            count, step = _steps(node, table)
+            cost.recurrences.append((count, step))
+            flops -= count * step.flops
+            written = count * step.matrix_elements
         if is_matrix:
             cost.matrix_flops += flops
             cost.matrix_elements = max(cost.matrix_elements, written)
@@ -298,3 +267,13 @@ def unit_costs(model: Model, owners: Mapping[str, K], shapes: Mapping[str, Shape
         costs[unit].fp32_bytes += elements * item_bytes(model, value, 4)
         costs[unit].fp16_bytes += elements * item_bytes(model, value, 2)
     return costs
+
+
+def _steps(node: Node, shapes: ShapeTable) -> tuple[int, GroupCost]:
+    """How many steps an LSTM, GRU or RNN has, and what one costs: it reads the recurrent weights."""
+    count, rows = (*shapes[node.inputs[0]], 1, 1)[:2]
+    if attribute(node, "layout") == 1:
+        count, rows = rows, count
+    directions, gates, hidden = (*shapes[node.inputs[2]], 1, 1, 1)[:3]  # the gates of all hidden values
+    elements, weights = rows * directions * gates, directions * gates * hidden
+    return count, GroupCost(2.0 * elements * hidden, 0.0, 4.0 * weights, 2.0 * weights, elements, kernels=1)

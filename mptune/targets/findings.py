@@ -12,12 +12,11 @@ from mptune.finding import Finding, FindingOrigin, Where
 from mptune.findings.engine import NOTHING
 from mptune.findings.wording import listed
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT, RECURRENT
-from mptune.graph.grouping.patterns import INTEGER_PRODUCTS, QUANTISED
+from mptune.graph.grouping.patterns import QUANTISED
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import all_graphs, subgraphs
-from mptune.graph.loading.value_dependent import QUANTISING
-from mptune.graph.op_rules import FLOAT_TYPES, is_quantised, node_rule, schema_of
+from mptune.graph.op_rules import is_quantised, node_rule, schema_of
+from mptune.graph.ops import FLOAT_TYPES, INTEGER_PRODUCTS, MOVEMENT, QUANTISING, RECURRENT, anchor_kind
 from mptune.graph.plan import REDUCED, Precision
 from mptune.targets.costs import Shape, ShapeTable, group_costs, is_of_runtime, node_flops, ungrouped_cost
 from mptune.targets.roofline import roofline
@@ -74,7 +73,7 @@ def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Findi
     free = [group for group in grouped.groups if group.pinned is None]
     loops = [node for node in nodes if node.has_subgraph and _has_layer(node)]
     kind = ""
-    if loops and not any(op in ANCHOR_KINDS for group in free for op in group.ops):
+    if loops and not any(anchor_kind(op) for group in free for op in group.ops):
         kind = "subgraphs"
     elif free:
         return ()
@@ -88,7 +87,7 @@ def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Findi
 def _has_layer(node: Node) -> bool:
     """Whether a graph inside a node holds an operator that would start a group."""
     graphs = (graph for outer in subgraphs(node.proto) for graph in all_graphs(outer))
-    return any(inner.op_type in ANCHOR_KINDS for graph in graphs for inner in graph.node)
+    return any(anchor_kind(inner.op_type) for graph in graphs for inner in graph.node)
 
 
 def already_mixed_findings(
@@ -121,7 +120,7 @@ def holds_bf16(model: Model) -> bool:
 
 def _precisions(model: Model, node: Node) -> frozenset[Precision]:
     """Of the floating-point values that a node computes; none of a Cast, a view, and of what dequantises."""
-    if node.op_type in DATA_MOVEMENT or node.op_type in QUANTISING or node.op_type in ("Cast", "Constant"):
+    if node.op_type in MOVEMENT or node.op_type in QUANTISING or node.op_type in ("Cast", "Constant"):
         return frozenset()
     dtypes = {model.info(out).dtype for out in node.outputs if out}
     return frozenset(FLOAT_TYPES[dtype] for dtype in dtypes if dtype in FLOAT_TYPES)

@@ -13,15 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model, once
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
-from mptune.targets.target import EngineMemory, Target
+from mptune.targets.target import EngineMemory, Target, TargetKind
 
 _WORKSPACE_SHARE = 0.25
 """Of the memory that CPU and GPU share, what a TensorRT kernel may take as scratch memory. Without a limit it is all of
 it, and which kernels are tried depends on what happens to be free during the build."""
+
+
+_USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
+"""Share of the memory that a model can count on. On a Jetson the CPU, the system and the desktop live in it too."""
 
 
 def default_workspace_mb(shared_gb: float | None) -> int | None:
@@ -110,7 +114,7 @@ def _lifetimes(model: Model) -> tuple[frozenset[str], dict[str, int]]:
 
     Weights are the constants and folded values that the run reads or gives back. Views count as what they show.
     """
-    folded = shape_facts(model).folded
+    folded = facts_of(model).folded
     outputs = {info.name for info in model.outputs}
     root: dict[str, str] = {}  # result of a view -> the value behind it
     last: dict[str, int] = {}
@@ -136,8 +140,11 @@ def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False)
 
     Where engines are ``measured``, the baseline and a candidate, which may be nearly all FP32, are loaded at a time.
     """
-    usable, fp32, fp16 = target.usable_bytes, need.total(Precision.FP32), need.total(Precision.FP16)
-    if usable is None or (2 * fp32 if measured else fp32) <= usable:
+    if target.memory_gb is None:
+        return ()
+    usable = target.memory_gb * 1e9 * _USABLE[target.kind]
+    fp32, fp16 = need.total(Precision.FP32), need.total(Precision.FP16)
+    if (2 * fp32 if measured else fp32) <= usable:
         return ()
     weights, activations = f"weights {need.fp32_weights / 1e9:.2g}", f"activations {need.fp32_activations / 1e9:.2g}"
     if fp32 <= usable:

@@ -15,11 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping import apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.grouping.op_kinds import CASTS_INTEGERS
-from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.grouping.groups import CASTS_INTEGERS, find_groups
 from mptune.graph.op_rules import node_rules
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, ungrouped_cost, unit_costs
@@ -65,19 +64,15 @@ class Kernels:
         self._bytes_per_ms = target.bandwidth_gbps * 1e6 * _BANDWIDTH_SHARE * network_share
         self._launch_ms = target.launch_us * 1e-3 / network_share
 
-    def ms(self, cost: GroupCost, precision: Precision) -> float:
+    def ms(self, cost: GroupCost, precision: Precision, *, is_step: bool = False) -> float:
         """The slower of computing and moving, and the launch; the steps of recurrent layers one after another."""
+        steps_ms = sum(count * self.ms(step, precision, is_step=True) for count, step in cost.recurrences)
+        moved = cost.fp32_bytes if precision.stored is Precision.FP32 else cost.fp16_bytes
+        if is_step and moved <= (self._target.l2_mb or 0.0) * 1e6:
+            moved = 0.0  # weights that the cache holds are read from memory once, which the group's traffic counts
         computing = self._matrix_ms(cost.matrix_flops, cost.matrix_elements, precision)
         computing += cost.vector_flops / (self._target.fp32_tflops * 1e9 * _VECTOR_SHARE)
-        moving = self.moving_ms(cost.fp32_bytes if precision.stored is Precision.FP32 else cost.fp16_bytes)
-        ms = max(computing, moving) + cost.kernels * self._launch_ms
-        for steps in cost.recurrences:
-            # Weights that the second level cache holds are read from memory once, which the group's traffic counts.
-            weight_bytes = steps.weights * precision.nbytes
-            is_cached = weight_bytes <= (self._target.l2_mb or 0.0) * 1e6
-            computing = self._matrix_ms(steps.matrix_flops, steps.matrix_elements, precision)
-            ms += steps.steps * (max(computing, 0.0 if is_cached else self.moving_ms(weight_bytes)) + self._launch_ms)
-        return ms
+        return max(computing, self.moving_ms(moved)) + cost.kernels * self._launch_ms + steps_ms
 
     def cast_ms(self, elements: int, *, at_edge: bool = False) -> float:
         """Of a tensor, from one precision to another; ``at_edge``: of an input or output of the model."""
@@ -214,7 +209,7 @@ def _boundaries(
     the run are left out: so are their Casts.
     """
     model, rules = grouped.model, node_rules(grouped.model)
-    folded = shape_facts(model).folded
+    folded = facts_of(model).folded
     given, named = ({info.name for info in infos} for infos in (model.inputs, model.outputs))
     integers = {group.id for group in grouped.groups if group.pinned == CASTS_INTEGERS}
     boundaries = []

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,9 +35,6 @@ EXPECTED_FACTOR = 1.5
 of the fit (``benchmarks/published``)."""
 
 _PEAKS = ("fp16_tflops", "bf16_tflops", "fp32_tflops", "tf32_tflops")
-
-_USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
-"""Share of the memory that a model can count on. On a Jetson the CPU, the system and the desktop live in it too."""
 
 _MEMORY_TOLERANCE = 0.15
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
@@ -108,11 +105,6 @@ class Target(pydantic.BaseModel):
         return self
 
     @property
-    def usable_bytes(self) -> float | None:
-        """Memory that a model can count on; None where it depends on the machine."""
-        return None if self.memory_gb is None else self.memory_gb * 1e9 * _USABLE[self.kind]
-
-    @property
     def figures_sha256(self) -> str:
         """A hash of what predictions are made with."""
         figures = {figure: getattr(self, figure) for figure in FIGURES}
@@ -125,10 +117,9 @@ class EngineMemory(JsonForm):
 
     Attributes:
         engine_bytes: size of the engine's file, which holds its weights.
-        context_bytes: memory of the device that an execution context takes for values and scratch: TensorRT's own
-            figure, else the most that is alive at once.
+        context_bytes: what a context takes for values and scratch: the built engine's own figure where it is measured,
+            else the most that is alive at once.
         weight_bytes: constants as the plan stores them, computed from the model.
-        source: whether ``context_bytes`` is the built engine's own figure.
     """
 
     engine_bytes: int | None

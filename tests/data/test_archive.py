@@ -34,14 +34,6 @@ def test_names_types_and_shapes_survive(tmp_path: Path) -> None:
     assert read_samples(path) == ()
 
 
-def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "s.npz"
-    for value in (1.0, 2.0):
-        save_samples(path, [{"x": np.array(value)}])
-    assert read_samples(path)[0]["x"] == 2.0
-    assert [p.name for p in tmp_path.iterdir()] == ["s.npz"]
-
-
 @pytest.mark.parametrize("array", [np.array(["a", None], dtype=object), np.zeros(2, "V2")])
 def test_what_npz_cannot_hold_is_refused_by_name_and_the_old_file_stays(tmp_path: Path, array: np.ndarray) -> None:
     path = tmp_path / "s.npz"

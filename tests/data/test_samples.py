@@ -35,14 +35,6 @@ def test_an_input_that_is_the_same_everywhere_is_constant() -> None:
         assert data_findings(sound) == ()
 
 
-def test_samples_that_equal_an_earlier_one_are_duplicates() -> None:
-    samples = [{"image": image(k), "n": np.array([k])} for k in (0, 1, 0, 2, 1)]
-    (finding,) = data_findings(samples)
-    assert (finding.code, finding.severity, finding.where.samples) == ("duplicate-samples", "warning", (2, 4))
-    assert finding.evidence == {"samples": 5, "duplicates": 2}
-    assert data_findings([{"image": image(0), "n": np.array([k])} for k in range(3)]) == (), "another input differs"
-
-
 def test_a_cache_that_begins_empty_is_no_constant() -> None:
     """A decoder's prompt comes with an empty cache, the steps behind it with a longer one each."""
     caches = [RNG.laplace(size=(1, 4, length, 16)).astype(np.float32) for length in (0, 30, 31)]

@@ -247,12 +247,6 @@ def test_front_json_says_why_groups_are_fp32() -> None:
     assert document["points"][1]["fp32"] == [], "nothing is known of it"
 
 
-def test_front_json_has_nulls_where_nothing_is_known() -> None:
-    document = make_front(fp16=None, chosen=None).to_json()
-    assert document["baseline"]["fp16"] is None
-    assert document["chosen"] is None
-
-
 @given(evaluation_lists())
 def test_an_evaluation_survives_its_json(evaluations: list[Evaluation]) -> None:
     for evaluation in evaluations:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import TaskMetric, unknown_metric
+from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, takes_whole_set
-from mptune.data.metrics.table import METRICS, Metric
+from mptune.data.metrics.table import METRICS, Metric, unknown_metric
 from mptune.data.metrics.whole_set import own_value
 from mptune.errors import DataError, RunError, SettingsError
 from mptune.files import files_sha256

@@ -18,11 +18,11 @@ from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, SessionOptions
+from mptune.graph.facts import attribute
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model
+from mptune.graph.ops import is_written_out
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.schemas import is_written_out
 from mptune.targets.costs import is_convolution, is_convolutional
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from mptune.engines.environment import GpuState, foreign_gpu_processes, process_
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity, output_error
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
 from mptune.targets.detect import PowerMode, Throttling, read_power_mode, read_throttling, throttling_warnings

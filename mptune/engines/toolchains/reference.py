@@ -25,10 +25,11 @@ from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.workload import Workload
+from mptune.graph.facts import attribute
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
-from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.loading.shapes import shared_units
+from mptune.graph.ops import RECURRENT, SHAPE_OF, operator
 from mptune.processes.child import Call
 from mptune.processes.parent import Worker
 
@@ -43,15 +44,13 @@ _AT_ONCE = 48
 _OBSERVED_AT_ONCE = 1000
 """Most values that one session observes: opening takes time quadratic in its outputs, of which each value has 4 to 30.
 """
-_SEQUENTIAL = frozenset({"LSTM", "GRU", "RNN", "Scan"})
+_SEQUENTIAL = RECURRENT | {"Scan"}
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
-_BY_INDEX = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})
-"""Their input 1 says which rows they read or write."""
 _KEEP_AXES = frozenset(
     ("Identity", "Cast", "MatMul", "Add", "Sub", "Mul", "Div", "Relu", "Tanh", "Sigmoid", "LayerNormalization", "Clip")
 )
 
-_SHAPE_OPERATORS = frozenset({"Shape", "Size", "ConstantOfShape", "Range", "EyeLike"})
+_SHAPE_OPERATORS = SHAPE_OF | {"ConstantOfShape", "Range", "EyeLike"}
 """What they give does not depend on values, and is no fault."""
 _WATCHED = frozenset({"float", "float16", "double", "int64", "int32", "int8", "uint8", "int16", "bool"})
 Sights = Mapping[str, Sight]
@@ -139,7 +138,7 @@ def _along_sequence(model: Model, output: str) -> Place | None:
 def _by_index(model: Model, output: str) -> Place | None:
     """The first operator before an output that takes rows of an input by indices that are fed; None where none does."""
     for node in needed_nodes(model, [output]):
-        if node.op_type in _BY_INDEX and _keeps_axes(model, node.inputs[0]):
+        if 1 in operator(node.op_type).indices and _keeps_axes(model, node.inputs[0]):
             result = next(out for out in node.outputs if out)
             if _takes_rows_by_index(model, result):
                 return _place(node, result, BY_INDEX)
@@ -152,7 +151,12 @@ def _takes_rows_by_index(model: Model, value: str) -> bool:
     Indices that are computed from the values themselves, as those of TopK, do not count.
     """
     node = model.nodes[model.producer[value]] if value in model.producer else None
-    if node is None or node.op_type not in _BY_INDEX or attribute(node, "axis") or attribute(node, "batch_dims"):
+    if (
+        node is None
+        or 1 not in operator(node.op_type).indices
+        or attribute(node, "axis")
+        or attribute(node, "batch_dims")
+    ):
         return False
     before = needed_nodes(model, [node.inputs[1]])
     read = {node.inputs[1], *(name for other in before for name in _reads(other))}

@@ -30,8 +30,6 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
-from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings, SearchSettings
 from tests.engines.jobs.test_measure import prepare
@@ -235,19 +233,6 @@ def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run)
     assert not isinstance(every, Failure)
     assert len(errors[0].per_output["y"]["relative_l2"]) == samples
     assert len(every[0].per_output["y"]["relative_l2"]) == 4
-
-
-def test_one_session_serves_any_plan_of_the_whole_model(run: Run, tmp_path: Path) -> None:
-    bank = WeightBank.write(run.model, run.workspace.weights_dir)
-    emulator = Emulator(GroupedModel(run.model, run.groups), bank)
-    names = emulator.switches[Precision.FP16]
-    path = emulator.write_switched(run.workspace.weights_dir / "whole.onnx", names)
-    many = [run.plan(0, 3), run.plan(*range(len(run.groups))), run.plan()]
-    on = tuple(frozenset(names[group] for group in plan.fp16_groups) for plan in many)
-    judged = Comparison(run.workspace.samples("search"), run.workspace.reference("search"), "cpu")
-    together = values(SwitchedErrorsJob(path, None, on, tuple(names.values()), judged).run(run.state))
-    assert together[:2] == pytest.approx(values(run.emulation().errors(many[:2])), rel=1e-2)
-    assert together[2] < 1e-6
 
 
 @pytest.mark.gpu

@@ -70,11 +70,6 @@ def test_what_is_not_finite_is_counted(tmp_path: Path) -> None:
     assert report.repeat_error == 0.0
 
 
-def test_a_model_that_rolls_dice_does_not_repeat(tmp_path: Path) -> None:
-    nodes = [helper.make_node("RandomNormalLike", ["x"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
-    assert take_reference(save_graph(tmp_path / "m.onnx", nodes, [4]), tmp_path, ramp(4)).repeat_error > 0.01
-
-
 def test_a_broken_broadcast_shows_in_identical_rows(tmp_path: Path) -> None:
     node = helper.make_node("Add", ["x", "bias"], ["y"])
     model = save_graph(tmp_path / "m.onnx", [node], [2, 3], {"bias": np.array([[0], [1]], np.float32)})
@@ -119,28 +114,6 @@ def test_outputs_do_not_hold_the_memory_of_a_session(tmp_path: Path) -> None:
         outputs = CpuSession(model, SessionOptions()).run({"x": ramp(1, 4)}, gives_back=gives_back)
         assert outputs["y"].flags.owndata
         np.testing.assert_array_equal(outputs["y"], np.maximum(ramp(1, 4), 0))
-
-
-def test_a_batch_that_leaks_into_its_rows_shows_in_the_batch_size(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("ReduceSum", ["x", "axis"], ["s"], keepdims=1),
-        helper.make_node("Add", ["x", "s"], ["y"]),
-    ]
-    model = save_graph(tmp_path / "m.onnx", nodes, ["n", 3], {"axis": np.array([0], np.int64)})
-    report = take_reference(model, tmp_path, ramp(1, 3))
-    assert max(report.rows.repeated.values()) == 0.0
-    assert max(report.rows.alone.values()) > 0.1
-
-
-def test_a_batch_that_is_dynamic_in_name_only_is_a_warning(tmp_path: Path) -> None:
-    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
-    model = save_graph(tmp_path / "m.onnx", [node], ["n", 3], {"shape": np.array([1, 3], np.int64)})
-    report = take_reference(model, tmp_path, ramp(1, 3))
-    assert not report.rows.repeated
-    (finding,) = check_reference(report)
-    assert (finding.code, finding.severity) == ("batch-not-kept", "warning")
-    assert "fails with a batch of 2" in finding.text
-    assert finding.cure == "fix it at 1"
 
 
 def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path) -> None:

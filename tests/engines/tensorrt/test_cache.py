@@ -42,16 +42,6 @@ def test_a_cache_is_written(trt: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorrt_rtx
-@pytest.mark.gpu
-def test_a_cache_is_read_again(trt: Any, tmp_path: Path) -> None:
-    for _ in range(2):
-        build = Build(trt)
-        cache = TimingCache(tmp_path / "timing.cache")
-        assert cache.attach(build.config, build.log) == []
-        assert cache.save(build.config) == []
-
-
-@pytest.mark.tensorrt_rtx
 def test_what_another_process_wrote_meanwhile_is_merged(trt: Any, tmp_path: Path) -> None:
     path = tmp_path / "timing.cache"
     mine, theirs = Build(trt), Build(trt)

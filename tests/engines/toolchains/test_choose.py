@@ -42,31 +42,6 @@ DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
 NO_GPU = not toolchain.detect_gpus()
 
 
-@pytest.fixture
-def model(mlp_path: Path) -> Model:
-    return load_model(mlp_path)
-
-
-@pytest.fixture
-def groups(model: Model) -> tuple[LayerGroup, ...]:
-    return find_groups(model)
-
-
-def uniform(model: Model, groups: tuple[LayerGroup, ...], precision: Precision) -> PrecisionPlan:
-    free = {g.id: precision if g.pinned is None else Precision.FP32 for g in groups}
-    return PrecisionPlan(model.sha256, free)
-
-
-@pytest.fixture
-def fp32(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
-    return uniform(model, groups, Precision.FP32)
-
-
-@pytest.fixture
-def fp16(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
-    return uniform(model, groups, Precision.FP16)
-
-
 def measured(found: Measurement | Failure) -> Measurement:
     assert isinstance(found, Measurement), found
     return found
@@ -366,12 +341,11 @@ def test_a_workspace_may_have_any_name(mlp_path: Path, tmp_path: Path, settings:
     folder.mkdir()
     path = Path(shutil.copy(mlp_path, folder / "the model.onnx"))
     model = load_model(path)
-    groups = find_groups(model)
     workspace = make_workspace(path, folder, {"x": np.ones((2, 32), np.float32)}, count=2)
-    workload = Workload(GroupedModel(model, groups), workspace)
+    workload = Workload(GroupedModel(model, find_groups(model)), workspace)
     with open_toolchain("auto", load_target("cpu"), workload, settings) as tools:
         assert not isinstance(tools.reference_model.reference("search"), Failure)
-        measured(tools.evaluate(uniform(model, groups, Precision.FP16)))
+        measured(tools.evaluate(workload.grouped.uniform(Precision.FP16)))
 
 
 @pytest.mark.gpu

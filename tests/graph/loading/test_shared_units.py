@@ -9,7 +9,7 @@ import pytest
 from onnx import NodeProto, helper
 
 from mptune.data.archive import read_samples
-from mptune.data.metrics.accuracy import compare_outputs
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.parts import LEAST_SHARE, OutputParts, cover_held_out, find_parts, load_parts
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.limits import error_of
