@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -99,13 +100,23 @@ def run_tests(tree: Path, tests: list[str], limit_s: float, without: list[str]) 
     """``caught`` and by which test; or ``survived``, or ``limit``."""
     options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", f"--basetemp={tree.parent / 'temporary'}"]
     options += [f"--deselect={test}" for test in without]
-    words = ["timeout", "--signal=KILL", str(limit_s), sys.executable, "-m", "pytest", *options, *tests]
+    words = ["timeout", "--signal=KILL", str(10 * limit_s), sys.executable, "-m", "pytest", *options, *tests]
     own = {"PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": str(tree.parent / "bytecode"), "CI": "1"}
     with (tree.parent / "log").open("w+") as log:  # no pipe: a process that a killed test leaves would hold it open
-        code = subprocess.call(words, cwd=tree, env={**os.environ, **own}, stdout=log, stderr=log)
+        code = subprocess.call(
+            words,
+            cwd=tree,
+            env={**os.environ, **own},
+            stdout=log,
+            stderr=log,
+            # Seconds of the processor, which a busy machine does not change; of each process that a test starts, too.
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s))),
+        )
         log.seek(0)
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", log.read(), re.MULTILINE)
-    outcome = {0: "survived", 5: "survived", -9: "limit", 137: "limit"}.get(code, "caught")  # 5: none were collected
+    outcome = {0: "survived", 5: "survived", -9: "limit", 137: "limit", -24: "limit", 152: "limit"}.get(
+        code, "caught"
+    )  # 5: none were collected
     return outcome, "" if outcome != "caught" else failed[1] if failed else f"pytest ends with {code}"
 
 
@@ -127,7 +138,7 @@ def judge(tree: Path, change: Change, limit_s: float, without: tuple[str, ...] =
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("--seed", 1), ("--count", 60), ("--limit", 90)):
-        parser.add_argument(name, type=int, default=default, help="seconds" if name == "--limit" else None)
+        parser.add_argument(name, type=int, default=default, help="CPU seconds" if name == "--limit" else None)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []

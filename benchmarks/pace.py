@@ -66,7 +66,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("tuning/runs/search_run:_guide", "sampler: prior"),
     ("processes/process:close", "processes: end"),
     ("processes/process:kill", "processes: end"),
-    ("processes/parent:_start", "processes: wait for start"),
+    ("processes/parent:_wait_for_end", "processes: end"),
+    ("processes/parent:kill", "processes: end"),
     ("processes/once", "GPU: wait for the probe"),
     ("engines/toolchains/probing", "GPU: wait for the probe"),
     ("engines/toolchains/choose", "GPU: detect, choose the target"),
@@ -189,13 +190,18 @@ class Clock:
 
     def around_jobs(self, process: type, worker: type) -> list[Any]:
         """Patches that time the stages of jobs, as the worker announces them."""
-        messages, call = process._messages, worker._call  # type: ignore[attr-defined]
+        call = worker._call  # type: ignore[attr-defined]
+        name = "_receive" if hasattr(process, "_receive") else "_messages"  # in older checkouts several at once
+        receive = getattr(process, name)
 
-        def watched(of: Any) -> Iterator[Any]:
-            for message in messages(of):
-                if message[0] == "stage" and threading.current_thread() is threading.main_thread():
-                    self.stage(str(getattr(message[1], "value", message[1])))
-                yield message
+        def watch(message: Any) -> Any:
+            if message[0] == "stage" and threading.current_thread() is threading.main_thread():
+                self.stage(str(getattr(message[1], "value", message[1])))
+            return message
+
+        def watched(of: Any) -> Any:
+            received = receive(of)
+            return watch(received) if name == "_receive" else map(watch, received)
 
         def called(of: Any, job: Any, timeout_s: float) -> Any:
             if threading.current_thread() is not threading.main_thread():  # beside what the search does
@@ -208,7 +214,7 @@ class Clock:
             finally:
                 self.stage("")
 
-        return [mock.patch.object(process, "_messages", watched), mock.patch.object(worker, "_call", called)]
+        return [mock.patch.object(process, name, watched), mock.patch.object(worker, "_call", called)]
 
     @contextlib.contextmanager
     def running(self, toolchain: type | None = None) -> Iterator[None]:

@@ -38,7 +38,7 @@ def identity_of(file: RunFile) -> dict[str, Any]:
     """What a study is made with, by the names that messages use: runs share one only where all of it is equal.
 
     Of target, engine and search space counts what they came to, not how they were named. Metrics are not in it: a study
-    is of one metric, and ``check_metrics`` compares scripts and functions.
+    is of one metric, and ``check_metrics`` compares scripts.
     """
     settings = _by_label(file.fixed_settings)
     for name in (TARGET, "engine", "space"):

@@ -34,7 +34,8 @@ from mptune.json_form import JsonForm
 from mptune.processes.child import WorkerState
 from mptune.resources import demo_model
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
-from mptune.targets.target import detect_gpus, load_target, match_target
+from mptune.targets.detect import detect_gpus
+from mptune.targets.target import load_target, match_target
 
 T = TypeVar("T")
 Status = Literal["holds", "does not hold", "cannot be checked here"]

@@ -103,7 +103,7 @@ class WorkerSettings:
         measure_timeout_s: loading, running and timing one engine over all search samples.
         start_timeout_s: a fresh worker until it answers.
         max_jobs: a worker is replaced after this many jobs, so that leaks cannot add up; None never.
-        metric_timeout_s: one call of a metric of the user's.
+        metric_timeout_s: one call of a script's metric.
         retries: how often a job that failed through a fault of the machine is tried again; then the search stops.
     """
 
@@ -319,7 +319,7 @@ class InMemory:
 
     Attributes:
         content: an array, a mapping of arrays, or a sequence with one mapping per sample
-            (``mptune.data.forms.samples``).
+            (``mptune.data.arrays``).
     """
 
     content: Any = field(repr=False)

@@ -25,16 +25,10 @@ import mptune
 from mptune import rundir
 from mptune.api import choosing, searching
 from mptune.choice import ChoiceLimits
-from mptune.engines.base import ReferenceReport
-from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import (
-    BaselineError,
-    DataError,
-    ModelError,
     PlanError,
     RunError,
     SettingsError,
-    SpaceError,
     TargetError,
 )
 from mptune.graph.grouping.groups import find_groups
@@ -203,11 +197,6 @@ def test_pick(place: Path) -> None:
     assert mptune.report(run).chosen_reason == "the knee of the front", "a pick that failed changes nothing"
 
 
-def test_limits_of_a_search(place: Path) -> None:
-    assert not search(make_toolchain(), max_error=1e-20).limits_met
-    assert search(make_toolchain(), max_error=1e-2).limits_met
-
-
 @pytest.mark.smoke
 def test_apply(place: Path, searched: Front) -> None:
     written = mptune.apply("model.onnx", "model.mptune/chosen/plan.json", "mixed.onnx")
@@ -254,58 +243,7 @@ def test_another_metric_needs_no_new_build(searched: Front) -> None:
     assert [(p.plan, p.judged_error) for p in third.points] == [(p.plan, p.judged_error) for p in searched.points]
 
 
-def test_ranges_shape_the_search(place: Path) -> None:
-    ranges = {
-        "block0.wide": TensorRange(700.0, (1, 64)),
-        "block1.wide": TensorRange(1e5, (1, 64)),
-    }
-    toolchain = make_toolchain(ranges=ranges)
-    front = search(toolchain, budget=30)
-    groups = find_groups(load_model("model.onnx"))
-    pinned = {g.id for g in groups if "block1/fc1/Gemm" in g.nodes}
-    assert pinned
-    assert front.fp16 is not None
-    assert set(front.fp16.plan.fp32_groups) >= pinned
-    run = json.loads((place / "model.mptune/data/observed.json").read_text())
-    assert run["tensors"]["block1.wide"]["absmax"] == 1e5
-
-
-def test_a_broken_baseline_is_no_precision_problem(place: Path) -> None:
-    spoilt = ReferenceReport("Fake", {"y": {"non_finite": 1.0, "zero_fraction": 0.0, "absmax": 1.0}}, 0.0)
-    toolchain = make_toolchain(report=spoilt)
-    with pytest.raises(BaselineError, match="precision is not the problem"):
-        search(toolchain)
-    assert toolchain.calls == []
-    assert search(make_toolchain()).evaluations == 12, "once it is mended the same command goes on"
-
-
-def test_warnings_stay_with_the_run(place: Path) -> None:
-    diary = Diary()
-    front = search(make_toolchain(), data=None, listener=diary)
-    assert any("random inputs" in f.text for f in front.findings)
-    assert sum("random inputs" in w for w in diary.warnings) == 1
-    assert any("random inputs" in f.text for f in mptune.report("model.mptune").findings)
-
-
 # -- settings and the run directory ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"budget": 0}, SettingsError, "budget="),
-        ({"metric": "relativ_l2"}, SettingsError, "relativ_l2"),
-        ({"sampler": "bayes"}, SettingsError, "no sampler"),
-        ({"space": "defualt"}, SpaceError, "defualt"),
-        ({"data": "none.npz"}, DataError, "none.npz"),
-        ({"model": "none.onnx"}, ModelError, "none.onnx"),
-    ],
-)
-def test_what_is_wrong_is_told(place: Path, changes: dict[str, str], error: type[Exception], message: str) -> None:
-    toolchain = make_toolchain()
-    with pytest.raises(error, match=message):
-        search(toolchain, **changes)  # type: ignore[arg-type]
-    assert toolchain.opened == 0
 
 
 def test_settings_that_change_what_is_measured_cannot_change(place: Path, searched: Front) -> None:
@@ -337,14 +275,16 @@ def test_settings_that_change_what_is_measured_cannot_change(place: Path, search
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("storage", "changes"),
     [
-        {"seed": 1, "engine": "onnxruntime", "space": "transformer", "tf32": True, "data": "other.npz"},
-        {"storage": "sqlite:///x.db"},
-        {},
+        (None, {"seed": 1, "engine": "onnxruntime", "space": "transformer", "tf32": True, "data": "other.npz"}),
+        (None, {"storage": "sqlite:///x.db"}),
+        (None, {}),
+        ("sqlite:///x.db", {"data": "other.npz"}),
+        *(pytest.param("sqlite:///x.db", c, marks=pytest.mark.slow) for c in ({"seed": 1}, {"space": "transformer"})),
     ],
 )
-def test_a_run_without_an_evaluation_pins_nothing(place: Path, changes: dict[str, object]) -> None:
+def test_a_run_without_an_evaluation_pins_nothing(place: Path, storage: str | None, changes: dict[str, object]) -> None:
     """A first command that failed, or was interrupted before anything ran, does not block the corrected one."""
 
     def unavailable(workload: object, settings: object) -> NoReturn:
@@ -354,30 +294,13 @@ def test_a_run_without_an_evaluation_pins_nothing(place: Path, changes: dict[str
     np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))
     failing = {"data": "data.npz", "engine": "tensorrt", "target": "cpu", "open_toolchain": unavailable}
     with pytest.raises(TargetError):
-        mptune.search("model.onnx", **failing)  # type: ignore[arg-type]
+        mptune.search("model.onnx", storage=storage, **failing)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
-        search(make_toolchain(interrupt_after=0))
-    front = search(make_toolchain(device="Fake 2000"), **changes)
+        search(make_toolchain(interrupt_after=0), storage=storage)
+    front = search(make_toolchain(device="Fake 2000"), **{"storage": storage, **changes})
     assert front.evaluations == 12
     assert front.device == "Fake 2000"
     assert json.loads((place / "model.mptune/run.json").read_text())["target"]["device"] == "Fake 2000"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"data": "other.npz"},
-        *(pytest.param(c, marks=pytest.mark.slow) for c in ({"seed": 1}, {"space": "transformer"})),
-    ],
-)
-def test_a_run_in_a_database_without_an_evaluation_pins_nothing(place: Path, changes: dict[str, object]) -> None:
-    rng = np.random.default_rng(5)
-    np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))
-    storage = f"sqlite:///{place}/x.db"
-    with pytest.raises(KeyboardInterrupt):
-        search(make_toolchain(interrupt_after=0), storage=storage)
-    front = search(make_toolchain(device="Fake 2000"), storage=storage, budget=4, **changes)
-    assert (front.evaluations, front.device) == (4, "Fake 2000")
 
 
 @pytest.mark.parametrize("storage", [None, "sqlite:///x.db"])

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import mptune
 import mptune.graph.writing.rewrite
@@ -283,36 +282,14 @@ def test_fp16_all_keeps_what_the_data_show_in_fp32(tmp_path: Path) -> None:
     assert np.isfinite(run(out, {"x": DATA["x"][:1]})["y"]).all()
 
 
-def _written_out_norm(tmp_path: Path, epsilon: float) -> Path:
-    """x / sqrt(mean(x * x) + epsilon), then a product."""
-    rows = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
-    nodes = [
-        helper.make_node("Pow", ["x", "two"], ["square"], "norm/Pow"),
-        helper.make_node("ReduceMean", ["square"], ["mean"], "norm/ReduceMean", axes=[-1]),
-        helper.make_node("Add", ["mean", "epsilon"], ["guarded"], "norm/Add"),
-        helper.make_node("Sqrt", ["guarded"], ["root"], "norm/Sqrt"),
-        helper.make_node("Div", ["x", "root"], ["normed"], "norm/Div"),
-        helper.make_node("MatMul", ["normed", "w"], ["y"], "head/MatMul"),
-    ]
-    constants = {"two": np.float32(2), "epsilon": np.float32(epsilon), "w": rows}
-    graph = helper.make_graph(
-        nodes,
-        "norm",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])],
-        [numpy_helper.from_array(np.array(value), name) for name, value in constants.items()],
-    )
-    return models.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path)
-
-
 def test_fp16_all_warns_with_what_the_structure_shows(tmp_path: Path) -> None:
-    path, messages = _written_out_norm(tmp_path, 1e-9), list[str]()
+    path, messages = models.save(models.decomposed_norm(1e-9), tmp_path), list[str]()
     mptune.apply(path, None, tmp_path / "out.onnx", warn=messages.append)
     assert [text.split(": ")[0] for text in messages[:-1]] == ["vanishing-epsilon", "norm-written-out"]
     assert "the constant 1e-09 is zero in FP16" in messages[0]
     assert "values of this model were not checked" in messages[-1]
     messages.clear()
-    mptune.apply(path, None, tmp_path / "kept.onnx", keep_fp32=["norm*"], warn=messages.append)
+    mptune.apply(path, None, tmp_path / "kept.onnx", keep_fp32=["/norm/*"], warn=messages.append)
     assert [text for text in messages if "were not checked" not in text] == [], "what is kept is no doubt"
 
 

@@ -141,19 +141,6 @@ def test_it_is_packed_with_its_weights(searched: tuple[mptune.Front, Path], tmp_
     assert {"fp32.bin", "fp16.bin", "bf16.bin"} <= names
 
 
-@pytest.mark.slow
-def test_more_is_gained_than_by_fp16_alone(
-    overflowing: tuple[Path, Path], searched: tuple[mptune.Front, Path], tmp_path: Path
-) -> None:
-    path, data = overflowing
-    out = tmp_path / "two.mptune"
-    two = mptune.search(path, data=data, out=out, target=TARGET, budget=BUDGET, progress=False, max_error=0.1)
-    assert not any(point.plan.bf16_groups for point in two.points)
-    assert searched[0].points[0].latency.median_ms < two.points[0].latency.median_ms
-    assert not (out / "weights" / "bf16.bin").exists()
-    assert (searched[1] / "weights" / "bf16.bin").exists()
-
-
 @pytest.mark.parametrize("target", ["t4", "cpu"])
 def test_a_device_without_bf16_is_refused(target: str, overflowing: tuple[Path, Path], tmp_path: Path) -> None:
     path, data = overflowing

@@ -26,7 +26,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.rundir import read_run
 from mptune.settings import LatencySettings
-from mptune.targets.jetson import JetsonState
+from mptune.targets.detect import JetsonState, PowerMode
 from mptune.tuning.front import Front
 from mptune.tuning.runs.confirmation import Confirmation
 from tests.conftest import searched_folder
@@ -112,18 +112,6 @@ def test_every_plan_of_the_front_and_every_seed_is_measured(prepared) -> None:
     assert rounds == [(process, "held_out") for process in (1, 2, 3) for _ in range(plans)]
 
 
-def test_the_time_ends_it_and_the_same_call_goes_on(prepared) -> None:
-    _, fake = prepared
-    slow, diary = FakeToolchain(fake.law, held_out_factor=1.3, delay_s=0.15), Diary()
-    found = confirm(slow, timeout_s=2.0, listener=diary)
-    assert any("the time is over" in text for text in diary.stages)
-    assert not all(plan.measured is not None and plan.measured.remeasured for plan in found.plans)
-    found = confirm(fake)
-    assert all(plan.measured is not None and plan.measured.remeasured for plan in found.plans)
-    calls = [(plan, which) for plan, which, _ in (*slow.calls, *fake.calls)]
-    assert len(calls) == 4 * len(found.plans), "nothing is measured twice"
-
-
 def test_the_size_ends_it(prepared) -> None:
     _, fake = prepared
     with pytest.raises(EndedEarlyError, match="all-FP32 was not measured yet"):
@@ -178,21 +166,11 @@ def test_a_confirmation_is_a_run_directory_of_its_own(prepared) -> None:
     assert Path("model.mptune/front.json").read_bytes() == before, "the prediction stays"
     assert not list((HERE / "data").glob("*.npz")), "samples were lent"
     assert mptune.report(HERE) == found.front
-
-
-def test_another_plan_can_be_picked_of_what_was_measured(prepared) -> None:
-    _, fake = prepared
-    found = confirm(fake)
     other = next(p for p in found.front.points if found.front.chosen is None or p.plan != found.front.chosen.plan)
-    picked = mptune.pick(HERE, plan=other.plan.fingerprint)
-    assert picked.chosen is not None
-    assert picked.chosen.plan == other.plan
+    mptune.pick(HERE, plan=other.plan.fingerprint)
     document = json.loads((HERE / "front.json").read_text())
-    assert document["chosen"] == other.plan.fingerprint
-    assert document["agreement"] == found.to_json()["agreement"]
+    assert (document["chosen"], document["agreement"]) == (other.plan.fingerprint, found.to_json()["agreement"])
     assert "Kendall's tau" in (HERE / "report.html").read_text()
-    written = json.loads((HERE / "chosen" / "plan.json").read_text())["precision"]
-    assert written == {g: str(p) for g, p in other.plan.precision.items()}
     for call in (mptune.confirm, mptune.export):
         with pytest.raises(RunError, match="is a confirmation already"):
             call(HERE)
@@ -335,7 +313,7 @@ class OnJetson(FakeToolchain):
     gpu_mhz = 918.0
 
     def environment(self) -> Environment:
-        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", power_mode=self.mode, gpu_max_mhz=self.gpu_mhz)
+        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", mode=PowerMode(self.mode, gpu_mhz=self.gpu_mhz))
         return replace(super().environment(), jetson=state)
 
 
@@ -351,7 +329,7 @@ def test_each_power_mode_has_a_confirmation_of_its_own(searched: Front) -> None:
     environment = read_run("model.mptune/confirmed/fake-1000-fake-15w")[1].environment
     assert environment is not None
     assert environment.jetson is not None
-    assert environment.jetson.power_mode == "15W"
+    assert environment.jetson.mode.name == "15W"
 
 
 def test_a_confirmation_that_goes_on_in_another_mode_says_so(searched: Front) -> None:
@@ -419,13 +397,6 @@ class TestDamage:
         with pytest.raises(RunError, match="finds other layer groups"):
             confirm(fake)
 
-    @pytest.mark.parametrize("name", ["held_out.npz", "search_reference.npz"])
-    def test_samples_that_are_missing(self, prepared, name: str) -> None:
-        _, fake = prepared
-        (Path("model.mptune/data") / name).unlink()
-        with pytest.raises(RunError, match=f"{name} is missing"):
-            confirm(fake)
-
     def test_no_model_and_no_copy(self, prepared) -> None:
         _, fake = prepared
         Path("model.mptune/weights/model.onnx").unlink()
@@ -482,10 +453,6 @@ class TestExport:
         with pytest.raises(RunError, match=r"fp32\.bin is missing"):
             mptune.export("model.mptune")
         assert not Path("model.mptune.tar.gz").exists()
-
-    def test_a_place_that_cannot_be_written(self, searched: Front) -> None:
-        with pytest.raises(RunError, match="cannot write"):
-            mptune.export("model.mptune", "no/such/folder/out.tar.gz")
 
     def test_a_metric_of_the_users_own_goes_along_by_hand(
         self, place: Path, capsys: pytest.CaptureFixture[str]
@@ -593,22 +560,3 @@ def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
     assert main(["confirm", "device/model.mptune", "--target", "cpu"]) == 0, "its own choice again"
     bank = WeightBank.write(load_model(home / "chosen" / "model.onnx"), place / "bank")
     assert bank.places[Precision.FP32]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["confirm", "nothing"], "does not exist"),
-        (["export", "nothing"], "does not exist"),
-        (["confirm", "model.mptune", "--target", "cpu", "--engine", "tensorrt"], "tensorrt"),
-    ],
-)
-def test_what_cannot_be_done(
-    searched: Front, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 1
-    out, told = capsys.readouterr()
-    assert out == ""
-    error, hint = told.splitlines()[-2:]
-    assert message in error
-    assert hint.startswith("hint: ")

@@ -14,7 +14,6 @@ import onnx
 import pytest
 
 import mptune
-from mptune.cli import main
 from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
 from mptune.engines.toolchains.toolchain import PredictedToolchain
 from mptune.engines.workload import Workload
@@ -25,7 +24,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.listener import Silent
-from tests.conftest import DIGITS, DIGITS_DATA, run_mptune
+from tests.conftest import DIGITS, DIGITS_DATA
 from tests.engines import faults
 from tests.reporting.infer_support import run_alone
 
@@ -122,61 +121,6 @@ def test_the_outputs_of_the_front_are_sketched_as_the_front_says(digits_run: Pat
             assert sum(part[name]["counts"]) + outside == 10 * outputs["count"]
     images = np.load(DIGITS_DATA)["image"]
     assert len(outputs["indices"]) == outputs["count"] < len(images)
-
-
-def test_the_same_command_again_starts_no_trial(digits_run: Path) -> None:
-    again = run_mptune(
-        "search", DIGITS, "--data", DIGITS_DATA, "--budget", 16, "--target", "jetson-orin-nano-8gb", where=digits_run
-    )
-    assert again.returncode == 0
-    assert "/16]" not in again.stderr
-    assert (
-        run_mptune("report", "digits_vit.mptune", where=digits_run).stdout.splitlines()[7:]
-        == again.stdout.splitlines()[7:]
-    )
-
-
-IMAGES = np.zeros((4, 1, 8, 8), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "words"),
-    [
-        ({"picture": IMAGES, "other": IMAGES}, "image"),
-        ({"image": IMAGES, "extra": IMAGES}, "extra"),
-        ({"image": np.zeros((4, 3, 8, 8), np.float32)}, "shape"),
-        ({"image": IMAGES.astype(np.float64)}, "float64"),
-        ({"image": np.full_like(IMAGES, np.nan)}, "NaN"),
-    ],
-    ids=["missing", "extra", "misshapen", "mistyped", "nan"],
-)
-def test_wrong_data_is_one_line_and_a_hint(
-    arrays: dict[str, np.ndarray],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.savez("data.npz", **arrays)  # type: ignore[arg-type]
-    status = main(["search", str(DIGITS), "--data", "data.npz"])
-    assert_refused(status, *capsys.readouterr(), words)
-
-
-def test_a_pickled_array_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "data.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    done = run_mptune("search", DIGITS, "--data", "data.npy", where=tmp_path)
-    assert_refused(done.returncode, done.stdout, done.stderr, "pickle")
-
-
-def assert_refused(status: int, out: str, err: str, words: str) -> None:
-    assert status == 1
-    assert out == ""
-    error, hint = err.strip().splitlines()[-2:]
-    assert error.startswith("error: ")
-    assert words in error
-    assert hint.startswith("hint: ")
-    assert "Traceback" not in err
 
 
 class Misbehaving(PredictedToolchain):

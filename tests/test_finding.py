@@ -8,64 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from mptune.finding import CODES, Finding, OutputColumns, Where
-
-ERRORS = {
-    "reference-not-finite",
-    "reference-zero",
-    "not-deterministic",
-    "rows-mix",
-    "batch-not-kept",
-    "engine-differs",
-}
-INFO = {
-    "near-zero",
-    "agrees",
-    "state-fed-back",
-    "value-dependent-shape",
-    "broadcast",
-    "long-sum",
-    "no-fp16-kernel",
-    "no-bf16-kernel",
-    "target-not-here",
-    "one-size-tried",
-}
-WARNINGS = {
-    "overflow",
-    "vanishing-epsilon",
-    "vanishing-values",
-    "spacing",
-    "stagnation",
-    "cancellation",
-    "index-in-float",
-    "mask",
-    "norm-written-out",
-    "int64-range",
-    "output-constant",
-    "random-data",
-    "constant-data",
-    "duplicate-samples",
-    "too-few-samples",
-    "data-do-not-fit",
-    "one-sample-decides",
-    "held-out-differs",
-    "column-hidden",
-    "quantised-parts",
-    "operators-out-of-reach",
-    "reference-depends-on-optimisation",
-    "emulation-differs",
-    "already-mixed",
-    "nothing-to-tune",
-    "stale-rows",
-    "torn-rows",
-    "not-computed",
-    "tf32-reference",
-    "tf32-candidate",
-    "outputs-permuted",
-    "attribute-differs",
-    "first-difference",
-    "precision",
-}
+from mptune.finding import Finding, OutputColumns, Where
 
 
 def _finding(**changes: object) -> Finding:
@@ -79,17 +22,6 @@ def _finding(**changes: object) -> Finding:
         "cure": "keep the group in FP32",
     }
     return Finding(**{**given, **changes})  # type: ignore[arg-type]
-
-
-def test_the_codes_and_their_severities_are_fixed() -> None:
-    by_severity = {
-        severity: {code for code, info in CODES.items() if info.severity == severity}
-        for severity in ("error", "warning", "info")
-    }
-    assert by_severity == {"error": ERRORS, "warning": WARNINGS, "info": INFO}
-    assert all(info.meaning and "\n" not in info.meaning for info in CODES.values())
-    with pytest.raises(TypeError):
-        CODES["mine"] = CODES["mask"]  # type: ignore[index]
 
 
 def test_json_has_every_key_always() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,12 +106,6 @@ def test_inspect_of_an_overflowing_pow(place: Path, capsys: pytest.CaptureFixtur
     assert [f.to_json() for f in mptune.inspect(model, data="data.npz").findings] == [finding]
 
 
-def test_inspect_of_the_sound_twin(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = powers(place, 2.0)
-    assert inspected(model, capsys, "--data", "data.npz") == []
-    assert mptune.inspect(model, data="data.npz").findings == ()
-
-
 def test_a_search_over_an_overflowing_pow(place: Path) -> None:
     front = search(powers(place, 4.0), name="overflow")
     (finding,) = check_schema(json.loads((place / "model.mptune/front.json").read_text())["findings"])
@@ -122,15 +115,6 @@ def test_a_search_over_an_overflowing_pow(place: Path) -> None:
     assert set(front.findings[0].where.groups) <= set(front.chosen.plan.fp32_groups), "hence info: it is kept in FP32"
     assert mptune.report("model.mptune") == front
     assert front_warnings(front) == front.warnings, "what the plan keeps in FP32 is no warning"
-
-
-def test_a_search_over_the_sound_twin(place: Path) -> None:
-    diary = Diary()
-    front = search(powers(place, 2.0), diary)
-    document = json.loads((place / "model.mptune/front.json").read_text())
-    assert document["findings"] == []
-    assert front.findings == ()
-    assert document["format"] == 1
 
 
 def test_findings_survive_a_resume_and_are_not_listed_twice(place: Path) -> None:
@@ -176,11 +160,3 @@ def test_a_finding_with_a_code_that_does_not_exist_is_refused(place: Path) -> No
     path.write_text(json.dumps(run))
     with pytest.raises(RunError, match="of-the-future"):
         mptune.report("model.mptune")
-
-
-def test_many_findings_of_a_code_are_counted(place: Path) -> None:
-    front = search(powers(place, 4.0), name="overflow")
-    several = tuple(replace(front.findings[0], severity="warning", text=f"number {k}") for k in range(5))
-    shown = front_warnings(replace(front, warnings=("a",), findings=several))
-    assert [text.partition(";")[0] for text in shown[:3]] == ["number 0", "number 1", "number 2"]
-    assert shown[3:] == ("2 more findings 'overflow' are in front.json", "a")

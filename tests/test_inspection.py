@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.errors import BaselineError, DataError, SpaceError
+from mptune.errors import BaselineError
 from mptune.inspection.record import Inspection
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.terminal.inspection import print_inspection, quantity
@@ -141,14 +141,6 @@ def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(
     assert stream.getvalue().count("nothing to") == 1
 
 
-def test_samples_that_repeat_are_reported_once(cnn_path: Path, tmp_path: Path) -> None:
-    images = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", image=images[[0, 1, 2, 3, 4, 5, 0, 1]])
-    inspection = mptune.inspect(cnn_path, data=tmp_path / "data.npz")
-    assert [(f.severity, f.code, f.where.samples) for f in inspection.about] == [("warning", "duplicate-samples", (3,))]
-    assert inspection.warnings == ()
-
-
 def test_nan_inside_is_reported(tmp_path: Path) -> None:
     nodes = [node("Log", ["x"], "l", "log"), node("Relu", ["l"], "m", "relu"), node("Min", ["m", "one"], "y", "min")]
     proto = models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], [constant("one", 1.0)])
@@ -205,11 +197,7 @@ def test_operators_without_a_precision_say_why(tmp_path: Path, monkeypatch: pyte
     assert "operator of the domain 'com.example'" in text
 
 
-def test_what_is_wrong_is_reported(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
-        mptune.inspect(mlp_path, data=tmp_path / "nowhere.npz")
-    with pytest.raises(SpaceError, match="nowhere"):
-        mptune.inspect(mlp_path, space="nowhere")
+def test_a_model_that_cannot_be_observed_is_reported(mlp_data: Path, tmp_path: Path) -> None:
     nodes = [node("Reshape", ["x", "shape"], "y", "r"), node("Relu", ["y"], "z", "relu")]
     proto = models.model(nodes, [value("x", ["n", 32])], [value("z", None)], [constant("shape", [7, 7], np.int64)])
     with pytest.raises(BaselineError, match="cannot be observed in FP32") as caught:

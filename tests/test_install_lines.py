@@ -23,9 +23,7 @@ from mptune.engines.cuda import runtime as cuda
 from mptune.engines.tensorrt.jobs import LibraryReport
 from mptune.engines.tensorrt.library import check_version, install_line
 from mptune.engines.toolchains import choose
-from mptune.targets.detect import cuda_series
-from mptune.targets.jetson import JetsonState
-from mptune.targets.target import Gpu
+from mptune.targets.detect import Gpu, JetsonState, cuda_series
 from tests.engines.engine_support import install
 
 if sys.version_info >= (3, 11):

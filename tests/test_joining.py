@@ -131,6 +131,8 @@ def test_a_search_shares_its_budget_among_the_workers_that_it_starts(
     assert sorted(plan for built in shares for plan in built) == sorted(plans), "no plan is built twice"
     assert sorted(diary.counts) == [(done, BUDGET) for done in range(1, BUDGET + 1)]
     assert front.fp32.held_out is not None, "the front is confirmed in the end"
+    alone = search(mlp_path, mlp_data, tmp_path / "alone.mptune", Opener(opener.folder, 0.0), budget=BUDGET)
+    assert front.hypervolume >= 0.97 * alone.hypervolume, "as good a front as one worker's"
     assert (place / "chosen" / "model.onnx").exists()
     assert not psutil.Process().children(recursive=True)
 

@@ -58,4 +58,4 @@ def test_a_limit_that_nothing_meets(front: Front, capsys: pytest.CaptureFixture[
     # A plan off the front may take less.
     assert "no plan has memory <= 0.005 MB; the nearest is " in capsys.readouterr().out
     assert main(["pick", str(front.run_dir), "--max-memory", "much"]) == 2
-    assert "--max-memory much is not a size" in capsys.readouterr().err
+    assert "Invalid value for '--max-memory': 'much' is not a size" in capsys.readouterr().err

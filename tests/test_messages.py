@@ -132,8 +132,6 @@ _RESTORE = (
          "--shapes image: the input's shape is fixed at (2, 3, 16, 16)", "inputs of any size: none"),
         (["search", "cnn.onnx", "--batch", "4"], 2, "--batch is 4, but the model's batch is fixed (image (2, 3, 16, "
          "16))", "leave it away, or export the model with a dynamic batch"),
-        (["inspect", "cnn.onnx", "--batch", "4"], 2, "--batch is 4, but the model's batch is fixed (image (2, 3, 16, "
-         "16))", "leave it away, or export the model with a dynamic batch"),
         (["search", "d.npz", "--data", "mlp.onnx"], 1, "d.npz is not an ONNX model: arrays",
          "the model comes first; --data takes the samples"),
         (["search", "mlp.onnx", "--target", "orin-nx"], 2, "there is no target 'orin-nx'",
@@ -213,8 +211,6 @@ def test_what_typer_refuses_is_said_in_its_words(
 
 
 def test_python_callers_hear_the_same_of_their_arguments(here: Path) -> None:
-    with pytest.raises(mptune.SettingsError, match=r"shapes= names 'z', which is no input"):
-        mptune.search("mlp.onnx", shapes={"z": (1, 32)})
     with pytest.raises(mptune.SettingsError, match=r"batch= is 4, but the model's batch is fixed"):
         mptune.search("cnn.onnx", batch=4)
     assert mptune.inspect("cnn.onnx", batch=2).groups, "the batch that the model has"

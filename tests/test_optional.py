@@ -59,7 +59,6 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
         "from mptune.cli import main; main(['--help'])",
         "from mptune.cli import main; main(['search', '--help'])",
         "from mptune.cli import main; main(['--version'])",
-        "from mptune.cli import main; main(['search', 'model.onnx', '--budget', '0'])",
     ],
 )
 def test_nothing_heavy_is_imported(statement: str) -> None:

@@ -15,11 +15,6 @@ import mptune.errors
 PACKAGE = Path(mptune.__file__).parent
 
 
-def test_every_public_name_is_there() -> None:
-    for name in mptune.__all__:
-        assert getattr(mptune, name) is not None
-
-
 def test_every_error_is_public() -> None:
     declared = {name for name, value in vars(mptune.errors).items() if isinstance(value, type)}
     errors = {name for name in declared if issubclass(getattr(mptune.errors, name), Exception)}

@@ -105,8 +105,6 @@ def test_every_setting_may_change_in_a_run_or_may_not() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (SearchSettings(seed=1), r"another seed \(0 before, 1 now\)"),
-        (SearchSettings(target="cpu"), r"another target \(auto before, cpu now\)"),
         (
             SearchSettings(latency=LatencySettings(warmup_ms=1.0)),
             r"another latency warmup ms \(200.0 before",

@@ -1,18 +1,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-import pytest
 
 from mptune.files import delete_scratch, scratch_name
 from mptune.rundir import open_run
-from tests.conftest import save_mlp
 
 _WRITES = """
 import sys
@@ -70,23 +64,3 @@ def test_a_run_directory_is_tidied_when_it_is_opened(tmp_path: Path) -> None:
         assert len(list(run.weights.iterdir())) == 2
     with open_run(tmp_path / "run") as run:
         assert not list(run.weights.iterdir())
-
-
-def test_a_killed_search_leaves_no_temporary_models_once_it_is_resumed(tmp_path: Path, mlp_data: Path) -> None:
-    save_mlp(tmp_path / "model.onnx")
-    shutil.copy(mlp_data, tmp_path / "data.npz")
-    options = ["--data", "data.npz", "--target", "cpu", "--budget", "3"]
-    command = [sys.executable, "-m", "mptune", "search", "model.onnx", *options]
-    weights = tmp_path / "model.mptune" / "weights"
-    search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(weights.glob("*-*.onnx")):
-        assert time.monotonic() < deadline
-        assert search.poll() is None, "the search ended before it wrote a temporary model"
-        time.sleep(0.01)
-    search.send_signal(signal.SIGKILL)
-    search.wait()
-    if not list(weights.glob("*-*.onnx")):
-        pytest.skip("the search had deleted its model when it was killed")
-    with open_run(tmp_path / "model.mptune"):
-        assert not list(weights.glob("*-*.onnx"))

@@ -26,14 +26,6 @@ def far(outputs, reference):
 
 def stays(outputs, references, inputs, labels):
     while True: x = 1
-
-
-def text(outputs, references, inputs, labels):
-    return "good"
-
-
-def leaves(outputs, references, inputs, labels):
-    raise SystemExit(7)
 """
 
 
@@ -91,22 +83,14 @@ def test_a_function_of_the_programs_takes_the_whole_set(files: Path) -> None:
     assert set(calls) == {9, 3}, "all search samples, or all held-out ones"
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "line"),
-    [
-        ("stays", "it ran longer than 1 s", "while True"),
-        ("text", "it returned 'good', which is not one number", "def text("),
-        ("leaves", "SystemExit: 7", "raise SystemExit(7)"),
-    ],
-)
-def test_a_wrong_metric_is_one_error_with_its_line(files: Path, name: str, words: str, line: str) -> None:
+def test_a_metric_that_takes_for_ever_is_one_error_with_its_line(files: Path) -> None:
     from mptune.settings import WorkerSettings
 
     with pytest.raises(DataError) as caught:
-        search(files, f"{files / 'mine.py'}:{name}", worker=WorkerSettings(metric_timeout_s=1.0))
-    assert words in caught.value.message
+        search(files, f"{files / 'mine.py'}:stays", worker=WorkerSettings(metric_timeout_s=1.0))
+    assert "it ran longer than 1 s" in caught.value.message
     assert f"{files / 'mine.py'}:" in caught.value.message
-    assert line in caught.value.message
+    assert "while True" in caught.value.message
     assert "\n" not in caught.value.message
 
 

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import pytest
-from pydantic import TypeAdapter
 
 from mptune.errors import SettingsError
 from mptune.settings import SearchSettings, ShapeRange, TensorRtSettings
@@ -28,12 +24,6 @@ def test_what_is_no_shape_is_refused(text: str) -> None:
 def test_what_is_no_range_is_refused(text: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         ShapeRange.parse(text)
-
-
-def test_shapes_survive_json() -> None:
-    shapes = ShapeRange.parse("x:1x2,3x4,5x6")
-    written = json.loads(json.dumps(asdict(shapes)))
-    assert TypeAdapter(ShapeRange).validate_python(written) == shapes
 
 
 def test_an_input_has_one_range() -> None:

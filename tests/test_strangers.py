@@ -17,31 +17,23 @@ from mptune.cli import main
 from mptune.errors import RunError
 from mptune.rundir import open_run, read_run
 from mptune.targets.target import load_target
+from mptune.tuning.front import Front
 from mptune.tuning.runs.model_copy import target_copy
-from tests.conftest import searched_folder
-from tests.fakes import FAST, make_toolchain
+from tests import fakes
+from tests.fakes import make_toolchain
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
-    """A folder with model.onnx and model.mptune, in which that model was searched."""
-    return searched_folder(tmp_path_factory.mktemp("base"), mlp_data, search)
-
-
 @pytest.fixture
-def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it as the working directory."""
-    shutil.copytree(base, tmp_path / "work")
-    monkeypatch.chdir(tmp_path / "work")
+def place(searched: Front, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with model.onnx, and model.mptune, in which that model was searched."""
     monkeypatch.delenv("MPTUNE_STORAGE", raising=False)
-    return tmp_path / "work"
+    return place
 
 
 def search(**settings: object) -> None:
-    wanted = {"data": "data.npz", "budget": 4, "latency": FAST, "out": "model.mptune", **settings}
-    mptune.search("model.onnx", open_toolchain=make_toolchain().open, **wanted)  # type: ignore[arg-type]
+    fakes.search(make_toolchain(), **settings)
 
 
 def change(run: str, edit: Callable[[dict[str, object]], object]) -> None:
@@ -60,7 +52,7 @@ class TestLinks:
     def test_one_out_of_the_directory_is_refused(
         self, place: Path, name: str, command: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        outside, inside = place.parent / "outside", Path("model.mptune") / name
+        outside, inside = place / "outside", Path("model.mptune") / name
         if inside.is_dir():
             shutil.move(inside, outside)
         elif inside.exists():

@@ -10,25 +10,22 @@ import pytest
 import mptune
 from mptune.api.comparing import compare
 from mptune.api.run import open_run
-from mptune.data.archive import read_outputs, save_outputs, save_samples
+from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import EngineError
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import output_error
 from mptune.errors import BaselineError
+from mptune.graph.facts import DependentOutput, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.loading.value_dependent import DependentOutput, shape_facts
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.inspection.model import inspect_model
 from mptune.processes.child import WorkerState
 from mptune.tuning.runs.result import Front
-from mptune.tuning.space import load_space
 from mptune.tuning.steps.baseline import check_reference
-from tests.conftest import save_mlp
 from tests.graph.helpers import run
 from tests.selecting import detector, images, points
 
@@ -104,7 +101,7 @@ def test_a_metric_gets_outputs_whose_shape_cannot_be_compared(tmp_path: Path) ->
     """Two axes differ, and nothing in the model tells: only the user's metric can know."""
     (tmp_path / "mine.py").write_text("def metric(outputs, reference):\n    return outputs['y'].size\n")
 
-    save_outputs(tmp_path / "r.npz", [{"y": np.ones((4, 4), np.float32)}])
+    save_samples(tmp_path / "r.npz", [{"y": np.ones((4, 4), np.float32)}])
     got = [{"y": np.ones((3, 5), np.float32)}]
     found = output_error(WorkerState(), got, tmp_path / "r.npz", f"{tmp_path / 'mine.py'}:metric")
     assert found.value(f"{tmp_path / 'mine.py'}:metric") == 15
@@ -115,26 +112,15 @@ def test_a_metric_gets_outputs_whose_shape_cannot_be_compared(tmp_path: Path) ->
     assert rows.unmatched_rows == 1, "only the number of rows differs: they are compared as a set"
 
 
-def test_inspect_names_it_and_a_twin_without_it_has_none(tmp_path: Path) -> None:
-    inspection = inspect_model(load_model(detector(tmp_path / "m.onnx")), load_space("default"))
-    (finding,) = inspection.findings
-    assert inspection.about == (finding,)
-    assert (finding.code, finding.severity, finding.origin) == (CODE, "info", "inspect")
-    assert [output.name for output in finding.where.outputs] == ["boxes", "scores", "labels", "images"]
-    assert "NonMaxSuppression 'nms'" in finding.text
-    twin = inspect_model(load_model(save_mlp(tmp_path / "mlp.onnx")), load_space("default"))
-    assert not [f for f in twin.findings if f.code == CODE]
-
-
 def test_what_a_file_says_of_its_outputs_is_one_example(tmp_path: Path) -> None:
-    facts = shape_facts(load_model(detector(tmp_path / "m.onnx", declared=5)))
-    assert [output.name for output in facts.outputs] == ["boxes", "scores", "labels", "images"]
+    facts = facts_of(load_model(detector(tmp_path / "m.onnx", declared=5)))
+    assert [output.name for output in facts.dependent_outputs] == ["boxes", "scores", "labels", "images"]
 
 
 def test_the_box_index_of_nms_and_the_positions_of_nonzero_are_known(tmp_path: Path) -> None:
-    (raw,) = shape_facts(load_model(detector(tmp_path / "m.onnx", rows="raw"))).outputs
+    (raw,) = facts_of(load_model(detector(tmp_path / "m.onnx", rows="raw"))).dependent_outputs
     assert raw == DependentOutput("selected", 0, ("nms",), (2,))
-    features, positions = shape_facts(load_model(points(tmp_path / "p.onnx"))).outputs
+    features, positions = facts_of(load_model(points(tmp_path / "p.onnx"))).dependent_outputs
     assert (features.axis, features.is_indices) == (0, False)
     assert (positions.axis, positions.is_indices) == (1, True)
 
@@ -144,7 +130,7 @@ def test_samples_without_a_detection(tmp_path: Path) -> None:
     model = load_model(detector(tmp_path / "m.onnx", threshold=0.98))
     grouped = GroupedModel(model, find_groups(model))
     data, reference, typed = images(tmp_path / "x.npz", 8), tmp_path / "r.npz", tmp_path / "fp16.onnx"
-    dependent = shape_facts(model).outputs
+    dependent = facts_of(model).dependent_outputs
 
     samples = np.load(data)["x"]
     save_samples(tmp_path / "s.npz", [{"x": samples[k : k + 1]} for k in range(8)])
@@ -152,7 +138,7 @@ def test_samples_without_a_detection(tmp_path: Path) -> None:
     state = WorkerState()
     report = ReferenceJob(model.path, tmp_path / "s.npz", reference, "cpu", names).run(state)
     assert check_reference(report) == ()
-    counts = [len(sample["scores"]) for sample in read_outputs(reference)]
+    counts = [len(sample["scores"]) for sample in read_samples(reference)]
     assert min(counts) == 0 < max(counts)
     Rewriter(grouped, WeightBank.write(model, tmp_path)).write(grouped.uniform(Precision.FP16), typed)
     (error,) = ErrorsJob((typed,), Comparison(tmp_path / "s.npz", reference, "cpu", dependent=dependent)).run(state)
@@ -170,7 +156,7 @@ def test_rows_of_detections_are_no_rows_of_the_batch(tmp_path: Path) -> None:
     """Two equal images in a batch: each box is there once for each, so rows differ and nothing is wrong."""
 
     model = load_model(detector(tmp_path / "m.onnx", "batch", threshold=0.0))
-    names = frozenset(output.name for output in shape_facts(model).outputs)
+    names = frozenset(output.name for output in facts_of(model).dependent_outputs)
     x = np.load(images(tmp_path / "x.npz", 1, 2))["x"]
     save_samples(tmp_path / "s.npz", [{"x": x}])
     report = ReferenceJob(model.path, tmp_path / "s.npz", tmp_path / "r.npz", "cpu", names).run(WorkerState())

@@ -2,8 +2,8 @@
 
 Both uniform plans, every group alone in FP16, and random ones. As in a search, groups whose operators have no FP16
 kernel on the device stay in FP32 in all of them: such a node runs on the CPU, and what that costs differs from process
-to process. A few plans with them in FP16 are measured last; they stand by themselves in the file. Rooflines and
-emulations are held against the same files (``benchmarks.roofline``, ``benchmarks.emulation``).
+to process. A few plans with them in FP16 are measured last; they stand by themselves in the file. Emulations
+are held against the same files (``benchmarks.emulation``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python -m benchmarks.published --models FOLDER --json benchmarks/results/published.json
 
 Reads ``tensorrt.csv``, exports the networks it names without trained weights (``architectures``), and predicts each
-latency by the roofline's ``FUSED``. Networks that FOLDER has already are not exported again, and need no torch. A line
+latency by the roofline. Networks that FOLDER has already are not exported again, and need no torch. A line
 for each module and precision: how many, Kendall's tau, median and log-sd of published over predicted; the same with
 each family of architectures, then each module, left out of the fit, and with the shares that large kernels alone reach.
 """

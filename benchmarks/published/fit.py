@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -17,11 +17,11 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
 from mptune.targets.costs import group_costs, ungrouped_cost
-from mptune.targets.roofline import fused, kernel_ms, roofline
+from mptune.targets.roofline import NETWORK_SHARE, Kernels, roofline
 from mptune.targets.target import Target
 
 Predict = Callable[[float], float]
-"""Share of what large kernels reach (``mptune.targets.roofline.fused``) -> ms."""
+"""Share of what large kernels reach (``mptune.targets.roofline``) -> ms."""
 
 
 class Network:
@@ -38,13 +38,13 @@ class Network:
         free = Precision.FP16 if precision == "FP16" else Precision.FP32
         precisions = {g.id: Precision.FP32 if g.pinned else free for g in self._grouped.groups}
         plan = self._grouped.uniform(Precision.FP32).replace(precisions)
-        boundaries = roofline(self._grouped, target, self._shapes, fused(1.0)).boundaries
-        casts_ms = sum(boundary.cost_ms * boundary.casts(plan) for boundary in boundaries)
-        rest_ms = self._rest.fp32_bytes / (target.bandwidth_gbps * 1e6 * fused(1.0).bandwidth)
+        boundaries = roofline(self._grouped, target, self._shapes).boundaries
+        casts_ms = NETWORK_SHARE * sum(boundary.cost_ms * boundary.casts(plan) for boundary in boundaries)
+        rest_ms = Kernels(target, network_share=1.0).moving_ms(self._rest.fp32_bytes)
 
         def predict(share: float) -> float:
-            execution = replace(fused(share), tf32=precision == "TF32")
-            kernels_ms = sum(kernel_ms(cost, target, precisions[g], execution) for g, cost in self._costs.items())
+            kernels = Kernels(target, tf32=precision == "TF32", network_share=share)
+            kernels_ms = sum(kernels.ms(cost, precisions[group]) for group, cost in self._costs.items())
             return kernels_ms + (casts_ms + rest_ms) / share
 
         return predict

@@ -14,7 +14,7 @@ import onnx
 
 from mptune.api.arguments import ModelLike, data_argument, loaded_model
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner, engine_kinds, is_engine
@@ -31,7 +31,7 @@ from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.settings import DataSettings, read_error
-from mptune.targets.unsearched import already_mixed_findings
+from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings
 

@@ -7,8 +7,12 @@ The file, every key always there::
      "plans": {fingerprint: {"source": "measured" | "emulated", "outputs": {name: SKETCH, the worst first}}},
      "left_out": [fingerprints whose sketches did not fit into the file]}
 
-``SKETCH`` is that of ``mptune.data.run_outputs``. The chosen plan comes first. A plan is there if it was run on the
-held-out samples, and this is its front. The file holds at most ``MOST_BYTES``.
+The chosen plan comes first. A plan is there if it was run on the held-out samples, and this is its front. ``SKETCH``::
+
+    {"shape": [of the first sample], "as_rows": whether rows are compared as sets, "parts": [PART, the worst first],
+     "part_count": n, "error_map": MAP or null}
+
+``_part`` and ``_error_map`` have the keys of ``PART`` and ``MAP``.
 """
 
 from __future__ import annotations
@@ -24,45 +28,46 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
+from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
 from mptune.data.metrics.row_sets import RowSet, aligned_rows
 from mptune.files import READ_ERRORS, read_json, write_text
 from mptune.json_form import encode_float
 
 Outputs = Mapping[str, np.ndarray]
-
 Floats = NDArray[np.float64]
-
+Source = Literal["measured", "emulated"]
 Sketch: TypeAlias = dict[str, Any]
 """JSON; see the module."""
 
+HELD_OUT_NAMES_JSON = "held_out_names.json"
+"""In the run's data directory: the file names of the held-out samples, where each was a file."""
 
-HIGHEST_LEVEL = 255
-"""An error map holds this many steps above 0."""
+FORMAT = 1
 
-BINS = 64
-"""Of histograms; the differences' have one less, so that 0 lies in the middle of one."""
+MOST_BYTES = 1_000_000
+"""Of the file."""
 
-WORST_SAMPLES = 3
-
-MOST_PARTS = 8
-"""Of an output that are sketched."""
-
-MOST_OUTPUTS, MOST_MAPS = 12, 4
-"""Of a plan that are sketched: those with the largest errors."""
+MOST_OUTPUTS, MOST_MAPS, MOST_PARTS, WORST_SAMPLES = 12, 4, 8, 3
+"""Of a plan, those with the largest errors; parts are of an output, samples of a part."""
 
 MOST_VALUES = 1 << 17
 """Of a part that a histogram counts."""
 
+BINS = 64
+"""Of histograms; the differences' have one less, so that 0 lies in the middle of one."""
+
 GRID = 64
 """Rows and columns of an error map, at most."""
+
+HIGHEST_LEVEL = 255
+"""An error map holds this many steps above 0."""
 
 SMALLEST_IMAGE = 8
 """Height and width from which an output is like an image."""
 
 _TAIL, _FAR = 1e-3, 8.0
-"""Where the values beyond these tails stretch the range more than so many times, they are counted outside of it."""
+"""Values beyond these tails are counted outside of a range that they would stretch by more than this factor."""
 
 _LARGEST = 1e300
 """Ranges end here, so that their width is finite."""
@@ -77,30 +82,38 @@ def sketch_outputs(
     row_sets: Sequence[RowSet] = (),
 ) -> dict[str, Sketch]:
     """The sketches of the outputs with the largest errors under the run's metric, the worst first."""
-    ranked = []
+    errors: dict[str, list[tuple[str, tuple[float, ...]]]] = {}  # of the parts of each output, the worst first
     for name in reference[0] if reference else ():
-        statistics = _part_errors(error, name, metric)
-        if statistics and all(name in got and name in wanted for got, wanted in zip(outputs, reference, strict=True)):
-            ranked.append((_badness(*statistics[0][1]), name, statistics))
-    ranked.sort(key=lambda entry: -entry[0])
+        statistics = error.per_output.get(name, {})
+        shown = metric if any(belongs_to(each, metric) for each in statistics) else WORST_PART
+        of_parts = [(each, values) for each, values in statistics.items() if belongs_to(each, shown)]
+        if of_parts and all(name in sample for sample in (*outputs, *reference)):
+            errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
+    worst = sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]
     sketches: dict[str, Sketch] = {}
     maps = 0
-    for _, name, statistics in ranked[:MOST_OUTPUTS]:
+    for name in worst:
         rows = [each for each in row_sets if name in each.names]
         pairs = _pairs(name, outputs, reference, rows)
         if pairs is None:
             continue
-        columns = None if rows else parts.get(name)
-        error_map = None if rows or maps == MOST_MAPS else _error_map(pairs, statistics[0][1])
+        error_map = None if rows or maps == MOST_MAPS else _error_map(pairs, errors[name][0][1])
         maps += error_map is not None
+        columns = None if rows else parts.get(name)
         sketches[name] = {
             "shape": list(np.shape(reference[0][name])),
             "as_rows": bool(rows),
-            "parts": [_part_sketch(pairs, columns, bool(rows), *each) for each in statistics[:MOST_PARTS]],
-            "part_count": len(statistics),
+            "parts": [_part(pairs, columns, bool(rows), *each) for each in errors[name][:MOST_PARTS]],
+            "part_count": len(errors[name]),
             "error_map": error_map,
         }
     return sketches
+
+
+def _badness(*values: float) -> float:
+    """For sorting: NaN is worst."""
+    total = float(sum(values))
+    return math.inf if math.isnan(total) else total
 
 
 def _pairs(
@@ -123,56 +136,49 @@ def _pairs(
     return pairs
 
 
-def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
-    """Write the JSON file that ``load_sketches`` reads, and the directory above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"metric": metric, "samples": samples, "outputs": outputs}
-    write_text(path, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
-
-
-def load_sketches(path: Path, metric: str) -> tuple[int, dict[str, Sketch]] | None:
-    """How many samples there were, and the sketches; None where there are none of this metric, or none readable."""
-    try:
-        document: Any = read_json(path)
-        return (int(document["samples"]), dict(document["outputs"])) if document["metric"] == metric else None
-    except READ_ERRORS:
-        return None
-
-
-def _part_errors(error: OutputError, name: str, metric: str) -> list[tuple[str, tuple[float, ...]]]:
-    """Statistic, and error on each sample, of the parts of an output, the worst first."""
-    statistics = {} if name == ALL_OUTPUTS else error.per_output.get(name, {})
-    wanted = metric if any(belongs_to(each, metric) for each in statistics) else WORST_PART
-    errors = [(each, values) for each, values in statistics.items() if belongs_to(each, wanted)]
-    return sorted(errors, key=lambda entry: -_badness(*entry[1]))
-
-
-def _badness(*values: float) -> float:
-    """For sorting: NaN is worst."""
-    total = float(sum(values))
-    return math.inf if math.isnan(total) else total
-
-
-def _part_sketch(
+def _part(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]],
     parts: OutputParts | None,
     as_rows: bool,
     statistic: str,
     errors: Sequence[float],
 ) -> dict[str, Any]:
-    """``pairs`` are the plan's values and the reference's on each sample, of the same shape."""
-    columns = columns_of_part(statistic)
-    views = [(_columns(got, columns, parts), _columns(wanted, columns, parts)) for got, wanted in pairs]
-    got, wanted, every = _values(views)
-    worst = sorted(range(len(errors)), key=lambda k: -_badness(errors[k]))[:WORST_SAMPLES]
-    largest = _largest(views)
-    if largest is not None and as_rows:
-        largest["index"] = None
-    elif largest is not None and columns and parts and parts.axis is not None and views[0][1] is not pairs[0][1]:
-        largest["index"][parts.axis] += columns[0]
+    """One part of an output, from its statistic and the error on each sample.
+
+    Histograms count every ``every``-th value of all samples; ``largest`` is the largest difference of all values, at
+    an index of the whole output.
+    """
+    columns, first = columns_of_part(statistic), 0
+    if columns and parts and parts.axis is not None and all(parts.fits(wanted.shape) for _, wanted in pairs):
+        first = columns[0]
+        place = (slice(None),) * parts.axis + (slice(first, columns[-1] + 1),)
+        pairs = [(got[place], wanted[place]) for got, wanted in pairs]
+    every = max(1, math.ceil(sum(wanted.size for _, wanted in pairs) / MOST_VALUES))
+    while every > 1 and any(math.gcd(every, length) > 1 for length in pairs[0][1].shape if length > 1):
+        every += 1  # a step that divides a dimension would see some columns only
+    # ``flat`` copies no column of a large output whole.
+    got, wanted = (np.concatenate([pair[k].flat[::every].astype(np.float64) for pair in pairs]) for k in (0, 1))
+    largest: dict[str, Any] | None = None
+    most = -1.0
+    for number, pair in enumerate(pairs):
+        apart = _apart(*pair)
+        if apart.size and apart.max() > most:
+            at = tuple(map(int, np.unravel_index(int(apart.argmax()), apart.shape)))
+            most = float(apart[at])
+            index = [k + first * (parts is not None and axis == parts.axis) for axis, k in enumerate(at)]
+            value, expected = encode_float(most), encode_float(float(pair[1][at]))
+            largest = {"value": value, "reference": expected, "sample": number, "index": None if as_rows else index}
     with np.errstate(all="ignore"):
-        apart = np.subtract(got, wanted)[np.isfinite(wanted)]
-    edges = _range_of(wanted, is_whole=all(array.dtype.kind in "iub" for array in pairs[0]))
+        differences = np.subtract(got, wanted)[np.isfinite(wanted)]
+    low, high = _ends(wanted)
+    edges = low, high, BINS
+    if all(array.dtype.kind in "iub" for array in pairs[0]) and high - low < BINS and max(-low, high) < 2**52:
+        edges = low - 0.5, high + 0.5, int(high - low) + 1  # few whole numbers have a bin each
+    elif high - low <= BINS * np.finfo(np.float64).eps * max(abs(low), abs(high)):
+        margin = 0.5 * abs(low) or 0.5
+        edges = low - margin, high + margin, BINS
+    around = max(map(abs, _ends(differences)))
+    worst = sorted(range(len(errors)), key=lambda k: -_badness(errors[k]))[:WORST_SAMPLES]
     return {
         "statistic": statistic,
         "columns": None if columns is None else list(columns),
@@ -180,105 +186,17 @@ def _part_sketch(
         "worst_samples": [[k, encode_float(errors[k])] for k in worst],
         "reference": _histogram(wanted, *edges),
         "plan": _histogram(got, *edges),
-        "difference": _histogram(apart, *_range_around_zero(apart)),
+        "difference": _histogram(differences, -around, around, BINS - 1 if around else 1),
         "every": every,
         "largest": largest,
     }
 
 
-def _columns(array: np.ndarray, columns: Sequence[int] | None, parts: OutputParts | None) -> np.ndarray:
-    """A view of the part of an array; all of it where it has no such columns."""
-    if columns is None or parts is None or parts.axis is None or not parts.fits(array.shape):
-        return array
-    return array[(slice(None),) * parts.axis + (slice(columns[0], columns[-1] + 1),)]
-
-
-def _largest(views: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any] | None:
-    """The largest absolute difference on any sample, one of which is widened to float64 at a time."""
-    largest, most = None, -1.0
-    for number, (got, wanted) in enumerate(views):
-        apart = _apart(got, wanted)
-        if apart.size and apart.max() > most:
-            place = np.unravel_index(int(apart.argmax()), apart.shape)
-            most = float(apart[place])
-            value, reference = encode_float(most), encode_float(float(wanted[place]))
-            largest = {"value": value, "reference": reference, "sample": number, "index": [int(k) for k in place]}
-    return largest
-
-
-def _values(views: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[Floats, Floats, int]:
-    """Every so many-th value on all samples, as float64: of the plan and of the reference."""
-    every = max(1, math.ceil(sum(wanted.size for _, wanted in views) / MOST_VALUES))
-    while every > 1 and any(math.gcd(every, length) > 1 for length in views[0][1].shape if length > 1):
-        every += 1  # a step that divides a dimension would see some columns only
-    # ``flat`` copies no column of a large output whole.
-    values = [[np.asarray(array.flat[::every]).astype(np.float64) for array in pair] for pair in views]
-    got, wanted = (np.concatenate([np.zeros(0), *arrays]) for arrays in zip(*values, strict=True))
-    return got, wanted, every
-
-
-def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[float]) -> dict[str, Any] | None:
-    sample = max(range(len(errors)), key=lambda k: _badness(errors[k]))
-    apart = _image(_apart(*pairs[sample]))
-    if apart is None:
-        return None
-    scale = float(np.where(np.isfinite(apart), apart, 0.0).max())
-    cells = apart
-    for axis, length in enumerate(apart.shape):
-        starts = np.arange(min(GRID, length)) * length // min(GRID, length)
-        cells = np.maximum.reduceat(cells, starts, axis=axis)
-    shares = np.where(np.isfinite(cells), cells / scale if scale else 0.0, 1.0)
-    levels = np.ceil(np.minimum(shares, 1.0) * HIGHEST_LEVEL).astype(np.uint8)
-    text = base64.b64encode(levels.tobytes()).decode("ascii")
-    return {"sample": sample, "size": list(apart.shape), "scale": scale, "grid": list(levels.shape), "levels": text}
-
-
-def _apart(got: np.ndarray, wanted: np.ndarray) -> Floats:
-    """Absolute differences; 0 where the reference is not finite, inf where only the output is not."""
-    with np.errstate(all="ignore"):
-        apart: Floats = np.empty(wanted.shape)
-        np.subtract(got, wanted, out=apart, dtype=np.float64)
-        np.abs(apart, out=apart)
-    apart[np.isnan(apart)] = np.inf
-    apart[~np.isfinite(wanted)] = 0.0
-    return apart
-
-
-def _image(array: Floats) -> Floats | None:
-    """The largest value over all but height and width; None where the array is not like an image."""
-    if array.ndim < 3 or not array.size:
-        return None
-    *_, height, width, channels = array.shape
-    if array.ndim == 4 and channels <= 4 and min(height, width) >= SMALLEST_IMAGE:
-        return np.asarray(array.max(axis=(0, 3)))
-    if min(width, channels) < SMALLEST_IMAGE:
-        return None
-    return np.asarray(array.reshape(-1, width, channels).max(axis=0))
-
-
-def _range_of(values: Floats, *, is_whole: bool) -> tuple[float, float, int]:
-    """Edges and number of bins for values, far ones left outside; whole numbers have a bin each where they are few."""
-    low, high = _ends(values)
-    if is_whole and high - low < BINS and max(abs(low), abs(high)) < 2**52:
-        return low - 0.5, high + 0.5, int(high - low) + 1
-    if high - low <= BINS * np.finfo(np.float64).eps * max(abs(low), abs(high)):
-        margin = 0.5 * abs(low) or 0.5
-        return low - margin, high + margin, BINS
-    return low, high, BINS
-
-
-def _range_around_zero(values: Floats) -> tuple[float, float, int]:
-    """As ``_range_of``, with 0 in the middle of a bin; one bin where all values are 0."""
-    low, high = _ends(values)
-    largest = max(abs(low), abs(high))
-    return (-largest, largest, BINS - 1) if largest > 0 else (0.0, 0.0, 1)
-
-
 def _ends(values: Floats) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
+    """A range for values, without far ones, which would squeeze the others into one bin."""
+    finite = np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST)
     if not finite.size:
         return 0.0, 0.0
-    finite = np.clip(finite, -_LARGEST, _LARGEST)
     low, high = float(finite.min()), float(finite.max())
     cut = int(finite.size * _TAIL)
     if cut:
@@ -302,15 +220,48 @@ def _histogram(values: Floats, low: float, high: float, bins: int) -> dict[str, 
     }
 
 
-Source = Literal["measured", "emulated"]
+def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[float]) -> dict[str, Any] | None:
+    """The largest difference in each cell of a grid, on the worst sample; None where an output is not like an image.
 
-FORMAT = 1
+    ``scale`` is the difference of the highest level; ``levels`` are bytes of the grid, as Base64.
+    """
+    sample = max(range(len(errors)), key=lambda k: _badness(errors[k]))
+    apart = _apart(*pairs[sample])
+    if apart.ndim < 3 or not apart.size:
+        return None
+    *_, height, width, channels = apart.shape
+    if apart.ndim == 4 and channels <= 4 and min(height, width) >= SMALLEST_IMAGE:
+        apart = apart.max(axis=(0, 3))
+    elif min(width, channels) >= SMALLEST_IMAGE:
+        apart = apart.reshape(-1, width, channels).max(axis=0)
+    else:
+        return None
+    scale = float(np.where(np.isfinite(apart), apart, 0.0).max())
+    cells = apart
+    for axis, length in enumerate(apart.shape):
+        starts = np.arange(min(GRID, length)) * length // min(GRID, length)
+        cells = np.maximum.reduceat(cells, starts, axis=axis)
+    shares = np.where(np.isfinite(cells), cells / scale if scale else 0.0, 1.0)
+    levels = np.ceil(np.minimum(shares, 1.0) * HIGHEST_LEVEL).astype(np.uint8)
+    text = base64.b64encode(levels.tobytes()).decode("ascii")
+    return {"sample": sample, "size": list(apart.shape), "scale": scale, "grid": list(levels.shape), "levels": text}
 
-HELD_OUT_NAMES_JSON = "held_out_names.json"
-"""In the run's data directory: the file names of the held-out samples, where each was a file."""
 
-MOST_BYTES = 1_000_000
-"""Of the file."""
+def _apart(got: np.ndarray, wanted: np.ndarray) -> Floats:
+    """Absolute differences; 0 where the reference is not finite, inf where only the output is not."""
+    with np.errstate(all="ignore"):
+        apart: Floats = np.empty(wanted.shape)
+        np.subtract(got, wanted, out=apart, dtype=np.float64)
+        np.abs(apart, out=apart)
+    apart[np.isnan(apart)] = np.inf
+    apart[~np.isfinite(wanted)] = 0.0
+    return apart
+
+
+def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
+    """Write the JSON file of one plan that ``RunOutputs.of_plans`` reads, and the directory above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, _text({"metric": metric, "samples": samples, "outputs": outputs}) + "\n")
 
 
 @dataclass(frozen=True)
@@ -348,10 +299,14 @@ class RunOutputs:
         by_plan: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
         count = 0
         for fingerprint, source in plans:
-            kept = None if fingerprint in by_plan else load_sketches(folder / f"{fingerprint}.json", metric)
-            if kept is not None and kept[1]:
-                count = kept[0]
-                by_plan[fingerprint] = source, kept[1]
+            try:
+                document: Any = read_json(folder / f"{fingerprint}.json")
+                samples, outputs = int(document["samples"]), dict(document["outputs"])
+                is_same = document["metric"] == metric
+            except READ_ERRORS:
+                continue
+            if is_same and outputs and fingerprint not in by_plan:
+                count, by_plan[fingerprint] = samples, (source, outputs)
         return cls(metric, count, by_plan)
 
     def to_json(self) -> dict[str, Any]:
@@ -368,12 +323,12 @@ class RunOutputs:
             "plans": plans,
             "left_out": left_out,
         }
-        room = MOST_BYTES - len(_text(document)) - sum(len(name) + 4 for name in self.plans)
+        room = MOST_BYTES - len(_text(document).encode()) - sum(len(name) + 4 for name in self.plans)
         for fingerprint, (source, sketches) in self.plans.items():
             without_maps = {name: {**sketch, "error_map": None} for name, sketch in sketches.items()}
             for outputs in (sketches, without_maps):
                 entry = {"source": source, "outputs": outputs}
-                size = len(_text({fingerprint: entry}))
+                size = len(_text({fingerprint: entry}).encode())
                 if size <= room:
                     room -= size
                     plans[fingerprint] = entry
@@ -385,7 +340,7 @@ class RunOutputs:
 
 def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
     """Write ``outputs.json``, whole or not at all."""
-    write_text(path, _text(outputs.to_json()).decode("utf-8") + "\n")
+    write_text(path, _text(outputs.to_json()) + "\n")
 
 
 def read_names(path: Path) -> tuple[str, ...]:
@@ -397,5 +352,5 @@ def read_names(path: Path) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _text(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode("utf-8")
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=False)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.forms.samples import CalibrationSet
-from mptune.data.metrics.accuracy import compare_outputs
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
+from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.causes.agreeing import agreement, tf32
 from mptune.diagnosis.causes.half import has_size_of_fp16, precision
 from mptune.diagnosis.causes.order import not_computed, other_order, stale_rows
@@ -28,7 +28,7 @@ from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Origin, Side, Sides
 from mptune.finding import Finding, by_severity
-from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.facts import facts_of
 from mptune.graph.plan import Precision
 from mptune.settings import Tolerance
 
@@ -193,7 +193,7 @@ def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, fl
     def only(samples: Outputs) -> list[dict[str, np.ndarray]]:
         return [{name: np.asarray(sample[name]) for name in sides.layouts} for sample in samples]
 
-    dependent = [output for output in shape_facts(sides.runner.model).outputs if output.name in sides.layouts]
+    dependent = [output for output in facts_of(sides.runner.model).dependent_outputs if output.name in sides.layouts]
     wanted = only(sides.reference)
     row_sets = find_row_sets(dependent, wanted)
     statistics = compare_outputs(only(sides.candidate), wanted, None, row_sets, any_shape=True).summary()

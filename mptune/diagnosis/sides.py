@@ -18,8 +18,8 @@ from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.jobs.samples import batch_sizes
 from mptune.finding import OutputColumns
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.shapes import shared_units
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 from mptune.settings import Tolerance
@@ -129,7 +129,7 @@ class Sides:
 
     @cached_property
     def _row_sets(self) -> tuple[RowSet, ...]:
-        dependent = [output for output in shape_facts(self.runner.model).outputs if output.name in self.layouts]
+        dependent = [output for output in facts_of(self.runner.model).dependent_outputs if output.name in self.layouts]
         return find_row_sets(dependent, self.runner.exact)
 
     @cached_property

@@ -26,8 +26,8 @@ from mptune.processes.failure import Failure as Failure
 from mptune.processes.failure import FailureKind as FailureKind
 from mptune.processes.failure import Progress as Progress
 from mptune.processes.failure import Stage as Stage
-from mptune.targets.engine_memory import EngineMemory
-from mptune.targets.jetson import PowerMode
+from mptune.targets.detect import PowerMode
+from mptune.targets.target import EngineMemory
 
 if TYPE_CHECKING:
     from mptune.engines.jobs.reference_report import TensorRange

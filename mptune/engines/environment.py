@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mptune.json_form import JsonForm
-from mptune.targets.jetson import JetsonState, ask_nvidia_smi, read_jetson
+from mptune.targets.detect import JetsonState, ask_nvidia_smi, read_jetson
 
 BACKEND_GROUP = "mptune.backends"
 """The group of entry points in which other packages bring backends."""

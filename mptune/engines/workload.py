@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mptune.engines.base import Workspace
+from mptune.graph.facts import DependentOutput, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.value_dependent import DependentOutput, shape_facts
 from mptune.graph.plan import DEFAULT_PRECISIONS
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Workload:
     @cached_property
     def dependent_outputs(self) -> tuple[DependentOutput, ...]:
         """The model's outputs whose shape depends on values."""
-        return shape_facts(self.model).outputs
+        return facts_of(self.model).dependent_outputs
 
     @cached_property
     def bank(self) -> WeightBank:

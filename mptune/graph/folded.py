@@ -8,23 +8,20 @@ of its trials hold the results. What ONNX Runtime does not fold stays: a session
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.helper
-from onnx import numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.inference import without_weights
 from mptune.graph.loading.model import Model, once
-from mptune.graph.loading.value_dependent import SHAPE_OF, computed_beforehand
-from mptune.graph.plan import REDUCED, Precision
-from mptune.graph.writing.weights import chunks, largest_magnitude
+from mptune.graph.ops import SHAPE_OF
+from mptune.graph.plan import REDUCED
 
 WORTHWHILE = 100
 """So many nodes, Constants not counted, are worth a session of their own that folds them."""
@@ -61,7 +58,7 @@ class FoldedValues:
     def read(cls, path: Path, model: Model) -> FoldedValues:
         """Those of the file that ONNX Runtime wrote from what ``write_without_weights`` gave it."""
         proto = onnx.load(path, load_external_data=False)
-        computed = {name for index in shape_computing(model) for name in model.nodes[index].outputs}
+        computed = {name for index in facts_of(model).folded_nodes for name in model.nodes[index].outputs}
         constants = {t.name: t for t in proto.graph.initializer if t.name in computed - model.initializers.keys()}
         return cls({name: tensor for name, tensor in constants.items() if tensor.ByteSize() <= _MOST_BYTES})
 
@@ -69,11 +66,11 @@ class FoldedValues:
         """What a plan's typed model can do without; what the plan computes in a reduced precision stays."""
         if not self.values:
             return LeftOut()
-        reduced = frozenset(i for i in shape_computing(types.model) if resolution.node_precisions[i] in REDUCED)
+        reduced = frozenset(i for i in types.facts.folded_nodes if resolution.node_precisions[i] in REDUCED)
         integers = frozenset(types.integers[value] for value in resolution.casts.keys() & types.integers.keys())
         key = reduced, integers  # nearly always the same
         if key not in self._left_out_by:
-            allowed = shape_computing(types.model) - reduced - {cast.index for cast in types.own_casts}
+            allowed = types.facts.folded_nodes - reduced - {cast.index for cast in types.own_casts}
             self._left_out_by[key] = self._left_out(types.model, allowed, integers)
         return self._left_out_by[key]
 
@@ -82,17 +79,17 @@ class FoldedValues:
 
         A value that is wanted and is folded is a constant then; all others are computed.
         """
-        return self._left_out(model, shape_computing(model), frozenset(wanted)) if self.values else LeftOut()
+        return self._left_out(model, facts_of(model).folded_nodes, frozenset(wanted)) if self.values else LeftOut()
 
     def _left_out(self, model: Model, allowed: frozenset[int], wanted: frozenset[str]) -> LeftOut:
         """Walk back from what is read, as far as it is computed: most of it is folded.
 
-        ``allowed`` nodes, of ``shape_computing``, may be left out; ``wanted`` values are needed in any case.
+        ``allowed`` nodes, of ``Facts.folded_nodes``, may be left out; ``wanted`` values are needed in any case.
         """
         folded = _still_computing(model, allowed)
         outputs = {info.name for info in model.outputs}
         read = set(_read_outside(model)) | wanted
-        for kept in shape_computing(model) - folded:
+        for kept in facts_of(model).folded_nodes - folded:
             read.update(_reads(model, kept))
         stack, computed = list(read), set[int]()
         while stack:
@@ -112,50 +109,14 @@ class FoldedValues:
         return LeftOut(left_out, gone, tuple(self.values[name] for name in entered))
 
 
-@once
-def shape_computing(model: Model) -> frozenset[int]:
-    """Indices of the nodes that compute from shapes and constants alone, Constants among them."""
-    return computed_beforehand(model, SHAPE_OF)
-
-
-def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
-    """Whether an FP32 value is computed from constants alone, among them finite ones beyond a precision, none infinite.
-
-    It is a constant to whoever reads it, and is held as one: beyond the range as the largest finite value.
-    """
-    index = model.producer.get(value)
-    if index is None or index not in shape_computing(model) or not model.info(value).is_float32:
-        return False
-    return precision.largest < _largest_by_node(model)[index] < math.inf
-
-
-@once
-def _largest_by_node(model: Model) -> dict[int, float]:
-    """Node of ``shape_computing`` -> the largest magnitude of the FP32 constants that it computes from."""
-    largest: dict[int, float] = {}
-    for index in sorted(shape_computing(model)):
-        node = model.nodes[index]
-        inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
-        constants = [model.initializers[name] for name in inputs if name in model.initializers]
-        magnitudes = [_magnitude(values) for constant in constants for values in chunks(constant)]
-        magnitudes += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
-        magnitudes += [largest[model.producer[name]] for name in inputs if name not in model.initializers]
-        largest[index] = max(magnitudes, default=0.0)
-    return largest
-
-
-def _magnitude(values: np.ndarray) -> float:
-    return largest_magnitude(values) if values.dtype.kind == "f" else 0.0
-
-
 def is_worthwhile(model: Model) -> bool:
     """Whether so many nodes compute shapes that a session which folds them saves time."""
-    return sum(model.nodes[index].op_type != "Constant" for index in shape_computing(model)) >= WORTHWHILE
+    return sum(model.nodes[index].op_type != "Constant" for index in facts_of(model).folded_nodes) >= WORTHWHILE
 
 
 def _still_computing(model: Model, allowed: frozenset[int]) -> frozenset[int]:
-    """Those of the allowed nodes, of ``shape_computing``, that depend on no other one but for its shape."""
-    stack = list(shape_computing(model) - allowed)
+    """Those of the allowed nodes, of ``Facts.folded_nodes``, that depend on no other one but for its shape."""
+    stack = list(facts_of(model).folded_nodes - allowed)
     lost = set(stack)
     while stack:
         for name in model.nodes[stack.pop()].outputs:
@@ -174,8 +135,8 @@ def _reads(model: Model, index: int) -> set[str]:
 
 @once
 def _read_outside(model: Model) -> frozenset[str]:
-    """Outputs, and values that are read by nodes outside of ``shape_computing``."""
-    inside = shape_computing(model)
+    """Outputs, and values that are read by nodes outside of ``Facts.folded_nodes``."""
+    inside = facts_of(model).folded_nodes
     read = {info.name for info in model.outputs}
     for node in model.nodes:
         if node.index not in inside:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
@@ -51,10 +51,10 @@ def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
 
     A constant that another node reads is not among them.
     """
-    inside, look = steps_inside(fused), Lookup(model)
+    inside, facts = steps_inside(fused), facts_of(model)
     values = {out for node in model.nodes if node.name in inside for out in node.outputs if out}
-    constants = {i for node in model.nodes if node.name in inside for i in node.inputs if i and look.is_scalar(i)}
-    values |= {name for name in constants if all(reader.name in inside for reader in look.readers(name))}
+    constants = {i for node in model.nodes if node.name in inside for i in node.inputs if i and facts.is_scalar(i)}
+    values |= {name for name in constants if all(reader.name in inside for reader in facts.readers(name))}
     return frozenset(values)
 
 

@@ -1,27 +1,25 @@
 """Which inputs and outputs of a node may change to a reduced precision, and to which.
 
 The operators' own schemas decide: an input or output follows the node's precision when its type constraint admits
-``tensor(float)`` and the reduced type, such as ``tensor(float16)``. ``_EXCEPTIONS`` holds, with its reason, what the
-schemas cannot say.
+``tensor(float)`` and the reduced type, such as ``tensor(float16)``. What the schemas cannot say, the table of operators
+says, with its reason (``Operator.fp32``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model, Node, once
-from mptune.graph.loading.tensors import TensorInfo
-from mptune.graph.loading.value_dependent import REASON, shape_arithmetic
-from mptune.graph.plan import PRECISIONS, Precision
-from mptune.graph.schemas import OperatorSchema, onnx_schema
+from mptune.graph.ops import FLOAT_TYPES, MOVEMENT, PRODUCTS, SHAPE_OF, OperatorSchema, onnx_schema, operator
+from mptune.graph.plan import Precision
 
 _FIRST_OPSET = 19
 
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+COMPUTES_SHAPE = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
 
 
 def dequantises_weights(model: Model, node: Node) -> bool:
@@ -50,7 +48,7 @@ def dequantises_weights(model: Model, node: Node) -> bool:
 
 def _multiplies(model: Model, node: Node, weight: str) -> bool:
     """Whether a node is a product of a weight with something that is not dequantised."""
-    if node.op_type not in _PRODUCTS or not node.is_standard or weight not in node.inputs[:2]:
+    if node.op_type not in PRODUCTS or not node.is_standard or weight not in node.inputs[:2]:
         return False
     others = [name for name in node.inputs[:2] if name != weight]
     return len(others) == 1 and not is_dequantised(model, others[0])
@@ -62,7 +60,7 @@ def is_dequantised(model: Model, tensor: str) -> bool:
         node = model.nodes[model.producer[tensor]]
         if node.op_type == "DequantizeLinear":
             return True
-        if node.op_type not in DATA_MOVEMENT or not node.inputs:
+        if node.op_type not in MOVEMENT or not node.inputs:
             return False
         tensor = node.inputs[0]
     return False
@@ -89,50 +87,11 @@ class NodeRule:
     fixed: str | None = None
 
 
-@dataclass(frozen=True)
-class _Exception:
-    reason: str
-    inputs: frozenset[int] = frozenset()
-    """Inputs that stay FP32; empty means the whole node does."""
-
-
-_EXCEPTIONS: dict[str, _Exception] = {
-    "Resize": _Exception("roi and scales are coordinates: FP16 would move them", frozenset({1, 2})),
-    "Upsample": _Exception("scales are coordinates: FP16 would move them", frozenset({1})),
-    "AffineGrid": _Exception("its results are coordinates: FP16 would move them"),
-    "QuantizeLinear": _Exception("scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"),
-    "DequantizeLinear": _Exception("scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"),
-    "DynamicQuantizeLinear": _Exception("computes a scale, which must stay FP32"),
-    "RandomNormal": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "RandomNormalLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "RandomUniform": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "RandomUniformLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "Bernoulli": _Exception("its output takes the input's type, or one that an attribute states"),
-    "Multinomial": _Exception("samples from exact probabilities"),
-    "EyeLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
-    "Range": _Exception("counts: FP16 has no odd integer above 2048"),
-    "OneHot": _Exception("indices and depth count: FP16 has no odd integer above 2048", frozenset({0, 1})),
-    "BitCast": _Exception("reads the bits, which FP16 changes"),
-    "MelWeightMatrix": _Exception("its edges are frequencies: FP16 would move them"),
-    "Optional": _Exception("an optional's type is part of its own"),
-    "OptionalGetElement": _Exception("an optional's type is part of its own"),
-    "OptionalHasElement": _Exception("an optional's type is part of its own"),
-    "QLinearConv": _Exception("scales must stay FP32: small scales vanish in FP16"),
-    "QLinearMatMul": _Exception("scales must stay FP32: small scales vanish in FP16"),
-    "NonMaxSuppression": _Exception("the operator exists in FP32 only"),
-}
-
 _QUANTISED = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8")
 """How the names of quantised operators begin, those of ONNX Runtime's own domain."""
 
 _WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
 """Operators that are named so and compute with activations that are not quantised."""
-
-FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in PRECISIONS}
-"""Names of the element types of tensors -> the precision that each is."""
-
-_READS_ANY = frozenset({"Shape", "Size", "Cast"})
-"""Operators whose result does not depend on the type of their input: it needs no Cast."""
 
 _OPAQUE: Mapping[str, str] = {
     "sequence": "a sequence, which keeps its type",
@@ -155,28 +114,57 @@ def node_rule(model: Model, node: Node) -> NodeRule:
 
 
 def _rule_of(model: Model, node: Node) -> NodeRule:
-    schema = schema_of(model, node)
+    schema, info = schema_of(model, node), model.info
+    row = operator(node.op_type if node.is_standard else "")
+    float_inputs = tuple(i for i, name in enumerate(node.inputs) if name and info(name).is_float32)
+    float_outputs = tuple(i for i, name in enumerate(node.outputs) if name and info(name).is_float32)
+    # What its place in the model, or its domain, rules out.
     if schema is None and not node.is_standard:
         return NodeRule(fixed=f"operator of the domain {node.domain!r}: its types are not known to ONNX")
     if node.has_subgraph:
         return NodeRule(fixed=f"{node.op_type} runs a subgraph, which stays FP32")
     if node.op_type == "Constant" and node.is_standard:
         return NodeRule(fixed="a constant is stored in each type that reads it")
-    has_fp32 = any(model.info(name).is_float32 for name in (*node.inputs, *node.outputs) if name)
-    if has_fp32 and node.index in shape_arithmetic(model):
-        return NodeRule(fixed=REASON)
+    if (float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes:
+        return NodeRule(fixed=COMPUTES_SHAPE)
     if schema is None:
         return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
-    if dequantises_weights(model, node):
-        return _typed_rule(node, schema, model.info)
-    if node.is_standard:
-        return _rule(node, schema, model.info)
+    # What the table rules out, or an attribute types.
+    if row.fp32 and not row.fp32_inputs and not dequantises_weights(model, node):
+        return NodeRule(fixed=row.fp32)
     if is_quantised(node):
         return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
-    chosen = _chosen_by_runtime(node, schema, model.info)
-    if chosen:
-        return NodeRule(fixed=f"the type of its output {chosen!r} does not follow from those of its inputs")
-    return _typed_rule(node, schema, model.info)
+    if node.is_standard and node.op_type in SHAPE_OF:  # whatever the type is
+        return NodeRule(reads_any=float_inputs)
+    if node.is_standard and node.op_type == "Cast":
+        if not float_outputs:
+            return NodeRule(reads_any=float_inputs)
+        if info(node.inputs[0]).dtype in FLOAT_TYPES:
+            return NodeRule(reads_any=float_inputs, fixed="computes nothing: folded where a plan makes it needless")
+        if info(node.inputs[0]).dtype == "string":
+            return NodeRule(fixed="parses text; done once in FP32, then cast")
+        return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), (), "to")
+    if node.is_standard and node.op_type == "ConstantOfShape":
+        precisions = schema.admitted(schema.output_type(0))
+        return NodeRule(precisions, (), (0,), (), "value") if float_outputs else NodeRule()
+    # What the schema says: types of inputs decide, and outputs follow.
+    for name in (*node.inputs, *node.outputs):
+        if name and info(name).dtype in _OPAQUE:
+            return NodeRule(fixed=f"{name!r} is {_OPAQUE[info(name).dtype]}")
+    given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
+    for i in float_outputs:  # such as a state whose optional input is omitted
+        parameter = schema.output_type(i)
+        if parameter not in given and Precision.FP16 in schema.admitted(parameter):
+            return NodeRule(
+                fixed=f"the type of its output {node.outputs[i]!r} does not follow from those of its inputs"
+            )
+    admitting = (i for i in float_inputs if Precision.FP16 in schema.admitted(schema.input_type(i)))
+    inputs = tuple(i for i in admitting if i not in row.fp32_inputs)
+    if not inputs:
+        return NodeRule(fixed=f"{node.op_type} takes no input that could be FP16" if float_inputs else None)
+    bound = {schema.input_type(i) for i in inputs}
+    outputs = tuple(i for i in float_outputs if schema.output_type(i) in bound)
+    return NodeRule(frozenset.intersection(*map(schema.admitted, bound)), inputs, outputs)
 
 
 def schema_of(model: Model, node: Node) -> OperatorSchema | None:
@@ -196,68 +184,3 @@ def casts_integers(model: Model, node: Node) -> bool:
     if node.op_type != "Cast" or not node.is_standard or not model.info(node.outputs[0]).is_float32:
         return False
     return model.info(node.inputs[0]).dtype.startswith(("int", "uint", "bool"))
-
-
-def _rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> NodeRule:
-    exception = _EXCEPTIONS.get(node.op_type)
-    if exception is not None and not exception.inputs:
-        return NodeRule(fixed=exception.reason)
-    if node.op_type in _READS_ANY:
-        return _reads_any_rule(node, schema, info)
-    if node.op_type == "ConstantOfShape":
-        is_float = bool(node.outputs) and info(node.outputs[0]).is_float32
-        return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), (), "value") if is_float else NodeRule()
-    untold = _typed_by_omitted(node, schema, info)
-    if untold:
-        return NodeRule(fixed=f"the input that has the type of its output {untold!r} is omitted")
-    return _typed_rule(node, schema, info, exception.inputs if exception else frozenset())
-
-
-def _typed_rule(
-    node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo], kept: frozenset[int] = frozenset()
-) -> NodeRule:
-    """By the schema alone; the inputs ``kept`` stay FP32."""
-    float_inputs = [i for i, name in enumerate(node.inputs) if name and info(name).is_float32]
-    for name in (*node.inputs, *node.outputs):
-        if name and info(name).dtype in _OPAQUE:
-            return NodeRule(fixed=f"{name!r} is {_OPAQUE[info(name).dtype]}")
-    inputs = tuple(i for i in float_inputs if i not in kept and Precision.FP16 in schema.admitted(schema.input_type(i)))
-    bound = {schema.input_type(i) for i in inputs}
-    outputs = tuple(
-        i for i, name in enumerate(node.outputs) if name and info(name).is_float32 and schema.output_type(i) in bound
-    )
-    if not inputs:
-        return NodeRule(fixed=f"{node.op_type} takes no input that could be FP16" if float_inputs else None)
-    return NodeRule(frozenset.intersection(*map(schema.admitted, bound)), inputs, outputs)
-
-
-def _chosen_by_runtime(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> str:
-    """An FP32 output that could be FP16, and no input says whether it is; "" where there is none."""
-    given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
-    for i, name in enumerate(node.outputs):
-        parameter = schema.output_type(i)
-        if name and info(name).is_float32 and parameter not in given and schema.admitted(parameter):
-            return name
-    return ""
-
-
-def _typed_by_omitted(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> str:
-    """An FP32 output that has the type of an optional input, such as a state, which is not there; "" where none has."""
-    given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
-    for i, name in enumerate(node.outputs):
-        parameter = schema.output_type(i)
-        is_free = parameter in schema.inputs and parameter not in given
-        if name and info(name).is_float32 and is_free and Precision.FP16 in schema.admitted(parameter):
-            return name
-    return ""
-
-
-def _reads_any_rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> NodeRule:
-    reads_any = tuple(i for i, name in enumerate(node.inputs) if name and info(name).is_float32)
-    if node.op_type != "Cast" or not info(node.outputs[0]).is_float32:
-        return NodeRule(reads_any=reads_any)
-    if info(node.inputs[0]).dtype in FLOAT_TYPES:
-        return NodeRule(reads_any=reads_any, fixed="computes nothing: folded where a plan makes it needless")
-    if info(node.inputs[0]).dtype == "string":
-        return NodeRule(fixed="parses text; done once in FP32, then cast")
-    return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), reads_any, "to")

@@ -12,13 +12,14 @@ from pathlib import Path
 from onnx import TensorProto
 
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.toolchains.toolchain import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.constants import masked_row_findings
@@ -28,15 +29,14 @@ from mptune.graph.hazards.interface import interface_findings, state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
 from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, ShapeTable, group_costs, is_folded, node_flops, ungrouped_cost
+from mptune.targets.findings import already_mixed_findings, nothing_to_tune, out_of_reach_findings, quantised_findings
 from mptune.targets.memory import memory_need
 from mptune.targets.target import load_target
-from mptune.targets.unsearched import already_mixed_findings, nothing_to_tune, out_of_reach_findings, quantised_findings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, SearchSpace, make_space
@@ -46,7 +46,7 @@ from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisa
 def summarise_operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
     """The operators of a model, by FLOPs, the most first; a ``Constant`` computes nothing and is none of them."""
     model = grouped.model
-    folded = shape_facts(model).folded
+    folded = facts_of(model).folded
     summaries: dict[str, OperatorSummary] = {}
     for node in model.nodes:
         if node.op_type == "Constant" and node.is_standard:

@@ -1,4 +1,4 @@
-"""What may cross the worker's pipe beside a result: how a job failed, and how far it is. Imports nothing heavy."""
+"""What a worker sends beside a result: how a job failed, and how far it is. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -43,10 +43,6 @@ class FailureKind(str, Enum):
     ERROR = "error"
 
 
-_MACHINE_FAULTS = frozenset({FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.DRIVER, FailureKind.WORKER})
-_INCONCLUSIVE = frozenset({FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY})
-
-
 @dataclass(frozen=True)
 class Failure(JsonForm):
     """A job that gave no result."""
@@ -61,7 +57,8 @@ class Failure(JsonForm):
     @property
     def is_machine_fault(self) -> bool:
         """Whether the machine is at fault, not the plan: such a job is run again."""
-        return self.kind in _MACHINE_FAULTS
+        kinds = FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.DRIVER, FailureKind.WORKER
+        return self.kind in kinds
 
     @property
     def is_inconclusive(self) -> bool:
@@ -69,20 +66,19 @@ class Failure(JsonForm):
 
         What the job causes itself comes again in a fresh process.
         """
-        return self.kind in _INCONCLUSIVE
+        return self.kind in (FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
 
 
 class EngineError(Exception):
     """Raised inside the worker by sessions and CUDA calls; the parent gets it as a ``Failure``."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
-        super().__init__(message)
+        super().__init__(kind, message)  # so it can be pickled
         self.kind = kind
         self.message = message
 
-    def __reduce__(self) -> tuple[type[EngineError], tuple[FailureKind, str]]:
-        """Pickle with both fields."""
-        return type(self), (self.kind, self.message)
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True)

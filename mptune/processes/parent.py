@@ -1,42 +1,59 @@
 """The parent's end of the worker process, in which every engine is built and run.
 
 The parent owns the deadline, kills the whole process tree, and starts the worker again when it is needed. A job is a
-frozen dataclass with ``run(state)``; only jobs, small results, failures and ``MptuneError`` cross the pipe, as
-length-prefixed pickles. A job that raises ``MptuneError`` met a problem that the user has to fix, so the error is
-raised again in the parent; every other exception, crash or timeout comes back as a ``Failure``.
+frozen dataclass with ``run(state)``. One that raises ``MptuneError`` met a problem that the user has to fix, so the
+error is raised again in the parent; every other exception, crash or timeout comes back as a ``Failure``, with a log of
+what the job printed.
 
-What the worker prints, native code included, goes through a second pipe that the parent drains while it waits: it keeps
-the first and the last megabyte in memory and writes them to a log file when the job fails.
-
-POSIX only: process groups, ``selectors`` on pipes and (on Linux) ``PR_SET_PDEATHSIG``.
+POSIX only: process groups, socket pairs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+import psutil  # type: ignore[import-untyped]
 
 from mptune.errors import MptuneError
-from mptune.processes.child import Job, encode
-from mptune.processes.failure import Failure, FailureKind, Progress, Stage
-from mptune.processes.process import WorkerProcess
+from mptune.processes.child import SHOW_STACKS, Job
+from mptune.processes.failure import EngineError, Failure, FailureKind, Progress, Stage
 from mptune.settings import WorkerSettings
 
-# After these the process is replaced: its CUDA context may be lost, or its memory exhausted.
+KEEP_BYTES = 1 << 20
+"""How much of the start and of the end of a job's output its log holds."""
+_STALL_S = 120
+"""The worker may rest this long within a message."""
+_TICK_S = 1.0
+_OVERTIME_S = 5.0
+"""What was sent before the deadline is read for this long after it."""
+_MOST_PRINTED_BYTES = 64 << 20
+"""While a job runs its output may become this large."""
+_END_TIMEOUT_S = 10.0
+"""A process may take this long to end."""
+_SHOWING_S = 0.2
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
-_ABORTED = "the worker was stopped"
-_idle: list[tuple[Mapping[str, str], WorkerProcess]] = []
-"""Environment variables and process, left by a worker (``leave``) to the next one that wants the same variables."""
-T_co = TypeVar("T_co", covariant=True)
+"""After these the process is replaced: its CUDA context may be lost, or its memory exhausted."""
+_ABORTED = Failure(Stage.START, FailureKind.WORKER, "the worker was stopped")
+T = TypeVar("T")
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """The parent's end. Starts the process at the first call, and again after a crash, a timeout or ``max_jobs``.
 
     Thread-safe: calls queue up. The process ends when the worker is closed or the parent ends, however that ends.
@@ -45,29 +62,28 @@ class Worker:
     def __init__(
         self, logs_dir: Path, settings: WorkerSettings | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        """The process starts at the first call."""
+        """The process starts at the first call, with more environment variables than this one's."""
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         """Called with the progress of a long job, in the thread that waits for it."""
         self.on_question: Callable[[Any], Any] = lambda question: None
-        """Answers what a job asks (``WorkerState.ask``), in the thread that waits for it."""
+        """Answers what a job asks (``WorkerState.ask``), in the thread that waits for it. Its time does not count."""
         self._logs_dir = logs_dir
         self._settings = settings or WorkerSettings()
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
-        self._ending: threading.Thread | None = None
-        self._jobs_done = 0
+        self._ending: WorkerProcess | None = None
         self._is_aborted = False
 
     @property
     def pid(self) -> int | None:
         """Process number of the worker; None while there is none."""
-        return None if self._process is None else self._process.pid
+        return None if self._process is None else self._process.popen.pid
 
-    def call(self, job: Job[T_co], timeout_s: float) -> T_co | Failure:
+    def call(self, job: Job[T], timeout_s: float) -> T | Failure:
         """Run a job in the worker; raises an ``MptuneError`` that the job raised.
 
-        ``timeout_s`` is from handing it over until its result is read; a start has ``start_timeout_s`` on top.
+        ``timeout_s`` is from its start until its result is read; until its start the worker has ``start_timeout_s``.
         """
         with self._lock:
             try:
@@ -75,7 +91,7 @@ class Worker:
             except BaseException as error:
                 # An MptuneError is an answer. Anything else (Ctrl-C) left a job running whose result nobody reads.
                 if not isinstance(error, MptuneError):
-                    self._kill()
+                    self._free()
                 raise
 
     def restart(self) -> None:
@@ -88,7 +104,7 @@ class Worker:
         with self._lock:
             process, self._process = self._process, None
             if process is not None:
-                _idle.append((self._environment, process))
+                _idle.append(process)
 
     def close(self) -> None:
         """Let the process end by itself, else kill it. Idempotent; a later call starts a new one."""
@@ -101,184 +117,272 @@ class Worker:
         self._is_aborted = True
         process = self._process
         if process is not None:
-            process.end_now()
+            kill_tree(process.popen)
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, job: Job[T_co], timeout_s: float) -> T_co | Failure:
-        process = self._living()
-        if isinstance(process, Failure):
-            return process
-        request, deadline = encode(("job", job)), time.monotonic() + timeout_s
-        stage, outcome = process.exchange(request, deadline, Stage.BUILD, self.on_progress, self._reply)
-        if outcome == ("gone", None):
-            # It died before it began the job, while it tore down what the last one had left: this job is not at fault.
-            self._kill()
-            process = self._living()
-            if isinstance(process, Failure):
-                return process
-            deadline = time.monotonic() + timeout_s
-            stage, outcome = process.exchange(request, deadline, Stage.BUILD, self.on_progress, self._reply)
-        if self._is_aborted:
-            self._kill()
-            return Failure(stage, FailureKind.WORKER, _ABORTED)
-        if outcome is None:
-            return self._fail(Failure(stage, FailureKind.TIMEOUT, f"no result after {timeout_s:g} s"), job, retire=True)
-        kind, value = outcome
-        if kind == "gone":
-            return self._fail(Failure(stage, *process.cause_of_death()), job, retire=True)
-        if kind == "garbled":
-            return self._fail(Failure(stage, FailureKind.ERROR, value), job, retire=True)
-        if kind == "failure":
-            return self._fail(value, job, retire=value.kind in _RETIRING)
-        process.output.clear()
-        self._count_job()
-        if kind == "error":
-            raise value
-        result: T_co = value
-        return result
-
-    def _living(self) -> WorkerProcess | Failure:
-        """The process, started where there is none or where it ended between two jobs: no job failed then."""
-        if self._is_aborted:
-            return Failure(Stage.START, FailureKind.WORKER, _ABORTED)
-        if self._process is not None and not self._process.is_alive:
-            self._kill()
-        failure = None if self._process is not None else self._start()
-        if failure is not None:
-            return failure
-        assert self._process is not None
-        return self._process
-
-    def _reply(self, question: Any) -> bytes:
-        try:
-            return encode(("answer", self.on_question(question)))
-        except MptuneError as error:
-            return encode(("refused", error))
-
-    def _count_job(self) -> None:
-        self._jobs_done += 1
-        limit = self._settings.max_jobs
-        if limit is not None and self._jobs_done >= limit:
+    def _call(self, job: Job[T], timeout_s: float) -> T | Failure:
+        if self._process is not None and self._process.jobs == self._settings.max_jobs:
             self._end()
-
-    def _start(self) -> Failure | None:
-        self._jobs_done = 0
-        self._process = _take_idle(self._environment)
-        if self._process is not None:
-            return None
-        try:
-            self._process = WorkerProcess(self._environment)
-        except OSError as error:
-            return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
-        if self._is_aborted:  # meanwhile
-            self._process.end_now()
-        message = self._process.wait_until_ready(self._settings.start_timeout_s)
-        self._wait_for_end()  # No two processes share the device and its memory.
-        if self._is_aborted:
-            self._kill()
-            return Failure(Stage.START, FailureKind.WORKER, _ABORTED)
-        if message is None:
-            return None
-        return self._fail(Failure(Stage.START, FailureKind.WORKER, message), None, retire=True)
-
-    def _fail(self, failure: Failure, job: Job[Any] | None, *, retire: bool) -> Failure:
-        """Keep the log, replace or count the worker, and name the log in the failure."""
-        process = self._process
-        assert process is not None
-        if retire:
-            self._kill()
-        else:
-            process.drain()
-        name = type(job).__name__ if job is not None else "start"
-        log_path = process.output.write(self._logs_dir, name)
-        process.output.clear()
-        if not retire:
-            self._count_job()
-        return Failure(failure.stage, failure.kind, failure.message, log_path)
+        while True:
+            if self._process is not None and not self._process.is_alive:
+                self._free()
+            left = self._process or _take_idle(self._environment)
+            try:
+                process = self._process = left or WorkerProcess(self._environment)
+            except OSError as error:
+                return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
+            self._wait_for_end()  # No two processes of a worker have jobs: they share the device and its memory.
+            result: T | Failure = _ABORTED
+            if not self._is_aborted:  # After this ``abort`` kills the process itself.
+                result = process.exchange(job, self._settings.start_timeout_s, timeout_s, self)
+            if self._is_aborted:
+                self._free()
+                return _ABORTED
+            if not isinstance(result, Failure):
+                return result
+            # A process that does not begin a job crashed, or is stuck, in what the last one left: a new one takes it.
+            if left is None or process.stage is not Stage.START:
+                break
+        log_path = process.write_log(self._logs_dir, type(job).__name__)
+        if process.stage is Stage.START:
+            text = f"the worker process did not start: {result.message}"
+            return Failure(Stage.START, FailureKind.WORKER, text, log_path)
+        return replace(result, log_path=log_path)
 
     def _end(self) -> None:
-        """Let the process end by itself, in a thread."""
+        """Have the process end by itself."""
         process, self._process = self._process, None
         if process is not None:
             self._wait_for_end()
-            self._ending = threading.Thread(target=process.close, name="mptune-ending")
-            self._ending.start()
+            process.connection.close()
+            self._ending = process
 
     def _wait_for_end(self) -> None:
-        if self._ending is not None:
-            self._ending.join()
-            self._ending = None
+        process, self._ending = self._ending, None
+        if process is not None:
+            process.close()
 
-    def _kill(self) -> None:
+    def _free(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            process.free()
+
+
+class WorkerProcess:
+    """A process that runs jobs, one after the other.
+
+    Attributes:
+        environment: the variables that it got beside those of this process.
+        jobs: number of jobs that it was given.
+        stage: that the job in work has reached; ``START`` until the process begins it.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Start it; OSError where that cannot be done."""
+        self.environment = environment
+        self.jobs = 0
+        self.stage = Stage.START
+        with contextlib.ExitStack() as stack:
+            ours, theirs = map(stack.enter_context, socket.socketpair())
+            # A file without a name, to which the process appends what it prints, native code and its children included.
+            output = stack.enter_context(tempfile.TemporaryFile())
+            fcntl.fcntl(output, fcntl.F_SETFL, fcntl.fcntl(output, fcntl.F_GETFL) | os.O_APPEND)
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "mptune.processes", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C reaches the parent alone.
+                env={
+                    **os.environ,
+                    **environment,
+                    # Keeps ONNX Runtime 1.29 and later from collecting names of models and facts about the machine.
+                    "ORT_DISABLE_TELEMETRY": "1",
+                    "PYTHONPATH": os.pathsep.join(absolute_sys_path()),
+                    "PYTHONSAFEPATH": "1",  # The working directory must not shadow modules (Python 3.11 and up).
+                },
+            )
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _STALL_S, 0))
+            self._output = os.dup(output.fileno())
+            self.connection = Connection(ours.detach())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take a job."""
+        return not self.connection.closed and self.popen.poll() is None
+
+    def exchange(self, job: Job[T], start_timeout_s: float, timeout_s: float, worker: Worker) -> T | Failure:
+        """Run a job; ``worker`` hears of its progress and answers its questions. Raises the job's ``MptuneError``.
+
+        After a failure the process is killed, unless it is fit for the next job.
+        """
+        if self.jobs > 0:
+            os.ftruncate(self._output, 0)  # what the last job printed
+        self.jobs += 1
+        self.stage = Stage.START
+        try:
+            self._send(job)
+            limit_s = left_s = start_timeout_s
+            turned = time.monotonic()
+            while left_s > -_OVERTIME_S:
+                is_ready = bool(wait([self.connection], min(max(left_s, 0.0), _TICK_S)))
+                if not is_ready and left_s <= 0:
+                    break
+                # A turn counts for a tick at most. If it took longer, this process was stopped (SIGSTOP, a container
+                # that is paused), and perhaps the worker with it, or it answered a question.
+                now = time.monotonic()
+                left_s, turned = left_s - min(now - turned, _TICK_S), now
+                self._shorten_output(_MOST_PRINTED_BYTES)
+                if not is_ready:
+                    if not self.is_alive:  # There is no end of file where a process that it forked holds the socket.
+                        left_s = min(left_s, 0.0)
+                    continue
+                kind, value = self._receive()
+                if kind == "stage":
+                    if self.stage is Stage.START:
+                        limit_s = left_s = timeout_s
+                    self.stage = value
+                elif kind == "progress":
+                    worker.on_progress(value)
+                elif kind == "question":
+                    try:
+                        self._send(("answer", worker.on_question(value)))
+                    except MptuneError as error:
+                        self._send(("refused", error))
+                elif kind == "error":
+                    raise value
+                else:
+                    if isinstance(value, Failure) and value.kind in _RETIRING:
+                        self.kill()
+                    result: T | Failure = value
+                    return result
+            if not self.is_alive:
+                raise self._cause_of_death()
+            with contextlib.suppress(OSError):
+                os.kill(self.popen.pid, SHOW_STACKS)
+                time.sleep(_SHOWING_S)
+            raise EngineError(FailureKind.TIMEOUT, f"no result after {limit_s:g} s")
+        except EngineError as error:
+            self.kill()
+            return Failure(self.stage, error.kind, error.message)
+
+    def _send(self, value: Any) -> None:
+        message = pickle.dumps(value, protocol=5)
+        with contextlib.suppress(OSError):  # A process that is gone, or does not read, gives no answer either.
+            self.connection.send_bytes(message)
+
+    def _receive(self) -> tuple[str, Any]:
+        """The next message; EngineError where there is none."""
+        try:
+            kind, value = pickle.loads(self.connection.recv_bytes())
+        except Exception as error:
+            if isinstance(error, (EOFError, OSError)) and not isinstance(error, BlockingIOError):  # end of file
+                raise self._cause_of_death() from None
+            text = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
+            raise EngineError(FailureKind.ERROR, text) from error
+        return kind, value
+
+    def _cause_of_death(self) -> EngineError:
+        """Why the process is gone, by its exit status and what it printed last."""
+        try:
+            status = self.popen.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return EngineError(FailureKind.CRASH, "closed its connection without an answer")
+        if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            return EngineError(FailureKind.OUT_OF_MEMORY, "killed by SIGKILL, probably because memory ran out")
+        last_words = os.pread(self._output, 4096, max(0, os.fstat(self._output).st_size - 4096)).lower()
+        is_starved = any(words in last_words for words in (b"bad_alloc", b"out of memory", b"memoryerror"))
+        names = {-number.value: f"killed by {number.name}" for number in signal.Signals}
+        text = f"exited with status {status}" if status >= 0 else names.get(status, f"killed by signal {-status}")
+        return EngineError(FailureKind.OUT_OF_MEMORY if is_starved else FailureKind.CRASH, text)
+
+    def _shorten_output(self, most_bytes: int) -> None:
+        """Leave the middle out where there is more."""
+        size = os.fstat(self._output).st_size
+        if size > most_bytes:
+            end = os.pread(self._output, KEEP_BYTES, size - KEEP_BYTES)
+            os.ftruncate(self._output, KEEP_BYTES)
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(self._output, f"\n[... at least {size - 2 * KEEP_BYTES} bytes left out ...]\n".encode() + end)
+
+    def write_log(self, folder: Path, name: str) -> Path | None:
+        """Write what the job printed to a new file; None where that fails: a full disk must not hide the failure."""
+        self._shorten_output(2 * KEEP_BYTES)
+        path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.popen.pid}-{self.jobs:03d}-{name}.log"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.pread(self._output, 3 * KEEP_BYTES, 0))
+        except OSError:
+            return None
+        return path
+
+    def kill(self) -> None:
+        """Kill the whole tree; what was printed stays."""
+        kill_tree(self.popen)
+        self.connection.close()
+
+    def free(self) -> None:
+        """Kill the whole tree, and forget what was printed."""
+        self.kill()
+        os.close(self._output)
+
+    def close(self) -> None:
+        """Let the process end by itself (end of file on its connection), within a limit; then kill what is left."""
+        self.connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_END_TIMEOUT_S)
+        self.free()
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session of its own, its process group and all its descendants; reap it.
+
+    The children of a process that has ended are still in its group. Nothing is stopped first (SIGSTOP): if this process
+    died then, what it had stopped would stay for ever, the guard of the group included.
+    """
+    descendants: list[psutil.Process] = []
+    if process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            descendants = psutil.Process(process.pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for descendant in descendants:  # those outside of the group
+        with contextlib.suppress(psutil.Error):
+            descendant.kill()
+    # A process in an uninterruptible system call (a driver that hangs) dies later; that is not waited for.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_TIMEOUT_S)
+
+
+def absolute_sys_path() -> tuple[str, ...]:
+    """This process' import path as absolute paths."""
+    return tuple(str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path)
+
+
+_idle: list[WorkerProcess] = []
+"""Processes that a worker left (``leave``) to the next one that wants the same environment variables."""
 
 
 def _take_idle(environment: Mapping[str, str]) -> WorkerProcess | None:
-    """A process that was left by a worker with these environment variables; None where there is none."""
-    for entry in tuple(_idle):
-        if entry[0] == environment:
-            _idle.remove(entry)
-            if entry[1].is_alive:
-                return entry[1]
-            entry[1].kill()
+    for process in _idle:
+        if process.environment == environment and process.is_alive:
+            _idle.remove(process)
+            return process
     return None
 
 
 def end_idle() -> None:
     """End the processes that no worker took."""
     while _idle:
-        _idle.pop()[1].close()
+        _idle.pop().close()
 
 
-T = TypeVar("T")
-
-
-class Beside(Generic[T]):
-    """One piece of work in a worker that nobody else uses. It begins at once, and its process ends with it."""
-
-    def __init__(self, worker: Worker, work: Callable[[Worker], T]) -> None:
-        self._worker = worker
-        pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-beside")
-        self._future = pool.submit(self._run, work)
-        pool.shutdown(wait=False)
-
-    def result(self) -> T:
-        """What the work gave, or raised, once it is done and its process has ended."""
-        return self._future.result()
-
-    def stop(self) -> None:
-        """Give the work up, and wait until its process is gone."""
-        self._worker.abort()
-        wait([self._future])
-
-    def _run(self, work: Callable[[Worker], T]) -> T:
-        with self._worker:
-            return work(self._worker)
-
-
-def run_once(
-    job: Job[T],
-    timeout_s: float,
-    words: Callable[[Failure], str] = lambda failure: "",
-    leave_to: Mapping[str, str] | None = None,
-) -> T | str:
-    """The result of a job in a worker of its own, or why it failed: by ``words``, else by its message.
-
-    The process is left to a worker that wants the environment variables ``leave_to``, if given.
-    """
-    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder), None, leave_to) as worker:
+def run_once(job: Job[T], timeout_s: float) -> T | str:
+    """The result of a job in a worker of its own, or why it failed."""
+    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
         result = worker.call(job, timeout_s)
-        if not isinstance(result, Failure):
-            if leave_to is not None:
-                worker.leave()
-            return result
-        return words(result) or result.message  # The log goes with the folder.
+        return result.message if isinstance(result, Failure) else result  # The log goes with the folder.

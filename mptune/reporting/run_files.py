@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mptune.data.check_set import CheckSet, collect_check
+import numpy as np
+
+from mptune.data.check_set import collect_check
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import EngineLayers
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json, writing
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
@@ -64,7 +66,7 @@ def write_run_files(
         bank = WeightBank.write(grouped.model, run.weights)
         recipe, check = BuildRecipe(), None
         if file is not None:
-            recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, shape_inputs(grouped.model))
+            recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, facts_of(grouped.model).shape_inputs)
             with faults.tolerated("chosen/check.npz"):
                 check = check_set_of(run, file, front, front.chosen, grouped)
         opset = None if file is None else file.fixed_settings.opset
@@ -109,7 +111,7 @@ def _record_choice(run: RunDirectory, file: RunFile | None, front: Front) -> Non
 
 def check_set_of(
     run: RunDirectory, file: RunFile, front: Front, chosen: Evaluation, grouped: GroupedModel
-) -> CheckSet | None:
+) -> dict[str, np.ndarray] | None:
     """The first held-out samples, with the error of the chosen plan; search samples where it has no held-out error."""
     fixed, on_onnxruntime = file.fixed_settings, front.engine == "onnxruntime"
     rollout = None

@@ -9,34 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model, once
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
-from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.target import EngineMemory, Target, TargetKind
 
-if TYPE_CHECKING:
-    from mptune.targets.target import Target, TargetKind
+_WORKSPACE_SHARE = 0.25
+"""Of the memory that CPU and GPU share, what a TensorRT kernel may take as scratch memory. Without a limit it is all of
+it, and which kernels are tried depends on what happens to be free during the build."""
 
-USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
+
+_USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
 """Share of the memory that a model can count on. On a Jetson the CPU, the system and the desktop live in it too."""
-
-
-WORKSPACE_SHARE = 0.25
-"""Of the memory that CPU and GPU share, what a TensorRT kernel may take as scratch memory.
-
-Without a limit it is all of it, and which kernels are tried depends on what happens to be free during the build.
-"""
 
 
 def default_workspace_mb(shared_gb: float | None) -> int | None:
     """The limit of TensorRT's workspace where the user gives none, MiB; none where the GPU has its own memory."""
-    return None if shared_gb is None else max(1, int(shared_gb * 1e9 * WORKSPACE_SHARE / 2**20))
+    return None if shared_gb is None else max(1, int(shared_gb * 1e9 * _WORKSPACE_SHARE / 2**20))
 
 
 @dataclass(frozen=True)
@@ -48,6 +42,7 @@ class MemoryNeed:
             counts instead of them.
         fp32_activations: the most that is alive at once of inputs, outputs and values between.
         fp16_activations: the same with every FP32 value in FP16 but for inputs and outputs, which keep their types.
+        fp32_peak: name of the node at which they are alive.
     """
 
     fp32_weights: int
@@ -64,53 +59,27 @@ class MemoryNeed:
         return self.fp16_weights + self.fp16_activations
 
 
+def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
+    """What all-FP32 and all-FP16 need."""
+    table, (weights, _) = ShapeTable(model, shapes), _lifetimes(model)
+    fp32, fp32_peak = _activations(model, table, lambda value: 4)
+    fp16, fp16_peak = _activations(model, table, lambda value: 2)
+    fp32_weights, fp16_weights = (sum(_weight_bytes(model, table, name, size) for name in weights) for size in (4, 2))
+    return MemoryNeed(fp32_weights, fp16_weights, fp32, fp16, fp32_peak, fp16_peak)
+
+
 def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Shape]) -> EngineMemory:
     """Predict what a plan's engine takes: every value and constant in the type that the plan gives it."""
-    model, resolution = types.model, types.resolve(plan)
-    table = ShapeTable(model, shapes)
-
-    def float_bytes(tensor: str) -> int:
-        return resolution.computed_in(tensor).nbytes
-
-    def stored(name: str) -> int:
-        if name not in model.initializers:
-            return _weight_bytes(model, table, name, float_bytes(name))
-        needed = resolution.constants.get(name) or {Precision.FP32}
-        return sum(_weight_bytes(model, table, name, p.nbytes) for p in needed)
-
-    weights = sum(stored(name) for name in _weights(model))
-    activations, _ = _peak(model, table, float_bytes)
+    model, resolution, table = types.model, types.resolve(plan), ShapeTable(types.model, shapes)
+    weights = 0
+    for name in _lifetimes(model)[0]:
+        if name in model.initializers:
+            stored_in = resolution.constants.get(name) or {Precision.FP32}
+        else:
+            stored_in = {resolution.computed_in(name)}
+        weights += sum(_weight_bytes(model, table, name, precision.nbytes) for precision in stored_in)
+    activations, _ = _activations(model, table, lambda value: resolution.computed_in(value).nbytes)
     return EngineMemory(None, activations, weights, "predicted")
-
-
-def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
-    """Sum up which values are alive at each node of a model."""
-    table = ShapeTable(model, shapes)
-    fp32, fp32_peak = _peak(model, table, lambda tensor: 4)
-    fp16, fp16_peak = _peak(model, table, lambda tensor: 2)
-    weights = _weights(model)
-    return MemoryNeed(
-        fp32_weights=sum(_weight_bytes(model, table, name, 4) for name in weights),
-        fp16_weights=sum(_weight_bytes(model, table, name, 2) for name in weights),
-        fp32_activations=fp32,
-        fp16_activations=fp16,
-        fp32_peak=fp32_peak,
-        fp16_peak=fp16_peak,
-    )
-
-
-@once
-def _weights(model: Model) -> frozenset[str]:
-    """The constants and folded values that the run reads or gives back; views count as what they show."""
-    folded = shape_facts(model).folded
-    root: dict[str, str] = {}
-    read = {output.name for output in model.outputs}
-    for node in model.nodes:
-        if not is_folded(node, folded):
-            read.update((*node.inputs, *node.captures))
-        elif node.op_type in VIEWS and node.inputs and node.inputs[0] in folded:
-            root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
-    return frozenset(root.get(name, name) for name in read if name in folded)
 
 
 def _weight_bytes(model: Model, table: ShapeTable, name: str, float_bytes: int) -> int:
@@ -121,50 +90,49 @@ def _weight_bytes(model: Model, table: ShapeTable, name: str, float_bytes: int) 
     return table.elements(name) * item_bytes(model, name, float_bytes)
 
 
-def _peak(model: Model, table: ShapeTable, float_bytes: Callable[[str], int]) -> tuple[int, str]:
+def _activations(model: Model, table: ShapeTable, float_bytes: Callable[[str], int]) -> tuple[int, str]:
     """The most bytes alive at once, and the name of the node at which they are."""
-    ends = _ends(model)
     interface = {info.name for info in (*model.inputs, *model.outputs)}
 
-    def size(tensor: str) -> int:
-        return table.elements(tensor) * item_bytes(model, tensor, 4 if tensor in interface else float_bytes(tensor))
+    def size(value: str) -> int:
+        return table.elements(value) * item_bytes(model, value, 4 if value in interface else float_bytes(value))
 
-    given = sum(size(info.name) for info in model.inputs)  # the caller keeps them
     change = np.zeros(len(model.nodes) + 2, np.int64)
-    for name, end in ends.items():
-        change[model.producer[name]] += size(name)
-        change[end + 1] -= size(name)
-    alive = change.cumsum()  # beside the inputs, at each node
+    for value, last in _lifetimes(model)[1].items():
+        change[model.producer[value]] += size(value)
+        change[last + 1] -= size(value)
+    alive = change.cumsum()  # beside the inputs, which the caller keeps, at each node
     peak = int(alive.argmax())
-    return given + int(alive[peak]), model.nodes[peak].name if alive[peak] else ""
+    return sum(size(info.name) for info in model.inputs) + int(alive[peak]), model.nodes[peak].name if alive[
+        peak
+    ] else ""
 
 
 @once
-def _ends(model: Model) -> Mapping[str, int]:
-    """Computed value that has memory of its own -> index of the last node that reads it, directly or through a view.
+def _lifetimes(model: Model) -> tuple[frozenset[str], dict[str, int]]:
+    """The weights, and for each computed value that has memory of its own the index of the last node that reads it.
 
-    What is folded is a weight, and the nodes that do it read nothing at run time.
+    Weights are the constants and folded values that the run reads or gives back. Views count as what they show.
     """
-    folded = shape_facts(model).folded
-    root: dict[str, str] = {}
-    ends: dict[str, int] = {}
+    folded = facts_of(model).folded
     outputs = {info.name for info in model.outputs}
+    root: dict[str, str] = {}  # result of a view -> the value behind it
+    last: dict[str, int] = {}
+    read = {*outputs}
     for node in model.nodes:
-        if is_folded(node, folded):
-            continue
-        read = {root.get(name, name) for name in (*node.inputs, *node.captures)}
-        ends.update(dict.fromkeys(read & ends.keys(), node.index))
-        ends.update((out, node.index) for out in node.outputs if out)
-        is_view = (
-            node.op_type in VIEWS
-            and node.is_standard
-            and all((node.inputs, node.outputs))
-            and node.inputs[0] not in folded
-        )
-        if is_view and node.outputs[0] not in outputs:
+        is_view = node.op_type in VIEWS and node.is_standard and bool(node.inputs and node.outputs)
+        is_free = is_folded(node, folded)  # such a node reads nothing at run time
+        if not is_free:
+            read.update((*node.inputs, *node.captures))
+            behind = {root.get(name, name) for name in (*node.inputs, *node.captures)}
+            last.update(dict.fromkeys(behind & last.keys(), node.index))
+            last.update((out, node.index) for out in node.outputs if out)
+        # A view that is an output is copied, as is one of a weight.
+        if is_view and (node.inputs[0] in folded) is is_free and (is_free or node.outputs[0] not in outputs):
             root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
-            del ends[node.outputs[0]]
-    return {name: len(model.nodes) if name in outputs else end for name, end in ends.items()}
+            last.pop(node.outputs[0], None)
+    last.update((name, len(model.nodes)) for name in outputs & last.keys())
+    return frozenset(root.get(name, name) for name in read if name in folded), last
 
 
 def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False) -> tuple[str, ...]:
@@ -174,21 +142,21 @@ def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False)
     """
     if target.memory_gb is None:
         return ()
-    usable = target.memory_gb * 1e9 * USABLE[target.kind]
+    usable = target.memory_gb * 1e9 * _USABLE[target.kind]
     fp32, fp16 = need.total(Precision.FP32), need.total(Precision.FP16)
-    if fp32 <= usable < 2 * fp32 and measured:
+    if (2 * fp32 if measured else fp32) <= usable:
+        return ()
+    weights, activations = f"weights {need.fp32_weights / 1e9:.2g}", f"activations {need.fp32_activations / 1e9:.2g}"
+    if fp32 <= usable:
         return (
             f"the baseline and a candidate are timed in turn and need up to {2 * fp32 / 1e9:.2g} GB of memory together"
-            f" (all-FP32: weights {need.fp32_weights / 1e9:.2g}, activations {need.fp32_activations / 1e9:.2g}), of"
-            f" which about {usable / 1e9:.2g} GB are free on {target.title}: close other programs (on a Jetson also the"
-            " desktop), or give a smaller --batch or smaller inputs",
+            f" (all-FP32: {weights}, {activations}), of which about {usable / 1e9:.2g} GB are free on {target.title}:"
+            " close other programs (on a Jetson also the desktop), or give a smaller --batch or smaller inputs",
         )
-    if fp32 <= usable:
-        return ()
     shared = ", which the system shares" if target.kind == "jetson" else ""
     fits = "all-FP16 does not fit either" if fp16 > usable else f"all-FP16 needs {fp16 / 1e9:.2g} GB"
     return (
-        f"all-FP32, the baseline, needs about {fp32 / 1e9:.2g} GB of memory (weights {need.fp32_weights / 1e9:.2g}, "
-        f"activations {need.fp32_activations / 1e9:.2g} at {need.fp32_peak!r}), {target.title} has "
-        f"{target.memory_gb:g} GB{shared}; {fits}: give a smaller --batch or smaller inputs",
+        f"all-FP32, the baseline, needs about {fp32 / 1e9:.2g} GB of memory ({weights}, {activations} at"
+        f" {need.fp32_peak!r}), {target.title} has {target.memory_gb:g} GB{shared}; {fits}: give a smaller --batch or"
+        " smaller inputs",
     )

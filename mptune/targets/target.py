@@ -1,4 +1,7 @@
-"""Target profiles: what a device can do, each figure with its source, read from TOML and matched to the GPU here."""
+"""Target profiles: what a device can do, each figure with its source, read from TOML and matched to the GPU here.
+
+And what an engine takes of its memory, as a record keeps it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Collection
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,27 +19,14 @@ import pydantic
 from mptune import resources
 from mptune.errors import TargetError
 from mptune.graph.precision import Precision
-from mptune.targets.detect import Gpu, detect_gpus, parse_capability
-from mptune.targets.jetson import PowerMode, same_memory
-
-__all__ = ["FIGURES", "Gpu", "Target", "detect_gpus", "list_targets", "load_target", "match_target"]
+from mptune.json_form import JsonForm
+from mptune.targets.detect import Gpu, JetsonState, PowerMode, parse_capability
 
 TargetKind = Literal["jetson", "gpu", "cpu"]
 
 FIGURES = (
-    "compute_capability",
-    "sm_count",
-    "gpu_mhz",
-    "fp16_tflops",
-    "bf16_tflops",
-    "fp32_tflops",
-    "tf32_tflops",
-    "bandwidth_gbps",
-    "memory_mhz",
-    "memory_gb",
-    "l2_mb",
-    "launch_us",
-    "power_modes",
+    *("compute_capability", "sm_count", "gpu_mhz", "fp16_tflops", "bf16_tflops", "fp32_tflops", "tf32_tflops"),
+    *("bandwidth_gbps", "memory_mhz", "memory_gb", "l2_mb", "launch_us", "power_modes"),
 )
 """The fields of a profile that need a source."""
 
@@ -45,8 +36,11 @@ of the fit (``benchmarks/published``)."""
 
 _PEAKS = ("fp16_tflops", "bf16_tflops", "fp32_tflops", "tf32_tflops")
 
-_EXAMPLE = "start from one of the files in search_spaces/targets/"
+_MEMORY_TOLERANCE = 0.15
+"""What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
 
+_CLOCK_TOLERANCE = 0.05
+"""The steps of the clock are finer; profiles round it."""
 
 _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 _Part = Annotated[str, pydantic.Field(pattern=r"^p\d{4}-\d{4}$")]
@@ -54,11 +48,10 @@ _Part = Annotated[str, pydantic.Field(pattern=r"^p\d{4}-\d{4}$")]
 
 def _capability(given: object) -> object:
     """A compute capability as a file has it, ``"8.7"``, as two numbers."""
-    if not isinstance(given, str):
-        return given
-    if parse_capability(given) is None:
+    parsed = parse_capability(given) if isinstance(given, str) else given
+    if parsed is None:
         raise ValueError('String should match "8.7"')
-    return parse_capability(given)
+    return parsed
 
 
 class Target(pydantic.BaseModel):
@@ -67,16 +60,13 @@ class Target(pydantic.BaseModel):
     Only title, kind, compute capability and the figures of the roofline are needed in a file.
 
     Attributes:
-        fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s.
-        fp32_tflops: FP32 peak without TF32.
-        memory_gb: memory that engines can use, GB; None where it depends on the machine.
-        sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
-        gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
-        memory_mhz: clock of the memory that its bandwidth holds at; the same.
-        bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0, by the support
-            matrices of TensorRT and TensorRT-RTX).
-        tf32_tflops: the same of TF32: what FP32 groups reach where TF32 is allowed; None as for BF16.
+        fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s; FP32's is without TF32.
+        bf16_tflops: the same of BF16; None where the device has none, as TF32's (before compute capability 8.0, by the
+            support matrices of TensorRT and TensorRT-RTX).
         launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
+        sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
+        memory_gb: memory that engines can use, GB; None where it depends on the machine.
+        gpu_mhz: clock that the peaks hold at, as the bandwidth at ``memory_mhz``: a Jetson's power modes cap them.
         gpu_names: what drivers and device trees call it; parts of the name, in any case.
         part_numbers: of the Jetson modules that the profile is for, such as ``p3767-0005``.
     """
@@ -121,6 +111,28 @@ class Target(pydantic.BaseModel):
         return hashlib.sha256(json.dumps(figures).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class EngineMemory(JsonForm):
+    """What one plan's engine takes, in bytes; None where it is not known.
+
+    Attributes:
+        engine_bytes: size of the engine's file, which holds its weights.
+        context_bytes: what a context takes for values and scratch: the built engine's own figure where it is measured,
+            else the most that is alive at once.
+        weight_bytes: constants as the plan stores them, computed from the model.
+    """
+
+    engine_bytes: int | None
+    context_bytes: int | None
+    weight_bytes: int | None
+    source: Literal["measured", "predicted"]
+
+    @property
+    def total_bytes(self) -> int:
+        """What the engine takes when it is loaded: its file or its weights, and the context."""
+        return max(self.engine_bytes or 0, self.weight_bytes or 0) + (self.context_bytes or 0)
+
+
 def load_target(name_or_path: str) -> Target:
     """Read a profile by its name, or from a TOML file of the user's."""
     return _read(resources.locate("targets", name_or_path, TargetError))
@@ -131,11 +143,9 @@ def check_precisions(target: Target, precisions: Collection[str]) -> None:
     for precision in map(Precision.named, precisions):
         if getattr(target, precision.throughput) is None:
             since = ".".join(map(str, precision.since))
-            raise TargetError(
-                f"{target.title} has no {precision.name}, which --precisions asks for",
-                f"leave {precision} out of --precisions; GPUs of compute capability {since} and newer have it"
-                " (`mptune targets`)",
-            )
+            cure = f"leave {precision} out of --precisions; GPUs of compute capability {since} and newer have it"
+            text = f"{target.title} has no {precision.name}, which --precisions asks for"
+            raise TargetError(text, f"{cure} (`mptune targets`)")
 
 
 def list_targets() -> tuple[Target, ...]:
@@ -145,7 +155,7 @@ def list_targets() -> tuple[Target, ...]:
 
 def _read(path: Path) -> Target:
     """The profile in a file; a figure that is given without a source says so, and TF32 may be inferred."""
-    target = resources.read_toml(path, Target, TargetError, _EXAMPLE)
+    target = resources.read_toml(path, Target, TargetError, "start from one of the files in search_spaces/targets/")
     given = [figure for figure in FIGURES if getattr(target, figure)]
     sources = {figure: target.sources.get(figure, "not stated") for figure in given}
     tf32, capability = target.tf32_tflops, target.compute_capability
@@ -159,61 +169,62 @@ def match_target(gpu: Gpu) -> Target:
 
     Of several profiles of one Jetson module, that whose clock is nearest to the highest that the power mode allows;
     where that is not known, the slowest, whose prediction is the most cautious.
-
-    The stand-in has the GPU's own name, compute capability and memory; the other figures are those of the profile
-    whose compute capability is nearest (newer rather than older, then the smaller device), and their sources say so.
-    It is good enough as a prior: the search fits the scale of all gains to its first two builds.
     """
     profiles = [target for target in list_targets() if target.kind != "cpu"]
     fitting = [target for target in profiles if gpu.part and gpu.part in target.part_numbers]
     fitting = fitting or [
         target
         for target in profiles
-        if can_be(target, gpu.name, gpu.memory_gb) and gpu.compute_capability in (None, target.compute_capability)
+        if _can_be(target, gpu.name, gpu.memory_gb) and gpu.compute_capability in (None, target.compute_capability)
     ]
-    if fitting:
-        return max(fitting, key=lambda target: (_named(target, gpu), *_clocked(target, gpu)))
+    if not fitting:
+        return _stand_in(gpu, profiles)
+
+    def likeness(target: Target) -> tuple[float, float, float]:
+        """How much of the GPU's name the profile's names match, how near its clock is, and the lower clock."""
+        letters = max((len(name) for name in target.gpu_names if name.lower() in gpu.name.lower()), default=0)
+        mhz = target.gpu_mhz or 0.0
+        off = abs(math.log(gpu.mode.gpu_mhz / mhz)) if gpu.mode.gpu_mhz is not None and mhz else 0.0
+        return letters, -off, -mhz
+
+    return max(fitting, key=likeness)
+
+
+def _stand_in(gpu: Gpu, profiles: Collection[Target]) -> Target:
+    """A profile with the GPU's own name, compute capability and memory; the other figures are the nearest profile's.
+
+    Nearest is the compute capability (newer rather than older, then the smaller device), and the sources say so. It is
+    good enough as a prior: the search fits the scale of all gains to its first two builds.
+    """
     kind: TargetKind = "jetson" if gpu.is_jetson else "gpu"
-    nearest = min(profiles, key=lambda target: _distance(target, gpu, kind))
-    source = f"‡ inferred: that of {nearest.name}, the profile nearest to this GPU"
-    own = {"compute_capability": gpu.compute_capability, "memory_gb": gpu.memory_gb}
-    sources = dict.fromkeys((name for name in nearest.sources if name not in ("bf16_tflops", "tf32_tflops")), source)
-    sources |= {figure: "reported by the driver" for figure, value in own.items() if value is not None}
+    major, minor = gpu.compute_capability or (8, 6)  # the most common among GPUs whose driver is too old to report it
+
+    def distance(target: Target) -> tuple[float, ...]:
+        there = target.compute_capability or (0, 0)
+        steps = 10 * (there[0] - major) + there[1] - minor
+        return float(target.kind != kind), abs(steps) + (0.5 if steps < 0 else 0.0), target.fp16_tflops
+
+    nearest = min(profiles, key=distance)
     capability = gpu.compute_capability or nearest.compute_capability
-    bf16_tflops = tf32_tflops = None
-    if capability is not None and capability >= Precision.BF16.since:
-        bf16_tflops = nearest.bf16_tflops or nearest.fp16_tflops
-        tf32_tflops = nearest.tf32_tflops
-        sources |= {"bf16_tflops": source, "tf32_tflops": source}
+    is_ampere = capability is not None and capability >= Precision.BF16.since
+    reported = {"compute_capability": gpu.compute_capability, "memory_gb": gpu.memory_gb}
+    reported = {name: value for name, value in reported.items() if value is not None}
+    peaks = {"bf16_tflops": nearest.bf16_tflops or nearest.fp16_tflops, "tf32_tflops": nearest.tf32_tflops}
+    peaks = {name: peak if is_ampere else None for name, peak in peaks.items()}
+    inferred = f"‡ inferred: that of {nearest.name}, the profile nearest to this GPU"
+    sources = {name: inferred for name in (*nearest.sources, *peaks) if is_ampere or name not in peaks}
     return nearest.model_copy(
         update={
+            **reported,
+            **peaks,
             "name": re.sub(r"[^a-z0-9]+", "-", gpu.name.lower().removeprefix("nvidia")).strip("-") or "gpu",
             "title": gpu.name,
             "kind": kind,
-            "compute_capability": capability,
-            "bf16_tflops": bf16_tflops,
-            "tf32_tflops": tf32_tflops,
-            "memory_gb": gpu.memory_gb or nearest.memory_gb,
-            "sources": sources,
-            "power_modes": (),
-            "gpu_names": (),
-            "part_numbers": (),
+            "sources": sources | dict.fromkeys(reported, "reported by the driver"),
+            **dict.fromkeys(("power_modes", "gpu_names", "part_numbers"), ()),
             "note": f"no profile of its own: peaks and bandwidth are taken from {nearest.name}",
         }
     )
-
-
-def _named(target: Target, gpu: Gpu) -> int:
-    """How many letters of the GPU's name the profile's names match."""
-    return max((len(name) for name in target.gpu_names if name.lower() in gpu.name.lower()), default=0)
-
-
-def _clocked(target: Target, gpu: Gpu) -> tuple[float, float]:
-    """Sort key: largest for the profile whose clock is nearest to the device's, then for the lower clock."""
-    mhz = target.gpu_mhz or 0.0
-    if gpu.mode.gpu_mhz is None or not mhz:
-        return 0.0, -mhz
-    return -abs(math.log(gpu.mode.gpu_mhz / mhz)), -mhz
 
 
 def in_power_mode(target: Target, mode: PowerMode) -> Target:
@@ -222,31 +233,67 @@ def in_power_mode(target: Target, mode: PowerMode) -> Target:
     What is unknown of the mode changes nothing. A mode that leaves more SMs than a module has leaves all of them: fused
     ones need not be in its mask.
     """
-    sms = min(1.0, _ratio(mode.sm_count, target.sm_count))
-    scales = {name: sms * _ratio(mode.gpu_mhz, target.gpu_mhz) for name in _PEAKS if getattr(target, name)}
-    scales |= {"gpu_mhz": _ratio(mode.gpu_mhz, target.gpu_mhz), "sm_count": sms}
-    scales |= dict.fromkeys(("memory_mhz", "bandwidth_gbps"), _ratio(mode.memory_mhz, target.memory_mhz))
-    scales = {name: scale for name, scale in scales.items() if scale != 1.0}
-    figures = {name: getattr(target, name) * scale for name, scale in scales.items()}
+
+    def ratio(limit: float | None, figure: float | None) -> float:
+        return limit / figure if limit and figure else 1.0
+
+    sms, gpu = min(1.0, ratio(mode.sm_count, target.sm_count)), ratio(mode.gpu_mhz, target.gpu_mhz)
+    scales = {"gpu_mhz": gpu, "sm_count": sms, **dict.fromkeys(_PEAKS, sms * gpu)}
+    scales |= dict.fromkeys(("memory_mhz", "bandwidth_gbps"), ratio(mode.memory_mhz, target.memory_mhz))
+    figures = {name: getattr(target, name) * s for name, s in scales.items() if s != 1.0 and getattr(target, name)}
     if "sm_count" in figures:
         figures["sm_count"] = round(figures["sm_count"])
     scaled = {name: f"{target.sources.get(name, 'not stated')}; scaled to power mode {mode}" for name in figures}
     return target.model_copy(update={**figures, "sources": {**target.sources, **scaled}})
 
 
-def _ratio(limit: float | None, figure: float | None) -> float:
-    return limit / figure if limit and figure else 1.0
-
-
-def can_be(target: Target, name: str, memory_gb: float | None) -> bool:
+def _can_be(target: Target, name: str, memory_gb: float | None) -> bool:
     """Whether a device of this name and memory can be the profile's; what is not known of either rules nothing out."""
     if target.gpu_names and not any(known_as.lower() in name.lower() for known_as in target.gpu_names):
         return False
     return memory_gb is None or target.memory_gb is None or same_memory(memory_gb, target.memory_gb)
 
 
-def _distance(target: Target, gpu: Gpu, kind: TargetKind) -> tuple[float, ...]:
-    major, minor = gpu.compute_capability or (8, 6)  # the most common among GPUs whose driver is too old to report it
-    there = target.compute_capability or (0, 0)
-    steps = 10 * (there[0] - major) + there[1] - minor
-    return (float(target.kind != kind), abs(steps) + (0.5 if steps < 0 else 0.0), target.fp16_tflops)
+def same_memory(reported_gb: float, named_gb: float) -> bool:
+    """Whether what a device reports can be the memory in a product's name."""
+    return abs(reported_gb / named_gb - 1) <= _MEMORY_TOLERANCE
+
+
+def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
+    """Where the device here differs from the one that a profile describes, one line each, ending with what to do."""
+    warnings = []
+    is_alike = target.kind == "jetson" and _can_be(target, jetson.model, jetson.memory_gb)
+    if not (jetson.part in target.part_numbers if jetson.part and target.part_numbers else is_alike):
+        memory = "" if jetson.memory_gb is None else f", {jetson.memory_gb:g} GB"
+        part = f", module {jetson.part}" if jetson.part else ""
+        warnings.append(
+            f"this is {jetson.model}{part}{memory}, and the target is {target.title}: what was predicted holds for "
+            "another module; give --target the profile of this one"
+        )
+    mode = jetson.mode
+    scaled = in_power_mode(target, mode)
+    figures = {"sm_count": "{:.0f} SMs", "gpu_mhz": "the GPU {:.0f} MHz", "memory_mhz": "the memory {:.0f} MHz"}
+    pairs = {words: (getattr(scaled, figure), getattr(target, figure)) for figure, words in figures.items()}
+    limits = {w: pair for w, pair in pairs.items() if all(pair) and abs(pair[0] / pair[1] - 1) > _CLOCK_TOLERANCE}
+    if limits:
+        here, assumed = (", ".join(words.format(pair[k]) for words, pair in limits.items()) for k in (0, 1))
+        warnings.append(
+            f"power mode {mode.name or 'here'} leaves {here}, and the profile {target.name} holds for {assumed} "
+            f"({scaled.fp16_tflops:.1f} of {target.fp16_tflops:.1f} TFLOPS in FP16): set the mode that will be "
+            "deployed (sudo nvpmodel -m ID), and go by what is measured in it"
+        )
+    highest, lowest = mode.gpu_mhz, jetson.gpu_min_mhz
+    if highest is not None and lowest is not None and lowest < highest:
+        text = f"the GPU's clock floats between {lowest:.0f} and {highest:.0f} MHz: lock it for measuring"
+        warnings.append(f"{text} (sudo jetson_clocks)")
+    return tuple(warnings)
+
+
+def other_mode(earlier: JetsonState | None, now: JetsonState | None, before: str, cure: str) -> tuple[str, ...]:
+    """The warning that measurements go on in another power mode than that of those ``before``, as far as is known."""
+    if earlier is None or now is None:
+        return ()
+    pairs = zip(astuple(earlier.mode), astuple(now.mode), strict=True)
+    if not any(was and is_now and was != is_now for was, is_now in pairs):
+        return ()
+    return (f"{before} in power mode {earlier.mode}, and this is {now.mode}: {cure}",)

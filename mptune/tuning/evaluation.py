@@ -18,8 +18,8 @@ from mptune.engines.timing.latency import DRIFT_TEXT, Latency
 from mptune.finding import OutputColumns
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm, encode
-from mptune.targets.engine_memory import EngineMemory
-from mptune.targets.jetson import PowerMode
+from mptune.targets.detect import PowerMode
+from mptune.targets.target import EngineMemory
 
 EMULATION_FACTOR = 1.5
 """A measured and an emulated error disagree where their ratio is beyond this factor."""

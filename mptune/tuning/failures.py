@@ -10,7 +10,7 @@ from mptune.files import DISK_FULL_HINT, RESUME_HINT
 from mptune.findings.engine import GIVE_FP32
 from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import Model
-from mptune.targets.unsearched import holds_bf16
+from mptune.targets.findings import holds_bf16
 
 
 def describe(failure: Failure) -> str:

@@ -25,15 +25,6 @@ def test_three_searches_lose_nothing_to_kills_and_faults(tmp_path: Path) -> None
     assert status == 0
 
 
-def test_kills_are_drawn_from_the_seed_and_one_comes_while_the_front_is_confirmed() -> None:
-    for seed in range(20):
-        kills = plan_kills(seed, 4, first=30, jobs=50)
-        assert kills == plan_kills(seed, 4, first=30, jobs=50)
-        assert len(kills) == 4
-        assert any(kill.jobs is not None and kill.jobs >= 30 for kill in kills)
-    assert len({tuple(plan_kills(seed, 4, 30, 50)) for seed in range(20)}) == 20
-
-
 def line(session: int, state: str, plan: str, what: str = "search") -> tuple[int, str, str, str]:
     return session, state, what, plan
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.false_alarms import Case, candidates, judged, main, networks
-from benchmarks.models.small_networks import NETWORKS
+from benchmarks.false_alarms import Case, judged, main
 from mptune.finding import CODES, Finding, Where
 
 
@@ -20,20 +19,6 @@ def test_a_finding_is_false_where_its_code_is_not_the_models() -> None:
     every = [finding(code) for code in ("overflow", "overflow", "rows-mix", "mask", "near-zero")]
     rows = judged(case, tuple(every))
     assert {row.code: row.is_false for row in rows} == {"overflow": False, "rows-mix": False, "mask": True}
-
-
-def test_every_network_is_made_sound_and_with_each_fault() -> None:
-    names = {name for name, _ in networks(1)}
-    assert names == {f"{n} {f} 0" for n, (_, faults) in NETWORKS.items() for f in ("sound", *faults)}
-    assert {code for _, faults in NETWORKS.values() for codes in faults.values() for code in codes} <= set(CODES)
-
-
-@pytest.mark.slow
-def test_a_candidate_that_does_not_load_is_refused_and_its_twin_is_not(tmp_path: Path) -> None:
-    make = dict(networks(1))["keypoints sound 0"]
-    rows, missed = candidates(make(name="keypoints", place=tmp_path))
-    assert [row.is_false for row in rows] == [False]
-    assert missed == []
 
 
 @pytest.mark.slow

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import math
 import shutil
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
-from benchmarks.common import MeasuredPlans, read_measured_plans
-from benchmarks.peers import converters, pages, table
+from benchmarks.peers import pages, table
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.final import Sessions, in_order
-from benchmarks.peers.known import read_known
 from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
-from benchmarks.peers.models import MODELS
-from benchmarks.peers.own import Crashed, Made, bisect, convert
-from benchmarks.peers.packed import pack, unpack
-from benchmarks.peers.replay import LIMITS, MOST_POINTS, Task, all_fp16, at_limits, few_points, run
-from benchmarks.peers.shared import shared_degrees
+from benchmarks.peers.own import bisect
+from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
 from benchmarks.peers.verdict import beaten_by, more_volume, verdict
-from benchmarks.peers.world import Laws, World, fit_laws, open_world
-from mptune.engines.base import MissingKernel
-from mptune.engines.timing.spread import SessionTiming
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import load_model
-from mptune.graph.precision import Precision
+from benchmarks.peers.world import Laws, World, open_world
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 GROUPS = 9
@@ -99,51 +83,6 @@ def test_bisection_finds_the_fewest_groups(forward: bool, needed: int) -> None:
     assert len(set(seen)) == builds
 
 
-def test_a_measured_model_answers_the_same_whenever_it_is_asked() -> None:
-    first, second = _world(1), _world(2)
-    plans = np.random.default_rng(0).random((200, first.groups)) < 0.5
-    for ask in ("latency", "error"):
-        assert (getattr(first, ask)(plans) == getattr(second, ask)(plans[:])).all()
-    law_ms, log_error = first.laws.law.predict(plans)
-    assert np.std(np.log(first.latency(plans) / law_ms)) == pytest.approx(first.laws.residual.latency, rel=0.2)
-    assert np.std(np.log(first.error(plans)) - log_error) == pytest.approx(first.laws.residual.log_error, rel=0.2)
-    assert first.latency(np.zeros((1, first.groups), dtype=bool)) == first.base
-    assert first.bits(plans[0])[: first.groups].count("1") == plans[0].sum()
-    assert len(first.first) > 2
-
-
-def test_a_law_that_fits_badly_gives_no_latency_below_nothing() -> None:
-    world = _world()
-    law = replace(world.laws.law, gains_ms=world.laws.law.gains_ms + world.base)
-    laws = replace(world.laws, law=law, residual=replace(world.laws.residual, latency=2.0))
-    plans = np.random.default_rng(0).random((50, world.groups)) < 0.5
-    wild = World(world.known, _measured("digits_vit"), laws)
-    assert (wild.latency(plans) > 0.0).all()
-    assert 0.0 <= wild.hypervolume(plans) <= 1.0
-
-
-def test_a_group_that_alone_is_not_finite_makes_no_plan_finite() -> None:
-    world = _world()
-    overflows = np.zeros(world.groups, dtype=bool)
-    overflows[3] = True
-    world = World(world.known, _measured("digits_vit"), replace(world.laws, overflows=overflows))
-    plans = np.eye(world.groups, dtype=bool)
-    assert (world.finite(plans) == ~overflows).all()
-    assert world.emulate([{g: "fp16" if g == world.ids[3] else "fp32" for g in world.ids}]) == [float("inf")]
-
-
-def test_a_group_alone_that_was_only_emulated_is_known() -> None:
-    known, measured = read_known(RESULTS / "peers_known_digits_vit.json"), _measured("digits_vit")
-    alone = {known.groups[plan.precision.index("1")]: plan.emulated for plan in measured.of_kind("one-group")}
-    few = replace(measured, plans=tuple(plan for plan in measured.plans if plan.kind != "one-group"))
-    assert replace(known, alone=alone).with_errors(few) == known.with_errors(measured)
-    with pytest.raises(SystemExit, match="no emulated error"):
-        known.with_errors(few)
-    overflowing = replace(known, alone={**alone, known.free[4]: float("inf")})
-    assert np.flatnonzero(fit_laws(overflowing, few).overflows).tolist() == [4]
-    assert not fit_laws(overflowing, measured).overflows.any(), "what was built decides"
-
-
 @cache
 def _laws() -> Laws:
     return open_world(RESULTS, "digits_vit").laws
@@ -151,10 +90,6 @@ def _laws() -> Laws:
 
 def _world(seed: int = 0) -> World:
     return open_world(RESULTS, "digits_vit", seed, _laws())
-
-
-def _measured(model: str) -> MeasuredPlans:
-    return read_measured_plans(RESULTS / f"h200_plans_{model}.json")
 
 
 def test_a_replay_builds_its_budget_and_names_its_front() -> None:
@@ -166,114 +101,6 @@ def test_a_replay_builds_its_budget_and_names_its_front() -> None:
     few = few_points(world, plans)
     assert 1 <= len(few) <= MOST_POINTS
     assert world.hypervolume(few) == pytest.approx(world.hypervolume(plans), rel=0.1)
-
-
-def test_a_replay_gives_the_best_at_limits_and_those_points_are_built() -> None:
-    world = _world()
-    plans = np.random.default_rng(0).random((400, world.groups)) < np.linspace(0.1, 0.9, 400)[:, None]
-    _, fp16 = all_fp16(world)
-    at = at_limits(world, plans)
-    latency, error = world.latency(plans), world.error(plans)
-    assert at["latency_ms"] == pytest.approx([latency[error <= limit * fp16].min() for limit in LIMITS], rel=1e-4)
-    assert at_limits(world, plans[:0]) == {"latency_ms": [None] * 3, "error": [None] * 3}
-    law_ms, log_error = world.laws.law.predict(plans)
-    most = world.laws.law.predict(np.ones((1, world.groups), dtype=bool))[1][0]
-    few = [plan.tobytes() for plan in few_points(world, plans, 3)]
-    for limit in LIMITS:
-        within = log_error + 2.0 * world.laws.residual.log_error <= np.log(limit) + most
-        assert plans[within][law_ms[within].argmin()].tobytes() in few, "an engine has no deviations that were drawn"
-    assert len(few_points(world, plans[:0])) == 0
-    assert len(few_points(world, np.zeros((1, world.groups), dtype=bool))) == 0
-
-
-def test_a_packed_model_is_put_together_with_the_original_weights(
-    tmp_path: Path, mlp_path: Path, mlp_data: Path
-) -> None:
-    made = convert("ONNX Runtime float16", mlp_path, mlp_data, 1, tmp_path, excluded=("Softmax",))
-    assert isinstance(made, Made)
-    assert isinstance(made.plan, Path)
-    assert made.peer == "ONNX Runtime float16, Softmax in FP32"
-    types = {value.name: value.type.tensor_type.elem_type for value in onnx.load(made.plan).graph.value_info}
-    nodes = {node.op_type: node for node in onnx.load(made.plan).graph.node}
-    assert types[nodes["Softmax"].output[0]] == onnx.TensorProto.FLOAT
-    assert types[nodes["Relu"].output[0]] == onnx.TensorProto.FLOAT16
-    small, again = tmp_path / "small.onnx.gz", tmp_path / "again.onnx"
-    pack(mlp_path, made.plan, small)
-    unpack(mlp_path, small, again)
-    wanted, found = onnx.load(made.plan), onnx.load(again)
-    assert list(found.graph.node) == list(wanted.graph.node)
-    for one, two in zip(wanted.graph.initializer, found.graph.initializer, strict=True):
-        assert one.data_type == two.data_type
-        np.testing.assert_array_equal(onnx.numpy_helper.to_array(one), onnx.numpy_helper.to_array(two))
-    stripped = onnx.load_from_string(gzip.decompress(small.read_bytes()))
-    assert any(not tensor.raw_data and tensor.dims for tensor in stripped.graph.initializer), "weights are left out"
-    renamed, other = tmp_path / "renamed.onnx", tmp_path / "other.onnx"
-    model = onnx.load(mlp_path)
-    names = {tensor.name: f"w{len(model.graph.initializer) - k}" for k, tensor in enumerate(model.graph.initializer)}
-    for tensor in model.graph.initializer:
-        tensor.name = names[tensor.name]
-    onnx.save(model, renamed)
-    unpack(renamed, small, again)
-    assert again.read_bytes() == onnx.load(again).SerializeToString()
-    for one, two in zip(wanted.graph.initializer, onnx.load(again).graph.initializer, strict=True):
-        np.testing.assert_array_equal(onnx.numpy_helper.to_array(one), onnx.numpy_helper.to_array(two))
-    for tensor in model.graph.initializer:
-        tensor.CopyFrom(onnx.numpy_helper.from_array(2.0 * onnx.numpy_helper.to_array(tensor), tensor.name))
-    onnx.save(model, other)
-    with pytest.raises(ValueError, match="has no weight like"):
-        unpack(other, small, again)
-
-
-def test_a_replay_that_fails_says_so() -> None:
-    assert run(Task(RESULTS, "digits_vit", "no such", 0, 3))["failure"].startswith(
-        ("ValueError", "KeyError", "Settings")
-    )
-    assert "no time" in run(Task(RESULTS, "digits_vit", "random", 0, 3, deadline=0.0))["failure"]
-
-
-def test_a_converter_that_is_not_there_or_crashes_is_told_with_its_words(
-    tmp_path: Path, mlp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(converters.CONVERTERS, "absent", (converters.olive, "no_such_package"))
-    absent = convert("absent", mlp_path, mlp_data, 1, tmp_path)
-    assert isinstance(absent, Crashed)
-    assert "no_such_package is not installed" in absent.words
-    crashed = convert("ONNX Runtime float16", tmp_path / "no.onnx", mlp_data, 1, tmp_path / "a")
-    assert isinstance(crashed, Crashed)
-    assert "no.onnx" in crashed.words
-    made = convert("ONNX Runtime float16", mlp_path, mlp_data, 1, tmp_path / "b")
-    assert isinstance(made, Made)
-    assert isinstance(made.plan, Path)
-    assert made.plan.exists()
-    assert made.peak_mib is not None
-
-
-def test_sessions_of_an_earlier_call_are_taken_up(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.jsonl"
-    one = Sessions(path)
-    for number in range(4):
-        timing = SessionTiming("a", np.log(0.5 + 1e-4 * number), 1e-4).to_json()
-        one.add({"key": "11", "timing": timing, "error": 1e-3, "finite": True})
-    one.add({"key": "10", "timing": SessionTiming("a", 0.0, 1e-4).to_json(), "error": 0.0, "finite": False})
-    one.add({"key": "file: x", "failure": "crash (build): SIGSEGV"})
-    again = Sessions(path)
-    assert (again.timings, again.failures) == (one.timings, one.failures)
-    figures = again.figures(2.0)
-    low, high = figures["11"]["ci95_ms"]
-    assert low < figures["11"]["latency_ms"] < high
-    assert figures["11"]["latency_ms"] == pytest.approx(1.0, rel=1e-3)
-    assert figures["10"]["error"] == "inf"
-    wild = Sessions(tmp_path / "wild.jsonl")
-    for number, change in enumerate((0.0, 1e-4, -1e-4)):
-        for key, size in (("11", 1.0), ("10", -1.0), ("01", 0.5), ("00", 2000.0)):
-            timing = SessionTiming(f"p{number}", np.log(0.5) + size * change, 1e-4).to_json()
-            wild.add({"key": key, "timing": timing, "error": 1e-3, "finite": True})
-    alone, pooled = (np.diff(wild.figures(2.0, apart)["11"]["ci95_ms"])[0] for apart in (["00"], []))
-    assert alone < 0.1 * pooled, "what one plan does on the CPU says nothing of the others"
-    assert wild.figures(2.0, ["00"]).keys() == wild.timings.keys()
-    assert again.processes == 1
-    again.add({"key": "11", "timing": SessionTiming("b", 0.1, 1e-4).to_json(), "error": 1e-3, "finite": True})
-    assert again.processes == 2
 
 
 def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
@@ -305,33 +132,18 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
     assert "AutoCast" not in found["peers"], "it was not measured"
     entries = {"m": {"what": "a model", "measured": found}, "n": {"what": "another"}}
     text = pages.tables(entries)
-    assert "it broke" in text
     assert "| AutoCast | SIGABRT |" in text, "a plan that failed is noted by its key"
-    assert "; timed in one process, so" in text
-    several = table.measured({**document, "processes": 3}, 1.5)
-    assert "; timed in 3 processes" in pages.tables({"m": {"what": "a model", "measured": several}})
     assert "2.2 (2.19 to 2.21)" in text
-    for front, is_other in ((["10", "01", "11"], False), (["10", "11"], True)):
-        replayed = table.measured(document, 1.5, {("mptune", 50): front})
-        head = pages.tables({"m": {"what": "a model", "measured": replayed}})
-        assert ("of an earlier replay than the tables above: mptune, 50 builds" in head) is is_other
     assert "Not built and timed in turn yet: another." in text
-    assert "nowhere in these figures" in text
     unfinite = {**document, "measured": {**document["measured"], "11": figure(2.0, "inf")}}  # type: ignore[dict-item]
     none = table.measured(unfinite, 1.5)
     assert none["peers"]["mptune, 50 builds"]["at_error"] is None, "a share of an infinite error is no limit"
-    assert "all-FP16 2 ms with outputs that are not finite" in pages.tables(
-        {"m": {"what": "a model", "measured": none}}
-    )
     document["made"].append({**made, "peer": "Optuna TPE", "plan": "rival", "budget": 50})
     document["measured"]["rival"] = figure(2.0, 2e-3)
     entries["m"]["measured"] = table.measured(document, 1.5)
     lost = [line for line in pages.tables(entries).splitlines() if line.startswith("- a model")]
     assert [line.split(":")[1].split(" of")[0] for line in lost] == [" ms at 0.3", " ms at 0.5"]
     assert "Optuna TPE, 50 builds 2 (1.99 to 2.01), mptune 2.2 (2.19 to 2.21)" in lost[0]
-    found["peers"]["AutoCast"] = {**found["peers"]["all-FP16"], "hypervolume": 0.9}
-    text = pages.tables({"m": {"what": "a model", "measured": found}})
-    assert "- a model, built: hypervolume, AutoCast 0.9000 (1 plans), mptune" in text
 
 
 def test_a_verdict_falls_back_to_fp32_and_names_who_is_faster_or_has_more_volume() -> None:
@@ -363,74 +175,9 @@ def test_a_verdict_falls_back_to_fp32_and_names_who_is_faster_or_has_more_volume
     )
     assert "**bisection at 0.1**; **Optuna GP, 50 builds at 0.5**" in rows["| net a"]
     assert set(rows["| net b"].removeprefix("| net b")) == set("| -")
-    assert "at 0.3 of all-FP16's error, built: nobody faster beyond noise on 1 of 1" in text.lower().replace(
-        "fp16", "FP16"
-    )
 
 
-def test_a_round_times_every_plan_once_in_another_order(tmp_path: Path) -> None:
-    keys = [f"{k}" for k in range(9)]
-    orders = [in_order(keys, number) for number in range(3)]
-    assert orders[0] == keys, "of importance, as time may end"
-    assert all(sorted(order) == keys for order in orders)
-    assert len({tuple(order) for order in orders}) == 3
-    assert orders == [in_order(keys, number) for number in range(3)]
-    sessions = Sessions(tmp_path / "sessions.jsonl")
-    for timed in range(2):
-        assert [number for number in range(4) if sessions.lacks("11", number)] == list(range(timed + 1, 4))
-        sessions.add({"key": "11", "timing": SessionTiming("a", 0.0, 1e-4).to_json(), "error": 0.0, "finite": True})
-    sessions.add({"key": "11", "failure": "crash"})
-    assert not sessions.lacks("11", 3)
-
-
-def test_intervals_owe_nothing_to_a_process_that_crashed_early(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    sessions = {name: Sessions(tmp_path / f"{name}.jsonl") for name in ("crashed", "whole")}
-    timed = [("crashed", "0", 0.3), *((process, f"{plan}", 0.0) for process in "abc" for plan in range(20))]
-    for process, plan, effect in timed:
-        timing = SessionTiming(process, effect + 1e-3 * float(rng.normal()), 1e-5).to_json()
-        for name in sessions if process != "crashed" else ("crashed",):
-            sessions[name].add({"key": plan, "timing": timing, "error": 0.0, "finite": True})
-    crashed, whole = (sessions[name].figures(1.0)["7"]["latency_ms"] for name in ("crashed", "whole"))
-    assert crashed == pytest.approx(whole, abs=0.01)
-
-
-@pytest.mark.parametrize("processes", [3, 4, 6])
-def test_plans_that_share_what_a_process_does_are_few_observations(processes: int) -> None:
-    rng = np.random.default_rng(processes)
-    plans = rng.normal(-0.2, 0.1, 40)
-
-    def degrees(share: float) -> float:
-        pattern = np.outer(rng.normal(size=40), rng.normal(size=processes))
-        values = plans[:, None] + 1e-3 * (share * pattern + (1.0 - share) * rng.normal(size=(40, processes)))
-        rows = {
-            str(k): [SessionTiming(f"{p}", float(row[p]), 1e-4) for p in range(processes)]
-            for k, row in enumerate(values)
-        }
-        rows["once"] = [SessionTiming("0", 0.0, 1e-4)]
-        return shared_degrees(rows)
-
-    assert degrees(1.0) == pytest.approx(processes - 1, rel=1e-6)
-    assert degrees(0.0) > 6 * (processes - 1)
-    assert shared_degrees({"a": [SessionTiming("x", 0.1, 1e-4)] * 3, "b": [SessionTiming("x", 0.2, 1e-4)]}) == math.inf
-
-
-def test_intervals_are_wider_where_plans_share_what_a_process_does(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pattern, noise = np.outer(rng.normal(size=20), [1.0, -1.0, 0.2]), rng.normal(size=(20, 3))
-    widths = []
-    for number, effects in enumerate((pattern * noise.std() / pattern.std(), noise)):
-        sessions = Sessions(tmp_path / f"{number}.jsonl")
-        for plan, row in enumerate(effects):
-            for process, effect in enumerate(row):
-                timing = SessionTiming(f"{process}", 1e-3 * float(effect), 1e-5).to_json()
-                sessions.add({"key": f"{plan}", "timing": timing, "error": 0.0, "finite": True})
-        low, high = sessions.figures(1.0)["3"]["ci95_ms"]
-        widths.append(high - low)
-    assert widths[0] > 1.5 * widths[1]
-
-
-def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tmp_path: Path) -> None:
+def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named() -> None:
     def runs(sampler: str, volume: float, budget: int, latency: float | None) -> list[dict[str, object]]:
         at = {"50": {"latency_ms": [latency, 2.0, 2.0], "error": [3e-3, 2e-3, 1e-3]}}
         one = {"sampler": sampler, "budget": budget, "built": budget, "curve": [volume] * budget, "at": at}
@@ -448,29 +195,12 @@ def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tm
     text = pages.tables(entries)
     assert "| a model | 0.500 | 0.250 | 0.600 |" in text
     assert "70, 1.00%, 10.5%" in text
-    assert "largest hypervolume* on 0 of 1 networks, 2.00 times TPE's" in text
-    assert "nobody's plan is faster* on 0 of 1" in " ".join(text.split())
     assert "| a model | 2.5 / 2 / 2 | - / 2 / 2 | 2.6 / 2 / 2 | - / 1.9 / 1.9 |" in text
     lost = [line for line in text.splitlines() if line.startswith("- a model")]
     assert lost[0] == "- a model: hypervolume*, Optuna GP 0.600, mptune 0.500"
     assert "- a model: ms at error limit 0.3*, bisection 1.9, mptune 2" in lost
-    document["law"] = {"plans": 70, "residual": {"latency": 0.06, "log_error": 0.1}}
-    within = pages.tables({"m": {"what": "a model", "replayed": table.replayed(document)}})
-    assert "mptune 0.500 (less than the law is off on plans left out of its fit, 6.0%)" in within
-    assert "bisection 1.9, mptune 2 (less than the law is off" in within
     assert not any("TPE" in line for line in lost)
-    short = pages.published(entries)
-    assert "largest hypervolume* on 0 of 1 networks" in short
-    assert set(lost) < set(short.splitlines())
-    assert len(short) < len(text)
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- peers -->\nold\n<!-- /peers -->\nb\n")
-    for _ in range(2):
-        pages.insert(page, text)
-    assert page.read_text() == f"a\n<!-- peers -->\n{text.strip()}\n<!-- /peers -->\nb\n"
-    page.write_text("without")
-    with pytest.raises(SystemExit, match="has no lines"):
-        pages.insert(page, text)
+    assert set(lost) < set(pages.published(entries).splitlines())
 
 
 @pytest.mark.slow
@@ -481,21 +211,10 @@ def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -
     place = ["digits_vit", "--results", str(results)]
     device = ["--work", str(work), "--provider", "cpu", "--target", "h200"]
     collect = ["collect", *place, *device, "--random", "6", "--front", "3", "--alone", "20", "--jobs", "2"]
-    kept = _without_kernel(work, "Softmax")
     assert main([*collect, "--limit", "0.1"]) == 1
     assert main(collect) == 0
     measured = json.loads((results / "h200_plans_digits_vit.json").read_text())
-    plans, lacking = measured["plans"], measured["without_kernel"]
-    assert {plan["kind"] for plan in plans} == {"uniform", "one-group", "random", "front"}
-    assert len(lacking["plans"]) == 4
-    assert all(plan["latency_ms"] > 0 for plan in lacking["plans"])
-    assert list(lacking["groups"]) == kept == [group for group, *_ in measured["groups"] if group in kept]
-    at = [k for k, (group, *_) in enumerate(measured["groups"]) if group in kept]
-    assert not any(plan["precision"][k] == "1" for plan in plans for k in at), "they are not what a search would build"
-    assert all(lacking["plans"][0]["precision"][k] == "1" for k in at)
-    known = read_known(results / "peers_known_digits_vit.json")
-    assert not set(kept) & set(known.free)
-    assert known.seeds[1][1] == plans[1]["precision"], "all-FP16 is the same to a search"
+    assert {plan["kind"] for plan in measured["plans"]} == {"uniform", "one-group", "random", "front"}
     options = ["--samplers", "precision", "random", "--seeds", "1", "--budget", "50", "--stock-budget", "50"]
     assert main(["replay", *place, *options]) == 0
     final = ["final", *place, *device, "--rounds", "2"]
@@ -511,18 +230,5 @@ def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -
     assert main(["table", *place, *(text for name, path in outputs.items() for text in (f"--{name}", str(path)))]) == 0
     peers = json.loads(outputs["json"].read_text())["models"]["digits_vit"]["measured"]["peers"]
     assert {"all-FP16", "norm and softmax in FP32", "bisection", "mptune, 50 builds"} <= set(peers)
-    assert "all-FP16, Softmax too" in peers
-    assert "(Softmax, without an FP16 kernel, in FP32)" in outputs["markdown"].read_text()
     assert "ONNX Runtime float16" in outputs["markdown"].read_text()
     shutil.rmtree(work)
-
-
-def _without_kernel(work: Path, operator: str) -> list[str]:
-    """Write down that a device lacks an operator's FP16 kernel, as one that was asked is; the groups that have it."""
-    model = load_model(MODELS["digits_vit"].make(work)[0])
-    nodes = [node.name for node in model.nodes if node.op_type == operator]
-    lacking = [MissingKernel(node, operator, "CUDAExecutionProvider", "CPUExecutionProvider") for node in nodes]
-    data = work / "digits_vit.bench" / "data"
-    data.mkdir(parents=True)
-    MissingKernels({Precision.FP16: tuple(lacking)}).save(data / KERNELS_JSON)
-    return [group.id for group in find_groups(model) if operator in group.ops]

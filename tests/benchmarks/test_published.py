@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.published.__main__ import FITS, agreements, table, within
-from benchmarks.published.fit import Agreement, Case, Network, fit_share, left_out
-from benchmarks.published.table import TABLE, Published, read_table
+from benchmarks.published.fit import Case, Network, fit_share
+from benchmarks.published.table import Published, read_table
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
-from mptune.targets.roofline import FUSED, NETWORK_SHARE, roofline
+from mptune.targets.roofline import NETWORK_SHARE, roofline
 from mptune.targets.target import EXPECTED_FACTOR, load_target
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -42,27 +40,13 @@ def test_the_table_names_a_source_and_a_profile_for_each_latency() -> None:
     assert any(row.is_fitted and row.target == "jetson-orin-nano-8gb" for row in rows)  # the one at 15 W
 
 
-@pytest.mark.parametrize(("column", "value"), [("ms", "-1"), ("ms", "nan"), ("precision", "INT8"), ("batch", "")])
-def test_a_damaged_row_is_named(column: str, value: str, tmp_path: Path) -> None:
-    with TABLE.open(newline="") as file:
-        first, *_ = rows = list(csv.DictReader(file))[:2]
-    rows[1][column] = value
-    path = tmp_path / "table.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(first))
-        writer.writeheader()
-        writer.writerows(rows)
-    with pytest.raises(SystemExit, match="row 3"):
-        read_table(path)
-
-
 @pytest.mark.parametrize("precision", ["FP16", "TF32", "FP32"])
 @pytest.mark.parametrize("name", ["jetson-agx-orin-64gb", "t4"])
 @pytest.mark.parametrize("path", [DIGITS, BENCHMARKS / "models/line_encoder.onnx"], ids=lambda path: path.stem)
 def test_a_network_is_predicted_as_by_the_terms_of_a_search(path: Path, name: str, precision: str) -> None:
     model, target = load_model(path), load_target(name)
     groups = GroupedModel(model, find_groups(model))
-    terms = roofline(groups, target, static_shapes(model).shapes, replace(FUSED, tf32=precision == "TF32"))
+    terms = roofline(groups, target, static_shapes(model).shapes, tf32=precision == "TF32")
     free = [group.id for group in groups.groups if group.pinned is None]
     fp16 = groups.uniform(Precision.FP32).replace(dict.fromkeys(free, Precision.FP16))
     expected = {"FP16": terms.predict(fp16), "FP32": terms.base_ms}
@@ -91,29 +75,6 @@ def test_the_fit_returns_the_share_that_latencies_were_made_with(share: float) -
     assert fit_share(cases_of(share)) == pytest.approx(share, rel=1e-3)
 
 
-def test_what_is_not_to_choose_the_share_does_not() -> None:
-    cases = cases_of(0.6)
-    wrong = [replace(c, published=replace(c.published, ms=9 * c.published.ms, is_fitted=False)) for c in cases]
-    assert fit_share(cases + wrong) == fit_share(cases)
-
-
-def test_a_part_is_predicted_by_the_share_of_the_others() -> None:
-    cases = cases_of(0.6, noise=0.3)
-    ratios = left_out(cases, lambda row: row.family)
-    assert sorted(ratios) == list(range(len(cases)))
-    others = fit_share([case for case in cases if case.published.family == "line_encoder"])
-    assert ratios[0] == cases[0].log_ratio(others) != cases[0].log_ratio(fit_share(cases))
-
-
-def test_agreement_of_known_numbers() -> None:
-    # Predicted 1, 2, 8, 4 ms: one of six pairs is in the other order.
-    agreement = Agreement.of([1.0, 4.0, 8.0, 16.0], list(np.log([1.0, 2.0, 1.0, 4.0])))
-    assert (agreement.count, agreement.median) == (4, pytest.approx(2**0.5))
-    assert agreement.log_sd == pytest.approx(np.std(np.log([1, 2, 1, 4]), ddof=1))
-    assert agreement.tau == pytest.approx(4 / 6)
-    assert np.isnan(Agreement.of([2.0], [0.1]).tau)
-
-
 class TestSummary:
     """``results/published.json``, which `python -m benchmarks.published` writes."""
 
@@ -131,12 +92,6 @@ class TestSummary:
         assert 0.8 <= now.median <= 1.25
         assert now.log_sd <= 0.22
         assert not 0.8 <= 1 / before.median <= 1.25
-
-    def test_no_order_is_worse_than_with_the_shares_of_large_kernels(self, summary: dict) -> None:
-        now, before = agreements(summary, "with all"), agreements(summary, "large kernels")
-        # True FP32: what products reach there is not the share's, so two pairs of 190 change places.
-        worse = [key for key, agreement in now.items() if agreement.tau < before[key].tau - 0.02 * (key[1] == "FP32")]
-        assert worse == []
 
     def test_the_factor_beside_a_prediction_holds(self, summary: dict) -> None:
         count, rows = within(summary, EXPECTED_FACTOR)

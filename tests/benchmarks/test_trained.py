@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.trained import inputs, judges
-from benchmarks.trained.archive import pack, unpack
+from benchmarks.trained import judges
 from benchmarks.trained.judging import predicted_ms
-from benchmarks.trained.recipes import RECIPES, Source
 from benchmarks.trained.table import better_elsewhere, pages, summary
-from benchmarks.trained.variants import CHOSEN, FP32, VARIANTS, file_of, run_step
+from benchmarks.trained.variants import CHOSEN, FP32, VARIANTS, file_of
 from mptune.api.searching import search
 
 WIDTH = 64
@@ -105,49 +102,6 @@ def test_a_score_that_is_no_number_is_lost_wherever_it_stands() -> None:
     assert judges.opinion()(scores, [*scores[:2], {"o": np.full((1, 1), 3.04)}]).kept
     for k in range(3):
         assert not judges.opinion()(scores, [*scores[:k], {"o": np.full((1, 1), np.nan)}, *scores[k + 1 :]]).kept
-
-
-def test_sounds_are_the_same_each_time_and_finite() -> None:
-    for make in (inputs.speech, inputs.music):
-        first, again = (make(1.0, 16000, np.random.default_rng(3)) for _ in range(2))
-        assert np.array_equal(first, again)
-        assert np.isfinite(first).all()
-        assert np.abs(first).max() == pytest.approx(0.5)
-
-
-def test_recipes_are_of_many_kinds_and_pinned(tmp_path: Path) -> None:
-    assert len({recipe.name for recipe in RECIPES}) >= 10
-    assert len({recipe.kind for recipe in RECIPES}) >= 6
-    assert all("==" in recipe.package for recipe in RECIPES)
-    source = Source(tmp_path, lambda feeds: {"stateN": feeds["state"]})
-    for name in ("voice", "voice-sequence", "speaker", "pitch", "notes", "speech-quality", "packet-loss"):
-        recipe = next(r for r in RECIPES if r.name == name)
-        feeds = next(recipe.samples(source))
-        assert all(np.isfinite(values).all() for values in feeds.values()), name
-
-
-def test_a_step_that_crashes_or_hangs_is_a_row() -> None:
-    assert "failure" not in run_step([sys.executable, "-c", "pass"], 20)
-    assert "signal" in run_step([sys.executable, "-c", "import os; os.abort()"], 20)["failure"]
-    assert run_step([sys.executable, "-c", "raise ValueError('why')"], 20)["failure"] == "ValueError: why"
-    assert run_step([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)["failure"] == "more than 0 s"
-
-
-def test_an_archive_gives_every_variant_back(folder: Path, tmp_path: Path) -> None:
-    moved = onnx.load(file_of(folder, "ONNX Runtime"))  # as a converter does that lets no weight become 0
-    weight = numpy_helper.to_array(moved.graph.initializer[0]).copy()
-    weight[0, 0] = 1e-7
-    moved.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w0"))
-    onnx.save(moved, file_of(folder, "AutoCast"))
-    parts = pack(folder.parent, [folder.name], tmp_path / "archive")
-    unpack(parts, tmp_path / "there")
-    weights = 2 * WIDTH * WIDTH * 4
-    assert sum(part.stat().st_size for part in parts) < 1.2 * weights  # FP16's are those of FP32, rounded
-    for variant in (FP32, "ONNX Runtime", "AutoCast"):
-        pair = [onnx.load(file_of(f, variant)) for f in (folder, tmp_path / "there" / folder.name)]
-        for ours, theirs in zip(*(model.graph.initializer for model in pair), strict=True):
-            assert numpy_helper.to_array(ours).tobytes() == numpy_helper.to_array(theirs).tobytes()
-    assert len(list((tmp_path / "there" / folder.name / "held_out").iterdir())) == 6
 
 
 @pytest.mark.slow

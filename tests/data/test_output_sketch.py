@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mptune.data.metrics.accuracy import compare_outputs
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.run_outputs import (
@@ -22,13 +22,12 @@ from mptune.data.run_outputs import (
     MOST_VALUES,
     RunOutputs,
     Sketch,
-    load_sketches,
     read_names,
     save_sketches,
     sketch_outputs,
     write_run_outputs,
 )
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 
 Sample = Mapping[str, np.ndarray]
 
@@ -220,7 +219,6 @@ def test_what_is_not_there_damaged_or_of_another_metric_is_passed_over(tmp_path:
     plans = [(name, "measured") for name in ("torn", "other", "list", "absent", "good", "good")]
     outputs = RunOutputs.of_plans(plans, tmp_path, "worst_part")  # type: ignore[arg-type]
     assert list(outputs.plans) == ["good"]
-    assert load_sketches(tmp_path / "other.json", "worst_part") is None
 
 
 def test_names_of_samples_are_read_where_they_are_there(tmp_path: Path) -> None:

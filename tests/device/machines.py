@@ -29,7 +29,8 @@ from mptune.engines.ort import cuda_session
 from mptune.engines.toolchains import toolchain
 from mptune.processes import child, parent
 from mptune.processes.child import WorkerState
-from mptune.targets import detect, jetson
+from mptune.processes.failure import Progress
+from mptune.targets import detect
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
@@ -155,16 +156,30 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
     _forget()
 
 
+class _StateHere(WorkerState):
+    """Of a job in this process."""
+
+    def __init__(self, worker: parent.Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def report(self, progress: Progress) -> None:
+        self._worker.on_progress(progress)
+
+    def ask(self, question: Any) -> Any:
+        return self._worker.on_question(question)
+
+
 class _WorkerHere(parent.Worker):
     """Runs its jobs in this process, encoded and decoded as for another one."""
 
     _state: WorkerState | None = None
 
     def call(self, job: Any, timeout_s: float) -> Any:
-        self._state = self._state or WorkerState(report=self.on_progress, ask=self.on_question)
-        answer = child._answer(pickle.loads(pickle.dumps(job)), self._state)
-        self._state.end_job()
-        kind, value = pickle.loads(answer[child.HEADER.size :])
+        self._state = self._state or _StateHere(self)
+        answer = child.run_job(pickle.dumps(job), self._state)
+        self._state.drop(child.TRANSIENT)
+        kind, value = pickle.loads(answer)
         if kind == "error":
             raise value
         return value
@@ -231,8 +246,8 @@ def _rooted() -> tuple[Any, ...]:
         environment.describe_environment,
         detect.detect_gpus,
         detect.hidden_gpu,
-        jetson.read_jetson,
-        jetson.read_throttling,
+        detect.read_jetson,
+        detect.read_throttling,
     )
 
 

@@ -136,38 +136,6 @@ def test_a_model_that_fp16_breaks_is_not_the_cause_of_every_difference(
     assert any("is not shown" in text for text in found.warnings) == (code is None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda x: x[:, ::-1], "with its channels in reverse order"),
-        (lambda x: x / 255, "divided by 255"),
-        (lambda x: x.swapaxes(2, 3), "with height and width exchanged"),
-        (lambda x: np.roll(x, 2, 2), ""),
-    ],
-    ids=["BGR", "range", "layout", "something else"],
-)
-def test_samples_that_are_prepared_in_another_way(
-    change: Callable[[np.ndarray], np.ndarray], words: str, tmp_path: Path
-) -> None:
-    nodes = [
-        node("Conv", ["image", "w"], "h", "/stem/Conv", kernel_shape=[3, 3]),
-        node("Tanh", ["h"], "t", "/stem/Tanh"),
-        node("Flatten", ["t"], "f", "/Flatten"),
-        node("MatMul", ["f", "v"], "y", "/head/MatMul"),
-    ]
-    constants = [weight("w", 2, 3, 3, 3, scale=0.01), weight("v", 72, 4)]
-    image, y = value("image", ["batch", 3, 8, 8]), value("y", ["batch", 4])
-    path = models.save(models.model(nodes, [image], [y], constants), tmp_path)
-    data = {"image": np.random.default_rng(3).uniform(0, 255, (12, 3, 8, 8)).astype(np.float32)}
-    prepared = {"image": np.ascontiguousarray(change(data["image"])).astype(np.float32)}
-    np.savez(tmp_path / "got.npz", **recordings.run(path, prepared, 1))
-    found = mptune.compare(path, data=data, outputs=tmp_path / "got.npz")
-    assert found.verdict == "differs"
-    assert [one.code for one in found.findings] == (["data-do-not-fit"] if words else [])
-    assert all(words in one.text and one.where.inputs == ("image",) for one in found.findings)
-
-
 def test_limits_of_fp16() -> None:
     assert default_limit(1e-3) == 2e-3
     assert default_limit(0.7) == MOST_LIMIT

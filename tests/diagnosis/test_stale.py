@@ -32,28 +32,6 @@ def test_noise_is_not_torn_by_the_few_values_that_another_row_has_too(size: int)
         assert find_stale(Compared.of_rows(got, wanted, emulated), 1) is None
 
 
-@pytest.mark.parametrize(("size", "rounding"), [(4, 0.0), (40, 1e-3)])
-def test_rows_that_are_half_the_row_before_are_torn(size: int, rounding: float) -> None:
-    rng = np.random.default_rng(0)
-    wanted = rng.normal(size=(6, size))
-    emulated = wanted + rounding * rng.normal(size=wanted.shape)
-    got = (emulated if rounding else wanted).copy()
-    got[1:, size // 2 :] = got[:-1, size // 2 :]
-    torn = find_stale(Compared.of_rows(got, wanted, emulated), 1)
-    assert torn is not None
-    assert torn.torn == (1, 2, 3, 4, 5)
-
-
-def test_rows_of_an_earlier_run_are_stale() -> None:
-    rng = np.random.default_rng(0)
-    isolated, emulated = (rng.normal(size=(4, 8)) for _ in range(2))
-    late = np.vstack([isolated[:1], isolated[:-1]])
-    stale = find_stale(Compared.of_rows(late, isolated, emulated).of_one_precision(), 1)
-    assert stale is not None
-    assert stale.whole == (1, 2, 3)
-    assert not stale.torn
-
-
 @pytest.mark.smoke
 def test_rows_of_later_samples_are_not_stale() -> None:
     found = find_stale(Compared.of_rows(np.concatenate([BOXES[:2], BOXES[3:], BOXES[-1:]]), BOXES, BOXES), 1)

@@ -103,6 +103,14 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Ask:
+    question: bytes
+
+    def run(self, state: WorkerState) -> Any:
+        return state.ask(self.question)
+
+
+@dataclass(frozen=True)
 class Work:
     """Takes its time, in small steps: a process that is stopped gets no further."""
 
@@ -177,6 +185,42 @@ class OrphanAndCrash:
         command = [sys.executable, "-c", "import time; time.sleep(3600)"]
         self.pids.write_text(str(subprocess.Popen(command, close_fds=False).pid))
         os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@dataclass(frozen=True)
+class ForkAndCrash:
+    """As ``OrphanAndCrash``, in a fork with a session of its own."""
+
+    pids: Path
+
+    def run(self, state: WorkerState) -> None:
+        if not os.fork():
+            os.setsid()
+            self.pids.write_text(str(os.getpid()))
+            time.sleep(3600)
+        while not self.pids.exists() or not self.pids.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Forks, and both raise: one answer must come."""
+
+    def run(self, state: WorkerState) -> None:
+        child = os.fork()
+        if not child:
+            raise ValueError("in the child")
+        os.waitpid(child, 0)
+        raise RuntimeError("in the parent")
+
+
+@dataclass(frozen=True)
+class CloseAll:
+    """Closes its connection and its output."""
+
+    def run(self, state: WorkerState) -> None:
+        os.closerange(1, 100)
 
 
 @dataclass(frozen=True)
@@ -284,7 +328,7 @@ class Garble:
     """Writes rubbish where answers go."""
 
     def run(self, state: WorkerState) -> None:
-        os.write(int(sys.argv[2]), b"\xff" * 64)
+        os.write(int(sys.argv[1]), b"\xff" * 64)
 
 
 class _FatalToClose:
@@ -302,4 +346,21 @@ class CrashInTeardown:
 
     def run(self, state: WorkerState) -> Any:
         state.transient(_FatalToClose)
+        return self.value
+
+
+class _HangsToClose:
+    def close(self) -> None:
+        while True:
+            time.sleep(3600)
+
+
+@dataclass(frozen=True)
+class HangInTeardown:
+    """Gives its result; what it used is never torn down."""
+
+    value: Any
+
+    def run(self, state: WorkerState) -> Any:
+        state.transient(_HangsToClose)
         return self.value

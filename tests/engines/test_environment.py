@@ -46,7 +46,7 @@ def test_an_environment_with_gpus_survives_json() -> None:
 def test_a_jetson_is_described_and_survives_json(tmp_path: Path) -> None:
     environment = describe_environment(put_files(tmp_path, ORIN_NANO_SUPER))
     assert environment.jetson is not None
-    assert environment.jetson.power_mode == "MAXN_SUPER"
+    assert environment.jetson.mode.name == "MAXN_SUPER"
     assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
     assert describe_environment(tmp_path / "elsewhere").jetson is None
 

@@ -9,9 +9,8 @@ import onnx
 from onnx import TensorProto
 
 from mptune.graph.loading.model import Model
-from mptune.graph.op_rules import FLOAT_TYPES
+from mptune.graph.ops import FLOAT_TYPES, onnx_schema
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.schemas import onnx_schema
 from mptune.graph.writing.rewrite import Rewriter
 from tests.graph.helpers import check
 

@@ -14,7 +14,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PRECISIONS, Precision
 from mptune.targets.costs import group_costs
-from mptune.targets.roofline import kernel_ms
+from mptune.targets.roofline import Kernels
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
 from tests.graph import random_plans
@@ -74,7 +74,8 @@ def predicted_ms(path: Path) -> list[float]:
     """All layers in FP32, and in FP16, on the device that the searches are for; at the shapes of a sample."""
     model, target = load_model(path), load_target(str(DEVICE))
     costs = group_costs(GroupedModel(model, find_groups(model)), shapes_of(path, samples(model, 1)[0]))
-    return [sum(kernel_ms(cost, target, precision) for cost in costs.values()) for precision in PRECISIONS]
+    kernels = Kernels(target)
+    return [sum(kernels.ms(cost, precision) for cost in costs.values()) for precision in PRECISIONS]
 
 
 @pytest.mark.parametrize("stem", STEMS)

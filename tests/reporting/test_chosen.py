@@ -24,7 +24,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter, rewrite
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
-from tests.reporting.conftest import Bench, MakeFront, predicted, readme
+from tests.reporting.conftest import Bench, MakeFront, readme
 
 
 @pytest.fixture
@@ -131,15 +131,6 @@ def test_readme_tells_figures_sources_and_versions(chosen_dir: Path, mlp_path: P
         assert needed in text
     assert "$" not in text
     assert max(map(len, text.splitlines())) <= 160
-
-
-def test_readme_of_a_predicted_target_says_so(make_front: MakeFront) -> None:
-    front = predicted(make_front()[0])
-    text = readme(front)
-    assert "1.200 ms (median), PREDICTED" in text
-    assert "not timed on it" in text
-    assert "relative_l2, EMULATED" in text
-    assert "target           jetson-orin-nano-8gb" in text
 
 
 def test_readme_of_a_cpu_speaks_of_no_engine(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:

@@ -22,7 +22,7 @@ from mptune.reporting.chosen import write_chosen
 from mptune.reporting.recipe import NO_TRTEXEC, TRTEXEC_OF_PACKAGE, BuildRecipe, engine_name
 from mptune.run_json import ModelSection, RunFile, SearchSection, TargetSection
 from mptune.settings import SearchSettings, ShapeRange, TensorRtSettings
-from mptune.targets.jetson import JetsonState
+from mptune.targets.detect import JetsonState
 from tests.reporting import trtexec
 from tests.reporting.conftest import Bench, MakeFront
 from tests.tuning.factory import make_fixed_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mptune.targets.jetson import JetsonState
+from mptune.targets.detect import JetsonState, PowerMode
 
 CONF = """# FILE TYPE
 < PARAM TYPE=CLOCK NAME=GPU >
@@ -70,12 +70,9 @@ NANO = JetsonState(
     memory_gb=7.8,
     l4t="36.4.3",
     jetpack="6.2",
-    power_mode="MAXN_SUPER",
+    mode=PowerMode("MAXN_SUPER", 8, 1020.0, 3199.0),
     gpu_mhz=306.0,
     gpu_min_mhz=306.0,
-    gpu_max_mhz=1020.0,
     memory_mhz=3199.0,
-    sm_count=8,
-    memory_max_mhz=3199.0,
 )
 """What ``ORIN_NANO_SUPER`` tells."""

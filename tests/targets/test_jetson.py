@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune.targets.detect import Gpu, detect_gpus
-from mptune.targets.jetson import JetsonState, PowerMode, read_jetson, read_power_mode
+from mptune.targets.detect import Gpu, JetsonState, PowerMode, detect_gpus, read_jetson, read_power_mode
 from mptune.targets.target import list_targets, match_target
 from tests.targets.jetson_files import NANO, ORIN_NANO_SUPER, put_files
 
@@ -58,13 +57,13 @@ def test_jetpack_5_calls_its_gpu_ga10b(tmp_path: Path) -> None:
     files = {name.replace("17000000.gpu", "17000000.ga10b"): text for name, text in ORIN_NANO_SUPER.items()}
     state = read_jetson(put_files(tmp_path, files))
     assert state is not None
-    assert (state.gpu_mhz, state.gpu_max_mhz) == (306.0, 1020.0)
+    assert (state.gpu_mhz, state.mode.gpu_mhz) == (306.0, 1020.0)
 
 
 def test_a_power_mode_that_the_configuration_lacks(tmp_path: Path) -> None:
     state = read_jetson(put_files(tmp_path, ORIN_NANO_SUPER, nvpmodel_status="pmode:0009"))
     assert state is not None
-    assert state.power_mode == ""
+    assert state.mode.name == ""
 
 
 def test_json_and_facts() -> None:

@@ -15,8 +15,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
-from mptune.targets.memory import EngineMemory, default_workspace_mb, memory_need, memory_warnings, plan_memory
-from mptune.targets.target import load_target
+from mptune.targets.memory import default_workspace_mb, memory_need, memory_warnings, plan_memory
+from mptune.targets.target import EngineMemory, load_target
 from tests.targets.conftest import Build
 
 KB = 1024

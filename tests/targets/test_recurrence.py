@@ -9,16 +9,16 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.shapes import static_shapes
-from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import PRECISIONS, Precision
 from mptune.inspection.model import inspect_model
 from mptune.targets.costs import group_costs
 from mptune.targets.memory import memory_need
-from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
+from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
 from mptune.tuning.space import load_space
 from tests.graph import models
@@ -96,22 +96,21 @@ def recurrent(path: Path, op: str, steps: int, *, both: bool, built: bool, batch
     return load_model(models.save(proto, path.parent, path.name))
 
 
-def predicted(model: Model, execution: Execution = FUSED) -> tuple[float, float]:
+def predicted(model: Model) -> tuple[float, float]:
     """Predicted ms of all-FP32 and of all free groups in FP16."""
     grouped = GroupedModel(model, find_groups(model))
-    terms = roofline(grouped, load_target("jetson-orin-nano-8gb"), static_shapes(model).shapes, execution)
+    terms = roofline(grouped, load_target("jetson-orin-nano-8gb"), static_shapes(model).shapes)
     fp32 = grouped.uniform(Precision.FP32)
     free = [group.id for group in grouped.groups if group.pinned is None]
     return terms.predict(fp32), terms.predict(fp32.replace(dict.fromkeys(free, Precision.FP16)))
 
 
-@pytest.mark.parametrize("execution", [FUSED, UNFUSED], ids=["fused", "unfused"])
 @pytest.mark.parametrize("both", [False, True], ids=["forward", "bidirectional"])
 @pytest.mark.parametrize("op", GATES)
-def test_two_exports_of_a_network_predict_the_same(tmp_path: Path, op: str, both: bool, execution: Execution) -> None:
+def test_two_exports_of_a_network_predict_the_same(tmp_path: Path, op: str, both: bool) -> None:
     ready = recurrent(tmp_path / "ready.onnx", op, 50, both=both, built=False)
     built = recurrent(tmp_path / "built.onnx", op, 50, both=both, built=True)
-    assert predicted(built, execution) == pytest.approx(predicted(ready, execution), rel=0.05)
+    assert predicted(built) == pytest.approx(predicted(ready), rel=0.05)
     need, other = (memory_need(model, static_shapes(model).shapes) for model in (ready, built))
     for precision in PRECISIONS:
         assert other.total(precision) == pytest.approx(need.total(precision), rel=0.05)
@@ -135,8 +134,8 @@ def test_both_directions_share_their_steps_and_double_their_work(tmp_path: Path)
         found = group_costs(GroupedModel(model, find_groups(model)), static_shapes(model).shapes)
         (recurrence,) = [r for cost in found.values() for r in cost.recurrences]
         costs.append(recurrence)
-    one, two = costs
-    assert one.steps == two.steps == 50
+    (steps, one), (other_steps, two) = costs
+    assert steps == other_steps == 50
     assert one.matrix_flops == 2 * 2 * 4 * HIDDEN * HIDDEN
     assert two.matrix_flops == 2 * one.matrix_flops
 
@@ -146,7 +145,7 @@ def test_steps_lie_where_the_layout_says(build: Build) -> None:
     node = helper.make_node("GRU", ["x", "w", "r"], ["y"], "gru", hidden_size=4, layout=1)
     model = build([node], {"x": [2, 70, 3]}, {"y": [2, 70, 1, 4]}, {"w": [1, 12, 3], "r": [1, 12, 4]})
     (cost,) = group_costs(GroupedModel(model, find_groups(model)), {}).values()
-    assert cost.recurrences[0].steps == 70
+    assert cost.recurrences[0][0] == 70
     assert cost.flops == 2 * 70 * 2 * (12 * 3 + 12 * 4)
 
 
@@ -154,7 +153,7 @@ def test_folded_parts_cost_nothing_and_their_casts_neither(tmp_path: Path) -> No
     model = recurrent(tmp_path / "m.onnx", "LSTM", 50, both=True, built=True)
     grouped = GroupedModel(model, find_groups(model))
     shapes = static_shapes(model).shapes
-    facts = shape_facts(model)
+    facts = facts_of(model)
     costs = group_costs(grouped, shapes)
     made = {node.name: node.outputs for node in model.nodes}
     folded = [g for g in grouped.groups if all(out in facts.folded for name in g.nodes for out in made[name])]
@@ -174,5 +173,5 @@ def test_quantised_weights_are_not_folded(build: Build) -> None:
     ]
     weights = {"q": np.ones((64, 64), np.int8), "scale": np.array(0.1, np.float32)}
     model = build(nodes, {"x": [1, 64]}, {"y": [1, 64]}, weights)
-    assert "w" not in shape_facts(model).folded
+    assert "w" not in facts_of(model).folded
     assert memory_need(model, {}).fp32_weights == 64 * 64 + 4

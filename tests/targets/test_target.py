@@ -8,8 +8,8 @@ import pytest
 
 from mptune import resources
 from mptune.errors import TargetError
-from mptune.targets.jetson import PowerMode
-from mptune.targets.target import FIGURES, Gpu, Target, in_power_mode, list_targets, load_target, match_target
+from mptune.targets.detect import Gpu, PowerMode
+from mptune.targets.target import FIGURES, Target, in_power_mode, list_targets, load_target, match_target
 
 MINE = """
 format = 1

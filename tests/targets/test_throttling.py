@@ -9,7 +9,7 @@ import pytest
 
 from mptune.engines.jobs import measure
 from mptune.processes.child import WorkerState
-from mptune.targets.jetson import Clocks, Throttling, read_throttling, throttling_warnings
+from mptune.targets.detect import Throttling, read_throttling, throttling_warnings
 from tests.targets.jetson_files import put_files
 
 ORIN = {
@@ -21,7 +21,7 @@ ORIN = {
     "sys/class/hwmon/hwmon3/oc2_event_cnt": "15\n",
     "sys/class/hwmon/hwmon3/oc3_event_cnt": "37\n",
 }
-CALM = Throttling(Clocks(gpu_mhz=1020.0, gpu_min_mhz=306.0, gpu_max_mhz=1020.0), {"oc1": 0, "oc2": 15, "oc3": 37})
+CALM = Throttling(1020.0, {"oc1": 0, "oc2": 15, "oc3": 37})
 
 
 def test_an_orin_is_read(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_an_orin_is_read(tmp_path: Path) -> None:
 
 def test_a_thor_has_its_clock_by_another_name(tmp_path: Path) -> None:
     state = read_throttling(put_files(tmp_path, {"sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000"}))
-    assert state == Throttling(Clocks(gpu_mhz=1575.0), {})
+    assert state == Throttling(1575.0, {})
 
 
 def test_a_workstation_is_no_jetson(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.targets.engine_memory import EngineMemory
+from mptune.targets.target import EngineMemory
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.front import choose, hypervolume, knee, pareto
@@ -245,12 +245,6 @@ def test_front_json_says_why_groups_are_fp32() -> None:
         }
     ]
     assert document["points"][1]["fp32"] == [], "nothing is known of it"
-
-
-def test_front_json_has_nulls_where_nothing_is_known() -> None:
-    document = make_front(fp16=None, chosen=None).to_json()
-    assert document["baseline"]["fp16"] is None
-    assert document["chosen"] is None
 
 
 @given(evaluation_lists())

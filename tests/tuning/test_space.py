@@ -32,7 +32,7 @@ def write_space(folder: Path, text: str) -> NamedSpace:
 
 def make_hazard(group: str, severity: str) -> Hazard:
     evidence = {"absmax": 1e6, "fp16_max": 65504.0}
-    return Hazard(severity, "overflow", group, None, "t", 1e6, "overflow", "seen", evidence)  # type: ignore[arg-type]
+    return Hazard("overflow", "overflow", group, None, "t", 1e6, evidence, "seen", severity=severity)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("named", list_spaces(), ids=lambda named: named.name)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from mptune.data.metrics.accuracy import compare_outputs
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

@@ -1,33 +1,16 @@
-"""How far outputs lie from the reference: every named statistic, per output and per sample.
-
-Statistics are computed in float64 over the elements at which the reference is finite. NaN and Inf of a candidate are
-counted (``non_finite``) and stay in the other statistics, which become NaN or Inf.
-"""
+"""How far outputs lie from the reference: every named statistic, per output and per sample."""
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from mptune.data.metrics.calling import number_of
-from mptune.data.metrics.elementwise import statistics_of
-from mptune.data.metrics.parts import (
-    WORST_PART,
-    ColumnErrors,
-    ErrorsByPart,
-    OutputParts,
-    belongs_to,
-    columns_of_part,
-    find_parts,
-)
-from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
-from mptune.data.metrics.table import METRICS, STATISTICS
-from mptune.errors import DataError, SettingsError
+from mptune.data.metrics.parts import WORST_PART, ColumnErrors, belongs_to, columns_of_part
+from mptune.data.metrics.table import METRICS, unknown_metric
 from mptune.finding import OutputColumns
 from mptune.json_form import decode_float, encode_float
 
@@ -42,7 +25,6 @@ UNMATCHED = "unmatched_rows"
 
 MATCHED = "matched_relative_l2"
 """``relative_l2`` of the rows that have one."""
-
 
 _COLUMNS = "columns"
 """Beside the statistics of an output, in JSON: the errors of its columns."""
@@ -62,33 +44,80 @@ class OutputError:
     columns: Mapping[str, ColumnErrors] = field(default_factory=dict, compare=False)
 
     def value(self, metric: str) -> float:
-        """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf are kept."""
-        return _worst([_over_samples(metric, values) for values in self._of(metric)], metric)
+        """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf stay."""
+        return _worst([_over_samples(metric, values) for values in self._values(metric)], metric)
 
     def values_without_one(self, metric: str) -> tuple[float, ...]:
         """``value`` over all samples but one, for each sample in turn; empty for a single sample."""
-        values_of_each = self._of(metric)
-        totals = [float(sum(values)) for values in values_of_each]
-        rest = len(values_of_each[0]) - 1
+        values = self._values(metric)
+        rest = len(values[0]) - 1
+        totals = [float(sum(of_output)) for of_output in values]
         count = 1 if _is_summed(metric) else rest
         return tuple(
-            _worst([(total - values[k]) / count for total, values in zip(totals, values_of_each, strict=True)], metric)
+            _worst([(total - each[k]) / count for total, each in zip(totals, values, strict=True)], metric)
             for k in range(rest + 1 if rest else 0)
         )
 
+    def has(self, metric: str) -> bool:
+        """Whether the statistic was computed."""
+        return any(True for _ in self._entries(metric))
+
+    def by_part(self, metric: str) -> dict[OutputColumns, float]:
+        """The value of each output, or part of it, over all samples; empty where the metric sees all at once."""
+        return {
+            OutputColumns(output, columns_of_part(statistic)): _over_samples(metric, values)
+            for output, statistic, values in self._entries(metric)
+            if output != ALL_OUTPUTS
+        }
+
+    def deciding_part(self, metric: str) -> OutputColumns | None:
+        """The output, or the part of it, whose value is that of the metric; None where it sees all outputs at once."""
+        values = self.by_part(metric)
+        worst = _worst(list(values.values()), metric) if values else 0.0
+        return next((part for part, value in values.items() if value == worst or math.isnan(value)), None)
+
+    def _entries(self, metric: str) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+        """Output, statistic and values of everything that the metric is the worst of."""
+        for output, statistics in self.per_output.items():
+            for statistic, values in statistics.items():
+                if belongs_to(statistic, metric):
+                    yield output, statistic, values
+
+    def _values(self, metric: str) -> list[tuple[float, ...]]:
+        values = [values for _, _, values in self._entries(metric)]
+        if not values:
+            raise unknown_metric(metric, sorted({name for by in self.per_output.values() for name in by}))
+        return values
+
+    @property
+    def sample_count(self) -> int:
+        """How many samples every statistic was computed on."""
+        return min(len(values) for statistics in self.per_output.values() for values in statistics.values())
+
+    @property
+    def non_finite(self) -> int:
+        """How many values are NaN or Inf where the reference is finite, over all outputs and samples."""
+        return int(sum(sum(statistics.get("non_finite", ())) for statistics in self.per_output.values()))
+
+    @property
+    def unmatched_rows(self) -> int:
+        """How many rows have no partner, over all outputs and samples."""
+        return int(sum(sum(statistics.get(UNMATCHED, ())) for statistics in self.per_output.values()))
+
+    @property
+    def of_pairs(self) -> OutputError:
+        """The same without rows that have no partner, where outputs are compared as sets of rows."""
+        per_output = {o: {**s, "relative_l2": s[MATCHED]} if MATCHED in s else s for o, s in self.per_output.items()}
+        return OutputError(per_output, self.columns)
+
     def with_samples_of(self, other: OutputError) -> OutputError:
-        """One error over the samples of both, of the statistics that both hold."""
-        return OutputError(
-            {
-                output: {
-                    s: (*values, *other.per_output[output][s])
-                    for s, values in statistics.items()
-                    if s in other.per_output[output]
-                }
-                for output, statistics in self.per_output.items()
-                if output in other.per_output
-            }
-        )
+        """The error over the samples of both, of the statistics that both hold."""
+        per_output = {
+            output: {name: (*values, *its[name]) for name, values in mine.items() if name in its}
+            for output, mine in self.per_output.items()
+            if (its := other.per_output.get(output)) is not None
+        }
+        return OutputError(per_output)
 
     def beside(self, other: OutputError | None) -> OutputError:
         """With the statistics of another error of the same samples, too."""
@@ -104,67 +133,12 @@ class OutputError:
             {o: {s: values[:count] for s, values in statistics.items()} for o, statistics in self.per_output.items()}
         )
 
-    @property
-    def sample_count(self) -> int:
-        """How many samples every statistic was taken on."""
-        return min(len(values) for statistics in self.per_output.values() for values in statistics.values())
-
-    def _of(self, metric: str) -> list[tuple[float, ...]]:
-        values = [values for _, _, values in self._named(metric)]
-        if not values:
-            names = sorted({name for statistics in self.per_output.values() for name in statistics})
-            raise unknown_metric(metric, names)
-        return values
-
-    def _named(self, metric: str) -> list[tuple[str, str, tuple[float, ...]]]:
-        """Output, statistic and values of everything that the metric is the worst of."""
-        return [
-            (output, statistic, values)
-            for output, statistics in self.per_output.items()
-            for statistic, values in statistics.items()
-            if belongs_to(statistic, metric)
-        ]
-
-    def has(self, metric: str) -> bool:
-        """Whether the statistic was taken."""
-        return bool(self._named(metric))
-
-    def by_part(self, metric: str) -> dict[OutputColumns, float]:
-        """The value of each output, or part of it, over all samples; empty where the metric sees all at once."""
-        return {
-            OutputColumns(output, columns_of_part(statistic)): _over_samples(metric, values)
-            for output, statistic, values in self._named(metric)
-            if output != ALL_OUTPUTS
-        }
-
-    def deciding_part(self, metric: str) -> OutputColumns | None:
-        """The output, or the part of it, whose value is that of the metric; None where it sees all outputs at once."""
-        values = self.by_part(metric)
-        worst = _worst(list(values.values()), metric) if values else 0.0
-        return next((part for part, v in values.items() if v == worst or math.isnan(v)), None)
-
     def without(self, outputs: Collection[str]) -> OutputError:
-        """The same without some outputs; the statistics of all outputs together stay."""
+        """The same without these outputs; the statistics of all outputs together stay."""
         if not outputs:
             return self
-        kept = {name: statistics for name, statistics in self.per_output.items() if name not in outputs}
-        return OutputError(kept, {name: errors for name, errors in self.columns.items() if name not in outputs})
-
-    @property
-    def of_pairs(self) -> OutputError:
-        """The same without rows that have no partner, where outputs are compared as sets of rows."""
-        per_output = {o: {**s, "relative_l2": s[MATCHED]} if MATCHED in s else s for o, s in self.per_output.items()}
-        return OutputError(per_output, self.columns)
-
-    @property
-    def unmatched_rows(self) -> int:
-        """How many rows have no partner, over all outputs and samples."""
-        return int(sum(sum(statistics.get(UNMATCHED, ())) for statistics in self.per_output.values()))
-
-    @property
-    def non_finite(self) -> int:
-        """How many values are NaN or Inf where the reference is finite, over all outputs and samples."""
-        return int(sum(sum(statistics.get("non_finite", ())) for statistics in self.per_output.values()))
+        per_output = {name: statistics for name, statistics in self.per_output.items() if name not in outputs}
+        return OutputError(per_output, {name: errors for name, errors in self.columns.items() if name not in outputs})
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Output -> statistic -> value over all samples, as in front.json."""
@@ -202,17 +176,8 @@ class OutputError:
 
 
 def _decoded(values: Sequence[float | str]) -> tuple[float, ...]:
-    """Numbers of JSON; most are floats, which need nothing."""
+    # Most are floats already; a study of thousands of trials is read at each start.
     return tuple([value if type(value) is float else decode_float(value) for value in values])
-
-
-def unknown_metric(metric: str, names: Sequence[str]) -> SettingsError:
-    """The error for a metric that does not exist, with close matches."""
-    candidates = tuple(dict.fromkeys(names))
-    within = [name for name in candidates if len(metric) > 1 and metric.lower() in name]
-    close = within[:3] or difflib.get_close_matches(metric, candidates, 3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(candidates)}"
-    return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")
 
 
 def _over_samples(metric: str, values: Sequence[float]) -> float:
@@ -229,77 +194,3 @@ def _worst(values: Sequence[float], metric: str) -> float:
         return math.nan
     row = METRICS.get(metric)
     return min(values) if row is not None and row.kind == "element" and row.larger_is_better else max(values)
-
-
-def compare_outputs(
-    outputs: Sequence[Mapping[str, np.ndarray]],
-    reference: Sequence[Mapping[str, np.ndarray]],
-    extra: Mapping[str, TaskMetric] | None = None,
-    row_sets: Sequence[RowSet] = (),
-    *,
-    any_shape: bool = False,
-    parts: Mapping[str, OutputParts] | None = None,
-) -> OutputError:
-    """Take every statistic of every output on every sample; outputs that the reference lacks are ignored.
-
-    Metrics of single samples (``extra``) stand under output ``"*"``. Of outputs that are compared as ``row_sets``,
-    ``UNMATCHED`` and ``MATCHED`` are taken, too. With ``any_shape`` outputs of another shape have no statistics but
-    ``non_finite``, instead of an error: a metric of the user's may know what to do with them. Without ``parts`` they
-    are found from the reference, as if its samples were all that there are.
-    """
-    if len(outputs) != len(reference) or not reference:
-        raise DataError(
-            f"{len(outputs)} samples cannot be compared with {len(reference)} reference samples",
-            "compute both from the same calibration data, at least one sample",
-        )
-    parts = find_parts(reference) if parts is None else parts
-    by_part = {name: ErrorsByPart(parts[name]) for name in reference[0] if name in parts}
-    values_of: dict[str, dict[str, list[float]]] = {}
-    for number, (got, wanted) in enumerate(zip(outputs, reference, strict=True)):
-        missing = next((name for name in wanted if name not in got), None)
-        if missing is not None:
-            raise DataError(
-                f"sample {number} has no output {missing!r}", f"it has {', '.join(map(repr, got)) or 'none'}"
-            )
-        aligned = aligned_rows(row_sets, got, wanted)
-        for name, expected in wanted.items():
-            if name in aligned:
-                statistics = _row_statistics(name, aligned[name], number)
-                by_part.pop(name, None)
-            elif any_shape and np.shape(got[name]) != np.shape(expected):
-                statistics = dict.fromkeys(STATISTICS, math.nan)
-                statistics["non_finite"] = float(np.count_nonzero(~np.isfinite(got[name])))
-                by_part.pop(name, None)
-            else:
-                statistics = statistics_of(name, np.asarray(got[name]), np.asarray(expected), number)
-                if name in by_part:
-                    statistics.update(by_part[name].take(np.asarray(got[name]), np.asarray(expected)))
-                else:
-                    statistics[WORST_PART] = statistics["relative_l2"]
-            for statistic, value in statistics.items():
-                values_of.setdefault(name, {}).setdefault(statistic, []).append(value)
-        for metric, function in (extra or {}).items():
-            value = number_of(metric, function, (got, wanted), f" on sample {number}")
-            values_of.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
-    per_output = {o: {s: tuple(values) for s, values in _of_every_sample(by).items()} for o, by in values_of.items()}
-    columns = {name: errors for name, taker in by_part.items() if (errors := taker.columns) is not None}
-    return OutputError(per_output, columns)
-
-
-def _of_every_sample(statistics: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Without parts that not every sample has: an output whose rows were compared as sets on some of them."""
-    count = max(map(len, statistics.values()))
-    whole = {name: values for name, values in statistics.items() if len(values) == count}
-    if not any(belongs_to(name, WORST_PART) for name in whole) and "relative_l2" in whole:
-        whole[WORST_PART] = whole["relative_l2"]
-    return whole
-
-
-def _row_statistics(name: str, rows: AlignedRows, number: int) -> dict[str, float]:
-    """The statistics of an output whose rows were paired; rows where the reference has none: 1 in ``relative_l2``."""
-    whole = statistics_of(name, rows.output, rows.reference, number)
-    pairs = statistics_of(name, rows.output[: rows.pairs], rows.reference[: rows.pairs], number)
-    if not rows.reference.any() and rows.unmatched and math.isinf(whole["relative_l2"]) and not whole["non_finite"]:
-        whole["relative_l2"] = 1.0
-    matched = {UNMATCHED: float(rows.unmatched), MATCHED: pairs["relative_l2"]}
-    return {**whole, WORST_PART: whole["relative_l2"], **matched}

@@ -5,10 +5,13 @@ A new metric is a row here, and the function that the row names. Nothing here im
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from mptune.errors import SettingsError
 
 Kind = Literal["element", "sample", "set"]
 
@@ -23,7 +26,7 @@ class Metric:
         kind: ``element``: a statistic of every output; ``sample``: one value for all outputs of a sample; ``set``: one
             value for all samples.
         function: computes it, or its place as ``module:function``. Built-in ones take ``(outputs, references, inputs,
-            labels)``; statistics have none (``mptune.data.metrics.elementwise``, ``mptune.data.metrics.parts``).
+            labels)``; statistics have none (``mptune.data.metrics.comparing``).
         larger_is_better: of a ``sample`` or ``set`` metric the error is the reference's value less the plan's.
         is_summed: over the samples; else the mean is taken.
         is_set_with_labels: a ``sample`` metric becomes a ``set`` metric where labels are given.
@@ -79,3 +82,12 @@ METRICS: Mapping[str, Metric] = {
 
 STATISTICS = tuple(name for name, metric in METRICS.items() if metric.kind == "element")
 """Names of those that are taken of every output."""
+
+
+def unknown_metric(metric: str, names: Iterable[str]) -> SettingsError:
+    """The error for a metric that does not exist, with close matches."""
+    candidates = tuple(dict.fromkeys(names))
+    within = [name for name in candidates if len(metric) > 1 and metric.lower() in name]
+    close = within[:3] or difflib.get_close_matches(metric, candidates, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(candidates)}"
+    return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import TaskMetric, unknown_metric
-from mptune.data.metrics.calling import CodeDefinition, definition_of_function, takes_whole_set
-from mptune.data.metrics.table import METRICS, Metric
+from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.calling import METRIC_TIMEOUT_S, takes_whole_set
+from mptune.data.metrics.table import METRICS, Metric, unknown_metric
 from mptune.data.metrics.whole_set import own_value
 from mptune.errors import DataError, RunError, SettingsError
 from mptune.files import files_sha256
@@ -59,8 +59,13 @@ def callable_name(function: TaskMetric) -> str:
     return CALLABLE + ("lambda" if name == "<lambda>" else name)
 
 
-def resolve_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> Metric:
-    """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``."""
+def resolve_metric(
+    spec: str, function: Any = None, *, has_labels: bool = False, timeout_s: float = METRIC_TIMEOUT_S
+) -> Metric:
+    """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``.
+
+    ``timeout_s`` is for one call of a script's.
+    """
     if spec.startswith(CALLABLE):
         if not callable(function):
             name = spec.removeprefix(CALLABLE)
@@ -78,7 +83,7 @@ def resolve_metric(spec: str, function: Any = None, *, has_labels: bool = False)
             )
         return replace(row, kind="set") if has_labels and row.is_set_with_labels else row
     if ":" in spec or spec.endswith(".py"):
-        loaded = load_metric(spec)
+        loaded = load_metric(spec, timeout_s)
         is_directed = undirected(spec) != spec
         return Metric(spec, "set" if loaded.takes_whole_set else "sample", loaded, larger_is_better=is_directed)
     raise unknown_metric(spec, [*METRICS])
@@ -116,19 +121,13 @@ def is_own(spec: str) -> bool:
     return spec not in METRICS
 
 
-def definition_of_code(spec: str, function: TaskMetric | None = None) -> CodeDefinition | None:
-    """Which script or function a metric of the user's is; None for others, and where there is no such file.
-
-    Of a script its content counts, not its path, nor what it imports.
-    """
+def script_sha256(spec: str) -> str | None:
+    """Of the content of a metric's script, whatever its path, and whatever it imports; None where there is none."""
     script = script_of(spec)
-    if script is not None:
-        return CodeDefinition("a script", files_sha256(script)) if script.is_file() else None
-    is_given = function is not None and spec.startswith(CALLABLE)
-    return definition_of_function(function) if is_given and function is not None else None
+    return files_sha256(script) if script is not None and script.is_file() else None
 
 
-def load_metric(spec: str) -> MetricScript:
+def load_metric(spec: str, timeout_s: float = METRIC_TIMEOUT_S) -> MetricScript:
     """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
     file, _, name = undirected(spec).rpartition(":")
     path = Path(file)
@@ -138,4 +137,4 @@ def load_metric(spec: str) -> MetricScript:
         raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
     from mptune.data.scripts import MetricScript  # with what runs processes: reading a run needs none of it
 
-    return MetricScript(path, name)
+    return MetricScript(path, name, timeout_s)

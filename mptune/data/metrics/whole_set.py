@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +16,15 @@ Arrays: TypeAlias = Mapping[str, np.ndarray]
 SetFunction: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], float]
 """``function(outputs, references, inputs, labels) -> float`` over all samples: each maps names to an array with the
 samples' rows concatenated along axis 0, or to a list with an array per sample where their shapes differ."""
+
+IGNORED = 255
+"""A class label that segmentation data sets give to pixels of no class; so do negative ones."""
+
+_GROUPS = 8
+"""Parts of the samples that are left out in turn, at most."""
+
+
+# -- metrics of one output: the worst over the outputs that they judge ------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,44 +40,23 @@ class _Judged:
     def error(self, text: str, hint: str) -> DataError:
         return DataError(f"{self.metric}: {text}", hint)
 
-    def check_rows(self) -> None:
-        """Refuse shapes that vary between samples, and other numbers of rows."""
-        if not isinstance(self.output, np.ndarray) or not isinstance(self.target, np.ndarray):
-            raise self.error(f"the shapes of {self.name!r} vary between samples", "use your own script.py:function")
-        rows, wanted = len(self.output), len(self.target)
-        if rows != wanted:
-            raise self.error(f"{self.name!r} has {rows} rows, its target {wanted}", "give one per row")
 
-
-def _worst_output(
-    metric: str, fits: Callable[[np.ndarray], bool], kind: str, *, is_dense: bool = False, is_largest: bool = False
-) -> Callable[[Callable[[_Judged], float]], SetFunction]:
-    """Make a set metric of the value of one output: the smallest, or largest, over the outputs that it judges.
+def _judged(
+    metric: str,
+    outputs: Arrays,
+    references: Arrays,
+    labels: Arrays,
+    fits: Callable[[np.ndarray], bool],
+    kind: str,
+    *,
+    is_dense: bool = False,
+) -> Iterator[_Judged]:
+    """The outputs that a metric judges, with their targets: the label of its name, or the only one; else the reference.
 
     ``fits`` says by the reference whether an output is of the metric's kind, ``kind`` is that in words. Where
     ``is_dense``, a label is as large as its output: one without its name that is not belongs to another metric, and the
     reference is the target.
     """
-    worst = np.max if is_largest else np.min  # not min and max, which may lose NaN
-
-    def decorate(value: Callable[[_Judged], float]) -> SetFunction:
-        def function(outputs: Any, references: Any, inputs: Any, labels: Any) -> float:
-            targets, is_label = _targets(metric, references, labels, fits, kind, is_dense)
-            judged = [_Judged(metric, name, outputs[name], target, is_label) for name, target in targets.items()]
-            for each in judged:
-                each.check_rows()
-            return float(worst([value(each) for each in judged]))
-
-        function.__doc__ = value.__doc__
-        return function
-
-    return decorate
-
-
-def _targets(
-    metric: str, references: Arrays, labels: Arrays, fits: Callable[[np.ndarray], bool], kind: str, is_dense: bool
-) -> tuple[Arrays, bool]:
-    """Each output's target, and whether it is a label: that of its name, or the only one; else the reference."""
     fitting = [name for name, array in references.items() if isinstance(array, np.ndarray) and fits(array)]
     if not fitting:
         raise DataError(
@@ -78,50 +66,50 @@ def _targets(
     if is_dense and not any(name in labels for name in fitting):
         sizes = {np.size(references[name]) for name in fitting}
         labels = {name: label for name, label in labels.items() if np.size(label) in sizes}
-    if not labels:
-        return {name: references[name] for name in fitting}, False
-    if len(labels) == len(fitting) == 1:
-        return {fitting[0]: next(iter(labels.values()))}, True
     targets = {name: labels[name] for name in fitting if name in labels}
-    if not targets:
+    if len(labels) == len(fitting) == 1:
+        targets = {fitting[0]: next(iter(labels.values()))}
+    if labels and not targets:
         raise DataError(
             f"{metric} cannot tell which output the labels {', '.join(map(repr, labels))} belong to",
             f"name them as the outputs are named: {', '.join(map(repr, fitting))}",
         )
-    return targets, True
-
-
-IGNORED = 255
-"""A class label that segmentation data sets give to pixels of no class; so do negative ones."""
+    for name, target in (targets or {name: references[name] for name in fitting}).items():
+        judged = _Judged(metric, name, outputs[name], target, bool(labels))
+        if not isinstance(judged.output, np.ndarray) or not isinstance(target, np.ndarray):
+            raise judged.error(f"the shapes of {name!r} vary between samples", "use your own script.py:function")
+        if len(judged.output) != len(target):
+            raise judged.error(f"{name!r} has {len(judged.output)} rows, its target {len(target)}", "give one per row")
+        yield judged
 
 
 def _is_scores(array: np.ndarray) -> bool:
     return array.dtype.kind == "f" and array.ndim >= 2 and max(array.shape[1:]) > 1
 
 
-def _is_rows_of_scores(array: np.ndarray) -> bool:
-    return array.ndim == 2 and len(array) > 0 and _is_scores(array)
-
-
 _CLASS_SCORES = "class scores (floating, a batch and a class axis)"
 
 
-@_worst_output("top1_accuracy", _is_scores, _CLASS_SCORES)
-def top1_accuracy(judged: _Judged) -> float:
+def top1_accuracy(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Share of rows (or pixels, or tokens) whose largest score is that of the label; the smallest over the outputs."""
-    return _accuracy(judged, 1)
+    judged = _judged("top1_accuracy", outputs, references, labels, _is_scores, _CLASS_SCORES)
+    return min(_accuracy(each, 1) for each in judged)
 
 
-@_worst_output("top5_accuracy", _is_scores, _CLASS_SCORES)
-def top5_accuracy(judged: _Judged) -> float:
+def top5_accuracy(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Share of rows (or pixels, or tokens) whose label is among the 5 largest scores; as ``top1_accuracy``."""
-    return _accuracy(judged, 5)
+    judged = _judged("top5_accuracy", outputs, references, labels, _is_scores, _CLASS_SCORES)
+    return min(_accuracy(each, 5) for each in judged)
 
 
-@_worst_output("top1_disagreement", _is_rows_of_scores, "shape (rows, classes)", is_largest=True)
-def top1_disagreement(judged: _Judged) -> float:
+def top1_disagreement(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Share of rows whose largest class differs, the largest over the floating outputs of shape (rows, classes)."""
-    return 1.0 - _accuracy(judged, 1)
+
+    def fits(array: np.ndarray) -> bool:
+        return array.ndim == 2 and len(array) > 0 and _is_scores(array)
+
+    judged = _judged("top1_disagreement", outputs, references, labels, fits, "shape (rows, classes)")
+    return max(1.0 - _accuracy(each, 1) for each in judged)
 
 
 def _accuracy(judged: _Judged, count: int) -> float:
@@ -165,35 +153,37 @@ def _scores_and_classes(judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _is_scores_or_classes(array: np.ndarray) -> bool:
-    return array.ndim >= 2 and (array.dtype.kind in "iu" or _is_scores(array))
-
-
-@_worst_output("miou", _is_scores_or_classes, "class scores or numbers")
-def mean_iou(judged: _Judged) -> float:
+def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Mean over the classes of intersection over union, all pixels of all samples together; the smallest output's.
 
     Outputs are class scores as for ``top1_accuracy``, or class numbers (integers). Labels are class numbers; negative
     ones and 255 (where it is no class) are left out. Classes that neither side has do not count. The measure is that of
     Everingham et al., The PASCAL Visual Object Classes Challenge, 2015.
     """
-    name, output, target = judged.name, judged.output, judged.target
-    if output.dtype.kind in "iu":
-        if output.size != target.size:
-            raise judged.error(f"{name!r} has shape {output.shape}, its labels {target.shape}", "give one each")
-        got, wanted, classes = output.reshape(-1), target.reshape(-1), int(max(output.max(), 0)) + 1
-    else:
-        scores, wanted = _scores_and_classes(judged)
-        got = np.where(np.isfinite(scores).all(axis=-1), scores.argmax(axis=-1), -1).reshape(-1)
-        wanted, classes = wanted.reshape(-1), scores.shape[-1]
-    valid = (wanted >= 0) & ~((wanted == IGNORED) & (classes <= IGNORED))
-    got, wanted = got[valid].astype(np.int64), wanted[valid].astype(np.int64)
-    if not len(wanted):
-        raise judged.error(f"no label of {name!r} is a class", "class numbers begin with 0")
-    size = int(max(classes, wanted.max() + 1))
-    hits = np.bincount(wanted[got == wanted], minlength=size)
-    union = np.bincount(wanted, minlength=size) + np.bincount(got[got >= 0], minlength=size) - hits
-    return float((hits[union > 0] / union[union > 0]).mean())
+
+    def fits(array: np.ndarray) -> bool:
+        return array.ndim >= 2 and (array.dtype.kind in "iu" or _is_scores(array))
+
+    values = []
+    for judged in _judged("miou", outputs, references, labels, fits, "class scores or numbers"):
+        name, output, target = judged.name, judged.output, judged.target
+        if output.dtype.kind in "iu":
+            if output.size != target.size:
+                raise judged.error(f"{name!r} has shape {output.shape}, its labels {target.shape}", "give one each")
+            got, wanted, classes = output.reshape(-1), target.reshape(-1), int(max(output.max(), 0)) + 1
+        else:
+            scores, wanted = _scores_and_classes(judged)
+            got = np.where(np.isfinite(scores).all(axis=-1), scores.argmax(axis=-1), -1).reshape(-1)
+            wanted, classes = wanted.reshape(-1), scores.shape[-1]
+        valid = (wanted >= 0) & ~((wanted == IGNORED) & (classes <= IGNORED))
+        got, wanted = got[valid].astype(np.int64), wanted[valid].astype(np.int64)
+        if not len(wanted):
+            raise judged.error(f"no label of {name!r} is a class", "class numbers begin with 0")
+        size = int(max(classes, wanted.max() + 1))
+        hits = np.bincount(wanted[got == wanted], minlength=size)
+        union = np.bincount(wanted, minlength=size) + np.bincount(got[got >= 0], minlength=size) - hits
+        values.append(float((hits[union > 0] / union[union > 0]).mean()))
+    return min(values)
 
 
 def flow_axis(array: np.ndarray) -> int | None:
@@ -203,30 +193,34 @@ def flow_axis(array: np.ndarray) -> int | None:
     return 1 if array.shape[1] == 2 else 3 if array.shape[3] == 2 else None
 
 
-def _is_flow(array: np.ndarray) -> bool:
-    return flow_axis(array) is not None
-
-
-@_worst_output("endpoint_error", _is_flow, "shape (N, 2, H, W) or (N, H, W, 2)", is_dense=True, is_largest=True)
-def endpoint_error(judged: _Judged) -> float:
+def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Mean Euclidean distance of flow vectors, in pixels, over all samples; the largest over the outputs.
 
     Flow is [N, 2, H, W] or [N, H, W, 2], each on its own side. Pixels whose target is not finite are left out (Baker et
     al., A Database and Evaluation Methodology for Optical Flow, 2011).
     """
-    got = np.moveaxis(judged.output, flow_axis(judged.output) or 1, 1).astype(np.float64)
-    axis = flow_axis(judged.target.astype(np.float64))
-    wanted = judged.target if axis is None else np.moveaxis(judged.target, axis, 1)
-    if got.shape != wanted.shape:
-        raise judged.error(
-            f"output {judged.name!r} has shape {got.shape}, its target {wanted.shape}",
-            "give labels of the output's shape, or your own script.py:function",
-        )
-    valid = np.isfinite(wanted).all(axis=1)
-    with np.errstate(invalid="ignore", over="ignore"):
-        distance = np.hypot(*np.moveaxis(got - wanted, 1, 0))[valid]
-    return float(distance.mean()) if distance.size else 0.0
 
+    def fits(array: np.ndarray) -> bool:
+        return flow_axis(array) is not None
+
+    values, kind = [], "shape (N, 2, H, W) or (N, H, W, 2)"
+    for judged in _judged("endpoint_error", outputs, references, labels, fits, kind, is_dense=True):
+        got = np.moveaxis(judged.output, flow_axis(judged.output) or 1, 1).astype(np.float64)
+        axis = flow_axis(judged.target.astype(np.float64))
+        wanted = judged.target if axis is None else np.moveaxis(judged.target, axis, 1)
+        if got.shape != wanted.shape:
+            raise judged.error(
+                f"output {judged.name!r} has shape {got.shape}, its target {wanted.shape}",
+                "give labels of the output's shape, or your own script.py:function",
+            )
+        valid = np.isfinite(wanted).all(axis=1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            distance = np.hypot(*np.moveaxis(got - wanted, 1, 0))[valid]
+        values.append(float(distance.mean()) if distance.size else 0.0)
+    return float(np.max(values))  # not max, which may lose NaN
+
+
+# -- detections -------------------------------------------------------------------------------------------------------
 
 THRESHOLDS = np.arange(0.5, 0.96, 0.05)
 _RECALLS = np.linspace(0.0, 1.0, 101)
@@ -235,7 +229,6 @@ _LEAST_SCORE = 0.25
 """Detections of the reference below this score are no labels."""
 
 _NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
-
 
 _SCORE, _CLASS = 4, 5
 """Columns of an image's detections, shape (M, 6), behind the four of the corners."""
@@ -249,7 +242,10 @@ def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, 
     be lists with one image's each. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box.
     Without labels the reference's detections with a score of at least 0.25 are the labels.
     """
-    detections = [_best(image) for image in _detections(outputs)]
+    detections = []
+    for image in _detections(outputs):
+        finite = image[np.isfinite(image[:, : _SCORE + 1]).all(-1)]
+        detections.append(finite[np.argsort(-finite[:, _SCORE], kind="stable")[:_MOST_DETECTIONS]])
     if labels:
         truths = [image[image[:, _CLASS] >= 0] for image in _detections(labels, are_labels=True)]
     else:
@@ -262,53 +258,47 @@ def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, 
     return float(np.mean([_average_precisions(detections, truths, number).mean() for number in classes]))
 
 
-def _best(image: np.ndarray) -> np.ndarray:
-    image = image[np.isfinite(image[:, : _SCORE + 1]).all(-1)]
-    return image[np.argsort(-image[:, _SCORE], kind="stable")[:_MOST_DETECTIONS]]
-
-
-def _named(arrays: Mapping[str, Any], *words: str) -> Any:
-    return next((array for word in words for name, array in arrays.items() if word in name.lower()), None)
-
-
-def _images(array: Any, rank: int) -> list[np.ndarray]:
-    """One array per image: from [N, ...], or from a list of arrays with or without a batch axis."""
-    several = array if isinstance(array, list) else [array]
-    images = [image for part in several for image in (part if part.ndim == rank + 1 else [part])]
-    return [np.asarray(image, dtype=np.float64) for image in images]
-
-
 def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[np.ndarray]:
     """Corners, score and class of each image's boxes, shape (M, 6); labels have the score 1."""
-    boxes, classes = _named(arrays, "box"), _named(arrays, "class", "label", "cls")
-    scores = None if are_labels else _named(arrays, "score", "conf", "prob")
+
+    def named(*words: str) -> Any:
+        return next((array for word in words for name, array in arrays.items() if word in name.lower()), None)
+
+    def images(array: Any, rank: int) -> list[np.ndarray]:
+        """One array per image: from [N, ...], or from a list of arrays with or without a batch axis."""
+        several = array if isinstance(array, list) else [array]
+        return [
+            np.asarray(image, np.float64) for part in several for image in (part if part.ndim == rank + 1 else [part])
+        ]
+
+    boxes, classes = named("box"), named("class", "label", "cls")
+    scores = None if are_labels else named("score", "conf", "prob")
     if boxes is None or (classes if are_labels else scores) is None:
-        whole = [a for a in arrays.values() if (a[0] if isinstance(a, list) else a).shape[-1:] == (6,)]
+        whole = [
+            array for array in arrays.values() if (array[0] if isinstance(array, list) else array).shape[-1:] == (6,)
+        ]
         if are_labels or len(whole) != 1:
             what = "boxes with classes among the labels" if are_labels else "boxes with scores among the outputs"
             raise DataError(f"map found no {what} {', '.join(map(repr, arrays))}", _NAMES)
-        return _images(whole[0], 2)
-    corners = _images(boxes, 2)
-    kinds = [np.zeros(len(image)) for image in corners] if classes is None else _images(classes, 1)
-    if scores is None:
-        marks = [np.ones(len(image)) for image in corners]
-    else:
+        return images(whole[0], 2)
+    corners = images(boxes, 2)
+    kinds = [np.zeros(len(image)) for image in corners] if classes is None else images(classes, 1)
+    marks: list[np.ndarray] = [np.ones(len(image)) for image in corners]
+    if scores is not None:
         rank = 1 if classes is not None else scores[0].ndim if isinstance(scores, list) else scores.ndim - 1
-        marks = _images(scores, min(rank, 2))
+        marks = images(scores, min(rank, 2))
     if not len(corners) == len(marks) == len(kinds):
         raise DataError("map: boxes, scores and classes are of different numbers of images", _NAMES)
-    return [_image(*image) for image in zip(corners, marks, kinds, strict=True)]
-
-
-def _image(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    if scores.ndim == 2:  # a score for each class: each is a detection
-        count = scores.shape[1]
-        boxes, classes = np.repeat(boxes, count, 0), np.tile(np.arange(count), len(boxes))
-        scores = scores.reshape(-1)
-    if boxes.ndim != 2 or boxes.shape[-1] != 4 or not len(boxes) == len(scores) == len(classes):
-        shapes = f"boxes {boxes.shape}, scores {scores.shape} and classes {classes.shape}"
-        raise DataError(f"map: an image has {shapes}", _NAMES)
-    return np.column_stack([boxes, scores, classes])
+    detections = []
+    for corner, mark, kind in zip(corners, marks, kinds, strict=True):
+        if mark.ndim == 2:  # a score for each class: each is a detection
+            count = mark.shape[1]
+            corner, kind, mark = np.repeat(corner, count, 0), np.tile(np.arange(count), len(corner)), mark.reshape(-1)
+        if corner.ndim != 2 or corner.shape[-1] != 4 or not len(corner) == len(mark) == len(kind):
+            shapes = f"boxes {corner.shape}, scores {mark.shape} and classes {kind.shape}"
+            raise DataError(f"map: an image has {shapes}", _NAMES)
+        detections.append(np.column_stack([corner, mark, kind]))
+    return detections
 
 
 def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -324,14 +314,24 @@ def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _average_precisions(detections: Sequence[np.ndarray], truths: Sequence[np.ndarray], number: int) -> np.ndarray:
     """Average precision of one class at each threshold, shape (thresholds,)."""
-    of_class = [
-        (image[image[:, _CLASS] == number], truth[truth[:, _CLASS] == number])
-        for image, truth in zip(detections, truths, strict=True)
-    ]
-    total = sum(len(truth) for _, truth in of_class)
-    hits = np.concatenate([_matched(intersection_over_union(image[:, :4], truth[:, :4])) for image, truth in of_class])
-    order = np.argsort(-np.concatenate([image[:, _SCORE] for image, _ in of_class]), kind="stable")
-    true = hits[order].cumsum(axis=0)  # (detections, thresholds)
+    hits, scores, total = [], [], 0
+    for image, truth in zip(detections, truths, strict=True):
+        image, truth = image[image[:, _CLASS] == number], truth[truth[:, _CLASS] == number]
+        overlaps = intersection_over_union(image[:, :4], truth[:, :4])
+        # The detections, best score first, that are matched to a box which no better one has: (detections, thresholds).
+        is_hit = np.zeros((len(overlaps), len(THRESHOLDS)), dtype=bool)
+        for k, threshold in enumerate(THRESHOLDS):
+            free = np.ones(overlaps.shape[1], dtype=bool)
+            for row, overlap in enumerate(overlaps):
+                candidates = np.where(free & (overlap >= threshold - 1e-10), overlap, -1.0)
+                if candidates.size and candidates.max() >= 0.0:
+                    free[int(candidates.argmax())] = False
+                    is_hit[row, k] = True
+        hits.append(is_hit)
+        scores.append(image[:, _SCORE])
+        total += len(truth)
+    order = np.argsort(-np.concatenate(scores), kind="stable")
+    true = np.concatenate(hits)[order].cumsum(axis=0)  # (detections, thresholds)
     precision = true / np.arange(1, len(true) + 1)[:, None]
     # The best precision from each recall on, 0 behind the last detection.
     precision = np.concatenate([np.maximum.accumulate(precision[::-1], axis=0)[::-1], np.zeros((1, len(THRESHOLDS)))])
@@ -339,21 +339,7 @@ def _average_precisions(detections: Sequence[np.ndarray], truths: Sequence[np.nd
     return np.array([precision[first, k].mean() for k, first in enumerate(firsts)])
 
 
-def _matched(overlaps: np.ndarray) -> np.ndarray:
-    """Which detections, best score first, are matched to a box that is free: shape (detections, thresholds)."""
-    hits = np.zeros((len(overlaps), len(THRESHOLDS)), dtype=bool)
-    for k, threshold in enumerate(THRESHOLDS):
-        free = np.ones(overlaps.shape[1], dtype=bool)
-        for row, overlap in enumerate(overlaps):
-            candidates = np.where(free & (overlap >= threshold - 1e-10), overlap, -1.0)
-            if candidates.size and candidates.max() >= 0.0:
-                free[int(candidates.argmax())] = False
-                hits[row, k] = True
-    return hits
-
-
-_GROUPS = 8
-"""Parts of the samples that are left out in turn, at most."""
+# -- any set metric, built in or the user's ---------------------------------------------------------------------------
 
 
 def own_value(spec: str) -> str:
@@ -363,16 +349,14 @@ def own_value(spec: str) -> str:
 
 def together(samples: Sequence[Arrays]) -> dict[str, Any]:
     """All samples as one: name -> rows along axis 0, or a list of arrays where they cannot be concatenated."""
-    names = samples[0].keys() if samples else ()
-    return {name: _joined([np.asarray(sample[name]) for sample in samples]) for name in names}
-
-
-def _joined(arrays: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
-    if any(array.ndim == 0 for array in arrays):
-        return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
-    if len({array.shape[1:] for array in arrays}) > 1:
-        return arrays
-    return np.concatenate(arrays)
+    joined: dict[str, Any] = {}
+    for name in samples[0] if samples else ():
+        arrays = [np.asarray(sample[name]) for sample in samples]
+        if any(array.ndim == 0 for array in arrays):
+            joined[name] = np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
+        else:
+            joined[name] = arrays if len({array.shape[1:] for array in arrays}) > 1 else np.concatenate(arrays)
+    return joined
 
 
 class SampleSetArrays(NamedTuple):
@@ -385,12 +369,7 @@ class SampleSetArrays(NamedTuple):
 
     def of_reference(self) -> SampleSetArrays:
         """The same with the reference in the place of the outputs."""
-        return SampleSetArrays(self.references, self.references, self.inputs, self.labels)
-
-    def without(self, left_out: range) -> SampleSetArrays:
-        """The same without some samples."""
-        kept = [k for k in range(len(self.outputs)) if k not in left_out]
-        return SampleSetArrays(*([part[k] for k in kept] for part in self))
+        return self._replace(outputs=self.references)
 
     def arguments(self) -> tuple[dict[str, Any], ...]:
         """The four arguments of a set metric."""
@@ -398,16 +377,20 @@ class SampleSetArrays(NamedTuple):
 
 
 def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float]) -> tuple[float, ...]:
-    """The metric's own value, as ``call`` computes it, as one number per sample whose mean it is."""
+    """The metric's own value, as ``call`` computes it, as one number per sample whose mean it is.
+
+    Groups of samples are left out in turn (the jackknife), so scaled that the standard error of the mean over the
+    samples is the one over the groups. A user's function is called once: its value stands for all samples.
+    """
     count = len(data.outputs)
     whole = call(data)
     groups = min(count, _GROUPS)
     if metric.name not in METRICS or groups < 2 or not math.isfinite(whole):
         return (whole,) * count
-    without = np.array([call(data.without(range(group, count, groups))) for group in range(groups)])
+    rest = [[k for k in range(count) if k % groups != group] for group in range(groups)]
+    without = np.array([call(SampleSetArrays(*([part[k] for k in members] for part in data))) for members in rest])
     if not np.isfinite(without).all():
         return (whole,) * count
-    # So scaled that the standard error of the mean over the samples is the one over the groups.
     scale = math.sqrt((count - 1) / (groups - 1)) * (groups - 1)
     values = scale * (without.mean() - without[np.arange(count) % groups])
     return tuple(float(value) for value in whole + values - values.mean())

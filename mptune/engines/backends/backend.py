@@ -27,7 +27,8 @@ from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
 
 if TYPE_CHECKING:
-    from mptune.targets.target import Gpu, Target
+    from mptune.targets.detect import Gpu
+    from mptune.targets.target import Target
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, SessionOptions
+from mptune.graph.facts import attribute
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model
+from mptune.graph.ops import is_written_out
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.schemas import is_written_out
 from mptune.targets.costs import is_convolution, is_convolutional
 
 if TYPE_CHECKING:
-    from mptune.targets.target import Gpu
+    from mptune.targets.detect import Gpu
 
 INSTALL = "pip install onnxruntime-gpu" if platform.machine() in ("x86_64", "AMD64") else "pip install onnxruntime"
 CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"

@@ -29,7 +29,7 @@ from mptune.processes.parent import run_once
 from mptune.targets.memory import default_workspace_mb
 
 if TYPE_CHECKING:
-    from mptune.targets.target import Gpu
+    from mptune.targets.detect import Gpu
 
 TIMING_CACHE = "timing.cache"
 """Of a run, in its folder of engines."""

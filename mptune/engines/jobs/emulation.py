@@ -24,7 +24,7 @@ from mptune.engines.jobs.samples import (
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 from mptune.processes.child import WorkerState
 
 _ON, _OFF = np.array(True), np.array(False)
@@ -46,6 +46,8 @@ class Comparison:
     scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
     run_bytes: int | None = None
     """Memory that one run takes about, bytes; None where that is not known, and runs go one by one."""
+    is_proposal: bool = False
+    """Errors are of plans that are only to be proposed: only what orders them is computed."""
 
     @property
     def start(self) -> int:
@@ -55,7 +57,14 @@ class Comparison:
     def error(self, state: WorkerState, outputs: Sequence[Outputs]) -> OutputError:
         """The error of the outputs on these samples."""
         return output_error(
-            state, outputs, self.reference, self.metric, self.dependent, self.start, scoring=self.scoring
+            state,
+            outputs,
+            self.reference,
+            self.metric,
+            self.dependent,
+            self.start,
+            self.scoring,
+            is_proposal=self.is_proposal,
         )
 
     def side_by_side(self, runs: int) -> SideBySide:

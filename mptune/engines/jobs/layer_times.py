@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mptune.engines.base import Failure, Measurement
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
+from mptune.graph.ops import anchor_kind
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 
@@ -55,7 +55,7 @@ def steady_mean(values: Sequence[float]) -> float:
 
 def minor_nodes(grouped: GroupedModel) -> frozenset[str]:
     """Names of the nodes beside the main operator of their group, where it has one (a product, a norm, ...)."""
-    anchors = {node.name for node in grouped.model.nodes if node.op_type in ANCHOR_KINDS}
+    anchors = {node.name for node in grouped.model.nodes if anchor_kind(node.op_type)}
     anchored = [group.nodes for group in grouped.groups if not anchors.isdisjoint(group.nodes)]
     return frozenset(name for nodes in anchored for name in nodes if name not in anchors)
 

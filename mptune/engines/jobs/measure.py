@@ -16,11 +16,11 @@ from mptune.engines.environment import GpuState, foreign_gpu_processes, process_
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity, output_error
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
-from mptune.targets.engine_memory import EngineMemory
-from mptune.targets.jetson import PowerMode, Throttling, read_power_mode, read_throttling, throttling_warnings
+from mptune.targets.detect import PowerMode, Throttling, read_power_mode, read_throttling, throttling_warnings
+from mptune.targets.target import EngineMemory
 
 STATE_AGE_S = 10.0
 """The state of the GPUs is read again once it is so old: nvidia-smi takes 77 ms on an H200, as long as a timing."""

@@ -14,7 +14,7 @@ from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Placed, Provider, SessionOptions
 from mptune.graph.loading.inference import RuntimeTypes, element_type
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.graph.schemas import OperatorSchema
+from mptune.graph.ops import OperatorSchema
 from mptune.processes.child import WorkerState
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.archive import labels_beside, read_outputs, read_samples, save_outputs
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, compare_outputs
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, metric_limit, number_of, takes_whole_set
-from mptune.data.metrics.parts import OutputParts, find_parts, load_parts, parts_path
+from mptune.data.archive import labels_beside, read_samples
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
+from mptune.data.metrics.calling import METRIC_TIMEOUT_S, number_of, takes_whole_set
+from mptune.data.metrics.comparing import Reference, compare_outputs
+from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.table import Metric
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
@@ -22,7 +22,7 @@ from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import save_sketches, sketch_outputs
 from mptune.engines.base import EngineError, FailureKind
-from mptune.graph.loading.value_dependent import DependentOutput
+from mptune.graph.facts import DependentOutput
 from mptune.processes.child import WorkerState
 from mptune.settings import SearchSettings
 
@@ -57,24 +57,14 @@ class Scoring:
 class MetricQuestion:
     """Asks the parent process for the value of the caller's metric: of one sample, or of a whole set.
 
-    A function of the calling program cannot come into the worker, so the arrays go to it, through files.
+    A function of the calling program cannot come into the worker, so its arguments go to it.
     """
 
-    files: tuple[Path, ...]
+    arguments: tuple[Any, ...]
 
     def answer(self, metric: str, function: Any) -> float:
         """Compute it; in the parent."""
-        if len(self.files) == 1:
-            return number_of(metric, function, read_outputs(self.files[0]))
-        return number_of(metric, function, SampleSetArrays(*map(read_outputs, self.files)).arguments())
-
-
-def _ask(state: WorkerState, *parts: Sequence[Arrays]) -> float:
-    with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
-        files = tuple(Path(folder) / f"{number}.npz" for number in range(len(parts)))
-        for file, part in zip(files, parts, strict=True):
-            save_outputs(file, part)
-        return float(state.ask(MetricQuestion(files)))
+        return number_of(metric, function, self.arguments)
 
 
 def set_errors(
@@ -144,13 +134,16 @@ def output_error(
     dependent: tuple[DependentOutput, ...] = (),
     start: int = 0,
     scoring: Scoring = Scoring(),
+    *,
+    is_proposal: bool = False,
 ) -> OutputError:
     """The error of outputs against the reference, on consecutive samples of a set.
 
     Outputs whose shape depends on values are compared as sets of rows, as are others that have another number of rows
     than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
 
-    Metrics over the whole set are taken of whole sets only.
+    Metrics over the whole set are taken of whole sets only. With ``is_proposal`` there is only what a plan needs
+    that is to be proposed: the statistic that orders plans (``mptune.data.metrics.tasks.law_metric``).
     """
     references = cached_reference(state, reference)
     wanted = references[start : start + len(outputs)]
@@ -166,45 +159,48 @@ def output_error(
     any_shape = all(is_own(each.name) or each.name == "map" for each in metrics)
     if not any_shape:
         _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
-    parts = _cached_parts(state, reference)
-    with metric_limit(scoring.timeout_s):
-        error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape, parts=parts)
-        if len(outputs) < len(references):
-            return error
-        if scoring.sketches is not None:
-            sketches = sketch_outputs(outputs, wanted, error, metric, parts, row_sets)
-            save_sketches(scoring.sketches, metric, len(outputs), sketches)
-        return error.beside(set_errors(state, metrics, scoring, outputs, reference))
+    objective_only = is_proposal and (metric in ADD_IN_SQUARES or metrics[0].kind != "element")
+    if is_proposal:
+        is_law = not metrics[0].larger_is_better
+        extra = {name: function for name, function in extra.items() if name == metric and is_law}
+    compared = _compared(state, reference)
+    error = compare_outputs(
+        outputs, compared, extra, row_sets, start=start, any_shape=any_shape, objective_only=objective_only
+    )
+    if is_proposal or len(outputs) < len(references):
+        return error
+    if scoring.sketches is not None:
+        sketches = sketch_outputs(outputs, wanted, error, metric, compared.parts, row_sets)
+        save_sketches(scoring.sketches, metric, len(outputs), sketches)
+    return error.beside(set_errors(state, metrics, scoring, outputs, reference))
 
 
 def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool) -> Metric:
     if not spec.startswith(CALLABLE):
-        make = partial(resolve_metric, spec, has_labels=has_labels)
+        make = partial(resolve_metric, spec, has_labels=has_labels, timeout_s=scoring.timeout_s)
         resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
         return resolved
     if scoring.callable_takes_set:
-        return Metric(spec, "set", lambda data: _ask(state, *data))
-    return Metric(spec, "sample", lambda outputs, reference: _ask(state, [outputs, reference]))
+        return Metric(spec, "set", lambda data: float(state.ask(MetricQuestion(tuple(data.arguments())))))
+    return Metric(spec, "sample", lambda *arguments: float(state.ask(MetricQuestion(arguments))))
 
 
 def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
     """The reference outputs in a file, one entry per sample, or per sequence of them."""
     references: Sequence[Outputs] = state.cached(
-        f"reference {reference}", file_identity(reference), partial(read_outputs, reference)
+        f"reference {reference}", file_identity(reference), partial(read_samples, reference)
     )
     return references
 
 
-def _cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
-    """The parts of the outputs that were found when the reference was taken; found here where none were written."""
+def _compared(state: WorkerState, reference: Path) -> Reference:
+    """The reference with its sums, and the parts that were found with it: found here where none is written."""
     path = parts_path(reference)
-    if path.is_file():
-        loaded: dict[str, OutputParts] | None = state.cached(
-            f"parts {path}", file_identity(path), partial(load_parts, path)
-        )
-        if loaded is not None:
-            return loaded
-    return find_parts(cached_reference(state, reference))
+    identity = (*file_identity(reference), *(file_identity(path) if path.is_file() else ()))
+    compared: Reference = state.cached(
+        f"compared {reference}", identity, lambda: Reference(cached_reference(state, reference), load_parts(path))
+    )
+    return compared
 
 
 def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> tuple[frozenset[int], ...]:

@@ -10,6 +10,7 @@ libraries read the variable once, so it must be set when the process starts.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
 from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, Provider, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
 from mptune.processes.child import WorkerState
-from mptune.processes.parent import run_once
+from mptune.processes.parent import Worker
 
 NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
 """Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""
@@ -307,7 +308,7 @@ _probing = threading.Lock()
 def probe(provider: Provider, leave_to: Mapping[str, str] | None = None) -> str | None:
     """Run a tiny model in a worker; None where that works, else the reason. Run once in this process.
 
-    ``leave_to`` as in ``run_once``: CUDA's libraries are loaded in the process that is left.
+    The process, with CUDA's libraries, is left to a worker that wants the environment variables ``leave_to``, if given.
     """
     with _probing:
         if provider not in _reasons:
@@ -322,7 +323,13 @@ def forget_probes() -> None:
 
 def run_probe(provider: Provider, leave_to: Mapping[str, str] | None) -> str | None:
     """See ``probe``; it runs each time."""
-    return run_once(ProbeJob(provider), PROBE_TIMEOUT_S, _logged_reason, leave_to)
+    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder), None, leave_to) as worker:
+        failure = worker.call(ProbeJob(provider), PROBE_TIMEOUT_S)
+        if failure is not None:
+            return _logged_reason(failure) or failure.message
+        if leave_to is not None:
+            worker.leave()
+        return None
 
 
 def _logged_reason(failure: Failure) -> str:

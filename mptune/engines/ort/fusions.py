@@ -13,9 +13,9 @@ import onnx
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OPTIMISED_MODEL, PROVIDERS, Provider, SessionOptions, translated
+from mptune.graph.facts import Facts, facts_of
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Node
 from mptune.processes.child import WorkerState
@@ -164,14 +164,14 @@ class FusionsJob:
 
 def may_fuse(grouped: GroupedModel) -> bool:
     """Whether a model has nodes that may be fused so: else there is nothing to ask."""
-    look = Lookup(grouped.model)
-    if any(node.op_type == "Erf" or _adds_bias(look, node) for node in grouped.model.nodes):
+    facts = facts_of(grouped.model)
+    if any(node.op_type == "Erf" or _adds_bias(facts, node) for node in grouped.model.nodes):
         return True
-    return any(pattern.squares for pattern in find_patterns(grouped.model, look))
+    return any(pattern.squares for pattern in find_patterns(grouped.model))
 
 
-def _adds_bias(look: Lookup, softmax: Node) -> bool:
-    before = look.producer(softmax.inputs[0]) if softmax.op_type == "Softmax" else None
+def _adds_bias(facts: Facts, softmax: Node) -> bool:
+    before = facts.producer(softmax.inputs[0]) if softmax.op_type == "Softmax" else None
     return before is not None and before.op_type == "Add"
 
 
@@ -188,7 +188,7 @@ def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Itera
 
 def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
     """The nodes of a model that are fused under every plan that has them in FP16."""
-    model, look = grouped.model, Lookup(grouped.model)
+    model, facts = grouped.model, facts_of(grouped.model)
     named = {node.name: node for node in model.nodes}
     fused = []
     for fusion in optimised:
@@ -200,12 +200,12 @@ def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tu
         if len(members) < 2 or members[-1].name != fusion.result or not grouped.in_one_group(members):
             continue
         names = tuple(node.name for node in members)
-        fused.append(FusedNodes(names, _source(look, members) if fusion.op_type in _NORMS else ""))
+        fused.append(FusedNodes(names, _source(facts, members) if fusion.op_type in _NORMS else ""))
     return tuple(fused)
 
 
-def _source(look: Lookup, members: Sequence[Node]) -> str:
+def _source(facts: Facts, members: Sequence[Node]) -> str:
     """The first value that the nodes read from elsewhere and that varies; "" where there is none."""
     made = {out for node in members for out in node.outputs}
-    read = (name for node in members for name in look.varying(node))
-    return next((name for name in read if name not in made and look.model.info(name).is_float32), "")
+    read = (name for node in members for name in facts.varying(node))
+    return next((name for name in read if name not in made and facts.model.info(name).is_float32), "")

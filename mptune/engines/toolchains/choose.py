@@ -19,9 +19,8 @@ from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.processes.parent import end_idle
 from mptune.settings import EngineChoice, SearchSettings
-from mptune.targets.detect import hidden_gpu
-from mptune.targets.jetson import same_memory
-from mptune.targets.target import Gpu, Target, check_precisions, detect_gpus, in_power_mode, load_target, match_target
+from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
+from mptune.targets.target import Target, check_precisions, in_power_mode, load_target, match_target, same_memory
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile whose latency is predicted where there is no GPU and no target is named."""

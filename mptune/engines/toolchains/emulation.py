@@ -204,6 +204,8 @@ class Emulation:
             self.workload.dependent_outputs,
             replace(self._scoring, sketches=sketches),
             self._run_bytes,
+            # Absolute tolerances, and those of columns, need more than what orders plans.
+            is_proposal=part is not None and not self.settings.tolerance,
         )
 
     @cached_property

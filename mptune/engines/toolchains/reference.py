@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +25,13 @@ from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.workload import Workload
+from mptune.graph.facts import attribute
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
-from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.loading.shapes import shared_units
+from mptune.graph.ops import RECURRENT, SHAPE_OF, operator
 from mptune.processes.child import Call
-from mptune.processes.parent import Beside, Worker
+from mptune.processes.parent import Worker
 
 REPEAT_WARNING = 1e-5
 """Two runs on one sample that differ by more are no rounding, in relative L2."""
@@ -42,15 +44,13 @@ _AT_ONCE = 48
 _OBSERVED_AT_ONCE = 1000
 """Most values that one session observes: opening takes time quadratic in its outputs, of which each value has 4 to 30.
 """
-_SEQUENTIAL = frozenset({"LSTM", "GRU", "RNN", "Scan"})
+_SEQUENTIAL = RECURRENT | {"Scan"}
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
-_BY_INDEX = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})
-"""Their input 1 says which rows they read or write."""
 _KEEP_AXES = frozenset(
     ("Identity", "Cast", "MatMul", "Add", "Sub", "Mul", "Div", "Relu", "Tanh", "Sigmoid", "LayerNormalization", "Clip")
 )
 
-_SHAPE_OPERATORS = frozenset({"Shape", "Size", "ConstantOfShape", "Range", "EyeLike"})
+_SHAPE_OPERATORS = SHAPE_OF | {"ConstantOfShape", "Range", "EyeLike"}
 """What they give does not depend on values, and is no fault."""
 _WATCHED = frozenset({"float", "float16", "double", "int64", "int32", "int8", "uint8", "int16", "bool"})
 Sights = Mapping[str, Sight]
@@ -138,7 +138,7 @@ def _along_sequence(model: Model, output: str) -> Place | None:
 def _by_index(model: Model, output: str) -> Place | None:
     """The first operator before an output that takes rows of an input by indices that are fed; None where none does."""
     for node in needed_nodes(model, [output]):
-        if node.op_type in _BY_INDEX and _keeps_axes(model, node.inputs[0]):
+        if 1 in operator(node.op_type).indices and _keeps_axes(model, node.inputs[0]):
             result = next(out for out in node.outputs if out)
             if _takes_rows_by_index(model, result):
                 return _place(node, result, BY_INDEX)
@@ -151,7 +151,12 @@ def _takes_rows_by_index(model: Model, value: str) -> bool:
     Indices that are computed from the values themselves, as those of TopK, do not count.
     """
     node = model.nodes[model.producer[value]] if value in model.producer else None
-    if node is None or node.op_type not in _BY_INDEX or attribute(node, "axis") or attribute(node, "batch_dims"):
+    if (
+        node is None
+        or 1 not in operator(node.op_type).indices
+        or attribute(node, "axis")
+        or attribute(node, "batch_dims")
+    ):
         return False
     before = needed_nodes(model, [node.inputs[1]])
     read = {node.inputs[1], *(name for other in before for name in _reads(other))}
@@ -311,7 +316,8 @@ class ReferenceModel:
     timeout_s: float = math.inf
     """For a job in another worker, which ``other_worker`` makes."""
     other_worker: Callable[[], Worker] | None = None
-    _observing: Beside[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
+    _observer: Worker | None = field(default=None, init=False)
+    _observing: Future[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(default=None, init=False)
 
     def inspect(
@@ -324,13 +330,13 @@ class ReferenceModel:
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
-        make_worker, timeout_s = self.other_worker, self.timeout_s
+        make_worker = self.other_worker
         is_first = which == "search" and self._ranges is None and self._observing is None
         if is_first and make_worker is not None and observes_beside(self.provider):
-            folded = self.folded_values
-            self._observing = Beside(
-                make_worker(), lambda worker: self._observe(lambda job: worker.call(job, timeout_s), folded)
-            )
+            self._observer = make_worker()
+            pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
+            self._observing = pool.submit(self._observe_beside, self._observer, self.folded_values)
+            pool.shutdown(wait=False)
         return self._reference(which)
 
     def _reference(
@@ -371,12 +377,18 @@ class ReferenceModel:
             self._ranges = ranges
         return self._ranges
 
+    def _observe_beside(self, worker: Worker, folded: FoldedValues) -> Mapping[str, TensorRange] | Failure:
+        with worker:
+            return self._observe(lambda job: worker.call(job, self.timeout_s), folded)
+
     def stop_observing(self) -> bool:
         """End what is observed beside other jobs; whether there was anything."""
         observing, self._observing = self._observing, None
-        if observing is not None:
-            observing.stop()
-        return observing is not None
+        if observing is None or self._observer is None:
+            return False
+        self._observer.abort()
+        wait([observing])
+        return True
 
     def _observe(
         self,

@@ -47,8 +47,9 @@ from mptune.targets.costs import Shape
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
+    from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
-    from mptune.targets.target import Gpu, Target
+    from mptune.targets.target import Target
 
 T = TypeVar("T")
 ToolchainT = TypeVar("ToolchainT", bound="TargetToolchain")
@@ -92,15 +93,15 @@ class TargetPredictor:
         return self.emulation.errors(plans, part=range(self.emulation.samples.count) if part is None else part)
 
     def latency_terms(self) -> LatencyTerms | Failure:
-        from mptune.targets.roofline import FUSED, UNFUSED, roofline
+        from mptune.targets.roofline import roofline
 
         if self._terms is None:
             ranges = self._reference.observe()
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
             bench = self._bench
-            execution = replace(FUSED if self.fuses else UNFUSED, tf32=bench.settings.tf32)
-            self._terms = roofline(bench.workload.grouped, bench.target, bench.shapes(), execution)
+            grouped, tf32 = bench.workload.grouped, bench.settings.tf32
+            self._terms = roofline(grouped, bench.target, bench.shapes(), tf32=tf32)
         return self._terms
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx.numpy_helper
 
-from mptune.graph.grouping.lookup import Lookup, float_attribute
+from mptune.graph.facts import Facts, facts_of, float_attribute
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import Initializer
 from mptune.graph.plan import Precision
@@ -40,7 +40,7 @@ def rescale(model: Model, group_of: Sequence[int], precision: Precision) -> Resc
     """Rescale what ``precision`` does not hold; ``group_of`` has the position of each node's group, [nodes]."""
     if not any(n.op_type in ("BatchNormalization", "Mul", "Div") for n in model.nodes):
         return Rescaled()
-    look, outputs = Lookup(model), {output.name for output in model.outputs}
+    facts, outputs = facts_of(model), {output.name for output in model.outputs}
     constants: dict[str, Initializer] = {}
     values: dict[str, float] = {}
 
@@ -55,8 +55,8 @@ def rescale(model: Model, group_of: Sequence[int], precision: Precision) -> Resc
             continue
         if node.op_type == "BatchNormalization":
             constants |= _batch_norm(node, own, precision)
-        elif (reader := _second_factor(look, node)) is not None and group_of[reader.index] == group_of[node.index]:
-            moved = _moved(look, node, reader, own, precision)
+        elif (reader := _second_factor(facts, node)) is not None and group_of[reader.index] == group_of[node.index]:
+            moved = _moved(facts, node, reader, own, precision)
             if moved is not None and not moved[0].keys() & constants.keys():
                 constants |= moved[0]
                 values[node.outputs[0]] = moved[1]
@@ -97,19 +97,19 @@ def _batch_norm(node: Node, own: _Own, precision: Precision) -> dict[str, Initia
     )
 
 
-def _second_factor(look: Lookup, node: Node) -> Node | None:
+def _second_factor(facts: Facts, node: Node) -> Node | None:
     """The product or quotient that alone reads the result of a product or quotient; None where there is none."""
-    reader = look.only_reader(node) if node.op_type in ("Mul", "Div") else None
+    reader = facts.only_reader(node) if node.op_type in ("Mul", "Div") else None
     is_product = reader is not None and reader.op_type in ("Mul", "Div") and reader.is_standard
     return reader if is_product and reader is not None and node.outputs[0] in reader.inputs else None
 
 
 def _moved(
-    look: Lookup, node: Node, reader: Node, own: _Own, precision: Precision
+    facts: Facts, node: Node, reader: Node, own: _Own, precision: Precision
 ) -> tuple[dict[str, Initializer], float] | None:
     """The constant factors of a node and its reader that fit, and the factor by which the value between is smaller."""
     between = reader.inputs.index(node.outputs[0])
-    varying = next((slot for slot in (0, 1) if not look.is_static(node.inputs[slot])), None)
+    varying = next((slot for slot in (0, 1) if not facts.is_static(node.inputs[slot])), None)
     if varying is None or len({*node.inputs}) < 2 or len({*reader.inputs}) < 2:
         return None
     constants = [c for c in (own(node, 1 - varying), own(reader, 1 - between)) if c is not None]

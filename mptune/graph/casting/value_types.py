@@ -13,14 +13,13 @@ import onnx
 
 from mptune.errors import PlanError
 from mptune.graph.casting.rescaled import Rescaled, rescale
+from mptune.graph.facts import attribute, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import attribute
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT, RECURRENT
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import Initializer, all_graphs
-from mptune.graph.op_rules import FLOAT_TYPES, NodeRule, casts_integers, node_rules
+from mptune.graph.op_rules import NodeRule, casts_integers, node_rules
+from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, onnx_schema
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
-from mptune.graph.schemas import onnx_schema
 
 
 @dataclass(frozen=True)
@@ -269,6 +268,7 @@ class ValueTypes:
 
     def __init__(self, grouped: GroupedModel) -> None:
         self.model = model = grouped.model
+        self.facts = facts_of(model)
         self.groups = grouped.groups
         self._ids = tuple(group.id for group in self.groups)
         self.rules: tuple[NodeRule, ...] = node_rules(model)
@@ -508,7 +508,7 @@ def _first_opset(node: Node, rule: NodeRule, precision: Precision, above: int) -
     return None
 
 
-_MOVES = DATA_MOVEMENT - {"Cast"} | {"Concat", "Gather", "MaxPool", "Pad"}
+_MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}
 """Operators that TensorRT-RTX moves a Cast past where they change nothing."""
 
 

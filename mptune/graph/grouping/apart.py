@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mptune.graph.grouping.groups import LayerGroup, find_units, structural_hash
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 from mptune.graph.loading.model import Model
+from mptune.graph.ops import HEAVY, operator
 
 KIND = "range"
 """Of the groups of nodes that are set apart."""
 SUFFIX = "-fp32"
 """Ends their ids."""
-_HEAVY = frozenset({"conv", "matmul", "attention", "rnn"})
 _REASON = "its values exceed FP16's 65504 on the calibration data"
 
 
@@ -27,11 +26,11 @@ def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Mapping[str, 
         beyond: group id -> the nodes of the group that compute or read such values.
     """
     around = {name: unit.nodes for unit, _ in find_units(model) for name in unit.nodes}
-    kinds = {node.name: ANCHOR_KINDS.get(node.op_type) for node in model.nodes}
+    kinds = {node.name: operator(node.op_type).kind for node in model.nodes}
     names: list[str] = []
     for group in groups:
         apart = {name for node in beyond.get(group.id, ()) for name in around[node]}
-        if any(kinds[name] in _HEAVY for name in group.nodes if name not in apart):
+        if any(kinds[name] in HEAVY for name in group.nodes if name not in apart):
             names += [name for name in group.nodes if name in apart]
     return tuple(names)
 

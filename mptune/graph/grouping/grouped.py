@@ -11,10 +11,10 @@ from functools import cached_property
 from mptune.errors import PlanError
 from mptune.graph.grouping.groups import LayerGroup, find_units
 from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import QUANTISED
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import node_rule
+from mptune.graph.ops import MOVEMENT
 from mptune.graph.plan import Precision, PrecisionPlan
 
 
@@ -137,7 +137,7 @@ def _of_unit(
 def _viewed(model: Model, nodes: Mapping[str, Node], unit_of: Mapping[str, int], group: LayerGroup) -> int | None:
     """The position of the group that computes the input of a view; None where the group is no view."""
     node = nodes[group.nodes[0]]
-    if len(group.nodes) > 1 or node.op_type not in DATA_MOVEMENT or not node.inputs:
+    if len(group.nodes) > 1 or node.op_type not in MOVEMENT or not node.inputs:
         return None
     producer = model.producer.get(node.inputs[0])
     return None if producer is None else unit_of.get(model.nodes[producer].name)

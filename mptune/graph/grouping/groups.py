@@ -20,14 +20,17 @@ from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.grouping.lookup import ALIASES, Lookup, folded_values
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, CASTS_INTEGERS, DATA_MOVEMENT, FOLDED
 from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, find_patterns
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import QUANTISING
+from mptune.graph.loading.tensors import fixed_shape
 from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules
+from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, MOVEMENT, QUANTISING, anchor_kind
 from mptune.settings import Granularity
+
+FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
+CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
 
 _SMALL = 64
 """Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
@@ -224,7 +227,7 @@ _KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
 
 _KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
 
-_SCALES_OR_MASKS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Pow", "Neg", "Clip", "Min", "Max"})
+_SCALES_OR_MASKS = ARITHMETIC | BOUNDS | {"Where", "Pow", "Neg"}
 
 _FOLDS_INTO = frozenset({"conv", "matmul"})
 """A BatchNormalization right after one of these is folded into it by every runtime."""
@@ -309,10 +312,12 @@ class _Partition:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._look = Lookup(model)
-        self._folded = folded_values(self._look)
+        self._facts = facts_of(model)
+        self._folded = self._facts.static
+        if all(fixed_shape(info.shape) is not None for info in model.inputs):
+            self._folded |= self._facts.folded  # shapes are constants then
         self._has_precision = [bool(rule.inputs or rule.outputs) for rule in node_rules(model)]
-        self._patterns = find_patterns(model, self._look)
+        self._patterns = find_patterns(model)
         self._pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
         self._fusion: _Assignment | None = None
 
@@ -331,7 +336,7 @@ class _Partition:
             if has_precision:
                 lead = index if pattern is None else self._leader_of(pattern)
                 assignment.leader[index] = lead
-                kind = ANCHOR_KINDS.get(self._model.nodes[lead].op_type) if pattern is None else pattern.kind
+                kind = anchor_kind(self._model.nodes[lead].op_type) if pattern is None else pattern.kind
                 assignment.kind.setdefault(lead, "elementwise" if kind in (None, "activation") else str(kind))
         index_of = {node.name: node.index for node in self._model.nodes}
         return tuple((group, self._pattern_of.get(index_of[group.nodes[0]])) for group in self._named(assignment))
@@ -363,8 +368,8 @@ class _Partition:
                 continue
             pattern_here = self._pattern_of.get(i)
             is_folded = node.op_type == "BatchNormalization" and kind.get(latest) in _FOLDS_INTO
-            anchor_kind = None if is_folded else ANCHOR_KINDS.get(node.op_type)
-            alone = not (node.op_type in DATA_MOVEMENT and producers) if not fuse else anchor_kind is not None
+            anchor = None if is_folded else anchor_kind(node.op_type)
+            alone = not (node.op_type in MOVEMENT and producers) if not fuse else anchor is not None
             target = i if alone else latest
             if target < 0:
                 sources.append(i)
@@ -373,7 +378,7 @@ class _Partition:
             else:
                 leader[i] = target
             if target == i:
-                kind[i] = anchor_kind or "elementwise"
+                kind[i] = anchor or "elementwise"
         self._join_readers(sources, assignment)
         return assignment
 
@@ -388,7 +393,7 @@ class _Partition:
     def _producers(self, node: Node) -> list[int]:
         """The nodes that compute the FP32 values that a node reads, constants folded or not."""
         model = self._model
-        roots = (self._look.root(i) for i in node.inputs if i and model.info(i).is_float32)
+        roots = (self._facts.root(i) for i in node.inputs if i and model.info(i).is_float32)
         return [model.producer[root] for root in roots if root in model.producer]
 
     def _join_readers(self, sources: Sequence[int], assignment: _Assignment) -> None:
@@ -429,7 +434,7 @@ class _Partition:
         """Leaders of the groups that read what a node computes, also ``through`` QuantizeLinear and its like."""
         leaders, outputs = set(), [*node.outputs]
         while outputs:
-            for reader in self._look.readers(outputs.pop()):
+            for reader in self._facts.readers(outputs.pop()):
                 if leader[reader.index] >= 0:
                     leaders.add(leader[reader.index])
                 elif through and reader.op_type in QUANTISING:
@@ -450,19 +455,19 @@ class _Partition:
 
     def _is_view_of_constant(self, node: Node) -> bool:
         """Whether a node shows a constant in another form: a view of it, its dequantised values, or a view of those."""
-        if not (node.op_type in DATA_MOVEMENT or dequantises_weights(self._model, node)) or not node.inputs:
+        if not (node.op_type in MOVEMENT or dequantises_weights(self._model, node)) or not node.inputs:
             return False
         value = node.inputs[0]
         while value in self._model.producer and value not in self._model.initializers:
             before = self._model.nodes[self._model.producer[value]]
-            if before.op_type not in DATA_MOVEMENT | QUANTISING:
+            if before.op_type not in MOVEMENT | QUANTISING:
                 return False
             value = before.inputs[0]
         return value in self._model.initializers
 
     def _is_single(self, node: Node) -> bool:
         """Whether a node computes single values: a scale, not a mask."""
-        return all(self._look.is_single(out) for out in node.outputs if out)
+        return all(self._facts.is_single(out) for out in node.outputs if out)
 
     # -- blocks -------------------------------------------------------------------------------------------------
 
@@ -549,7 +554,7 @@ class _Partition:
     def _reason_for_fp32(self, kind: str, nodes: Sequence[Node]) -> str | None:
         if kind == QUANTISED:
             return KEPT_QUANTISED
-        moves = DATA_MOVEMENT - {"Cast"}
+        moves = MOVEMENT - {"Cast"}
         if nodes[0].op_type == "Cast" and all(n.op_type in moves or casts_integers(self._model, n) for n in nodes):
             return CASTS_INTEGERS
         return FOLDED if all(self._is_static(n) for n in nodes) else None

@@ -6,82 +6,61 @@ and mask overflows where neither does alone, and an activation apart from its co
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
-from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.facts import Facts, facts_of
 from mptune.graph.grouping.norms import Pattern, find_activation, find_norm
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
 from mptune.graph.op_rules import casts_integers, is_dequantised, node_rule
-
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"})
-
-_WEIGHTED_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "TransposeMatMul", "FusedGemm"})
-
-_ACTIVATIONS = frozenset(
-    {
-        "Relu",
-        "LeakyRelu",
-        "PRelu",
-        "Clip",
-        "Sigmoid",
-        "Tanh",
-        "HardSigmoid",
-        "HardSwish",
-        "Elu",
-        "Selu",
-        "Celu",
-        "Gelu",
-        "FastGelu",
-        "QuickGelu",
-        "BiasGelu",
-        "Mish",
-        "Softplus",
-        "Softsign",
-        "ThresholdedRelu",
-    }
+from mptune.graph.ops import (
+    ACTIVATIONS,
+    ARITHMETIC,
+    BOUNDS,
+    CONVOLUTIONS,
+    GLUE,
+    INTEGER_PRODUCTS,
+    MATRIX_PRODUCTS,
+    PRODUCTS,
+    SOFTMAX,
+    anchor_kind,
 )
-
-_PER_CHANNEL = frozenset({"Mul", "Add", "Sub", "Div"})
 
 _MAX_PER_CHANNEL = 4
 """The most nodes of a decomposed batch norm: minus mean, divided by deviation, scaled, shifted."""
 
 
 def find_layer(
-    look: Lookup, start: Node, claimed: Container[int], activations: Mapping[str, Pattern]
+    facts: Facts, start: Node, claimed: Container[int], activations: Mapping[str, Pattern]
 ) -> Pattern | None:
     """The layer that begins at a convolution or product; None where nothing is fused onto it.
 
     ``activations`` are the decomposed ones, by the value that they are computed from.
     """
     is_conv = start.op_type in CONVOLUTIONS
-    if not is_conv and (
-        start.op_type not in _WEIGHTED_PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])
-    ):
+    if not is_conv and (start.op_type not in MATRIX_PRODUCTS or not any(facts.is_static(i) for i in start.inputs[:2])):
         return None
     inside, at, parts = {start.index}, start, dict[str, None]()
     budget = _MAX_PER_CHANNEL if is_conv else 1
     while True:
         result = at.outputs[0]
-        activation = activations.get(look.root(result))
-        if activation is not None and not look.is_output(result):
-            if all(r.index in activation.nodes for r in look.readers(result)):
+        activation = activations.get(facts.root(result))
+        if activation is not None and not facts.is_output(result):
+            if all(r.index in activation.nodes for r in facts.readers(result)):
                 inside.update(activation.nodes)
                 parts["activation"] = None
             break
-        reader = look.only_reader(at)
+        reader = facts.only_reader(at)
         if reader is None or reader.index in claimed:
             break
-        if reader.op_type == "BatchNormalization" and look.root(reader.inputs[0]) == look.root(result):
+        if reader.op_type == "BatchNormalization" and facts.root(reader.inputs[0]) == facts.root(result):
             parts["batch norm"] = None
             budget = 0
-        elif budget and _is_per_channel(look, reader, result, is_conv):
+        elif budget and _is_per_channel(facts, reader, result, is_conv):
             parts["scale and shift" if is_conv and reader.op_type != "Add" else "bias"] = None
             budget -= 1
-        elif reader.op_type in _ACTIVATIONS and len(look.varying(reader)) == 1:
+        elif reader.op_type in ACTIVATIONS and len(facts.varying(reader)) == 1:
             inside.add(reader.index)
             parts["activation"] = None
             break
@@ -95,81 +74,76 @@ def find_layer(
     return Pattern(kind, start.index, tuple(sorted(inside)), f"{what} with its {' and '.join(parts)}")
 
 
-def _is_per_channel(look: Lookup, node: Node, tensor: str, is_conv: bool) -> bool:
-    other = look.other(node, tensor)
-    if node.op_type not in (_PER_CHANNEL if is_conv else {"Add"}) or not other or not look.is_vector(other):
+def _is_per_channel(facts: Facts, node: Node, tensor: str, is_conv: bool) -> bool:
+    other = facts.other(node, tensor)
+    if node.op_type not in (ARITHMETIC if is_conv else {"Add"}) or not other or not facts.is_vector(other):
         return False
-    return node.op_type in ("Add", "Mul") or look.root(node.inputs[0]) == look.root(tensor)
+    return node.op_type in ("Add", "Mul") or facts.root(node.inputs[0]) == facts.root(tensor)
 
 
-GLUE = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Flatten", "Cast", "Identity", "Dropout"})
-"""Views that stand anywhere in an attention core."""
-
-_SCORE_OPS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Clip", "Tanh", "Max", "Min"})
+_SCORE_OPS = ARITHMETIC | BOUNDS | {"Where", "Tanh"}
 """What stands between the score product and the softmax: scale, mask, position bias, soft cap."""
-
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul"})
 
 _MAX_STEPS = 64
 
 
-def find_attention(look: Lookup, node: Node) -> Pattern | None:
+def find_attention(facts: Facts, node: Node) -> Pattern | None:
     """The attention core (or the softmax with its scale) around a softmax, seen from Softmax or Exp."""
-    softmax = _softmax(look, node)
+    softmax = _softmax(facts, node)
     if softmax is None:
         return None
     nodes, entry, result = softmax
-    products, before = _scores(look, entry)
-    values = _values(look, result) if products else None
+    products, before = _scores(facts, entry)
+    values = _values(facts, result) if products else None
     if values is not None:
         scales = {
             maker.index
             for product in products
             for operand in product.inputs  # torch scales queries and keys by the square root before their product
-            if (maker := look.producer(operand)) is not None and _is_scaling(look, maker)
+            if (maker := facts.producer(operand)) is not None and _is_scaling(facts, maker)
         }
         inside = nodes | before | values | scales | {p.index for p in products}
         return Pattern("attention", node.index, tuple(sorted(inside)), "attention core")
-    inside = nodes | (before if products else _scales(look, entry))
+    inside = nodes | (before if products else _scales(facts, entry))
     return Pattern("softmax", node.index, tuple(sorted(inside)), "softmax with its scale and mask")
 
 
-def _softmax(look: Lookup, node: Node) -> tuple[set[int], str, Node] | None:
+def _softmax(facts: Facts, node: Node) -> tuple[set[int], str, Node] | None:
     """The nodes of a softmax, one operator or written out, what it reads, and the node that gives its result."""
-    if node.op_type in ("Softmax", "BiasSoftmax"):
+    if node.op_type in SOFTMAX - {"LogSoftmax"}:
         return {node.index}, node.inputs[0], node
-    if node.op_type != "Exp" or not look.varying(node):
+    if node.op_type != "Exp" or not facts.varying(node):
         return None
     exponentials = node.outputs[0]
-    total = next((r for r in look.readers(exponentials) if r.op_type == "ReduceSum"), None)
+    total = next((r for r in facts.readers(exponentials) if r.op_type == "ReduceSum"), None)
     if total is None:
         return None
     inside, sums = {node.index, total.index}, {total.outputs[0]}
-    for reader in look.readers(total.outputs[0]):  # an epsilon, or a reciprocal in place of the division
-        if reader.op_type in ("Add", "Max", "Clip", "Reciprocal") and len(look.varying(reader)) == 1:
+    for reader in facts.readers(total.outputs[0]):  # an epsilon, or a reciprocal in place of the division
+        if reader.op_type in ("Add", "Max", "Clip", "Reciprocal") and len(facts.varying(reader)) == 1:
             inside.add(reader.index)
             sums.add(reader.outputs[0])
     divide = next(
         (
             r
-            for r in look.readers(exponentials)
-            if r.op_type in ("Div", "Mul") and look.root(look.other(r, exponentials)) in sums
+            for r in facts.readers(exponentials)
+            if r.op_type in ("Div", "Mul") and facts.root(facts.other(r, exponentials)) in sums
         ),
         None,
     )
     if divide is None:
         return None
     entry = node.inputs[0]
-    shift = look.producer(entry)
+    shift = facts.producer(entry)
     if shift is not None and shift.op_type == "Sub":
-        largest = look.producer(shift.inputs[1])
+        largest = facts.producer(shift.inputs[1])
         if largest is not None and largest.op_type == "ReduceMax":
             inside |= {shift.index, largest.index}
             entry = shift.inputs[0]
     return inside | {divide.index}, entry, divide
 
 
-def _scores(look: Lookup, entry: str) -> tuple[list[Node], frozenset[int]]:
+def _scores(facts: Facts, entry: str) -> tuple[list[Node], frozenset[int]]:
     """The products of activations that the scores come from, and what stands between them and the softmax.
 
     The way through a mask or a position bias ends at an input, a constant or a weighted layer and is left out: it
@@ -179,20 +153,20 @@ def _scores(look: Lookup, entry: str) -> tuple[list[Node], frozenset[int]]:
     leads: dict[int, bool] = {}
 
     def visit(tensor: str) -> bool:
-        node = look.producer(tensor)
+        node = facts.producer(tensor)
         if node is None:
             return False
         if node.index in leads:
             return leads[node.index]
         leads_to_product = False
-        if node.op_type in _PRODUCTS:
-            leads_to_product = not any(look.is_static(i) for i in node.inputs[:2])
+        if node.op_type in MATRIX_PRODUCTS:
+            leads_to_product = not any(facts.is_static(i) for i in node.inputs[:2])
             if leads_to_product:
                 products[node.index] = node
         elif node.op_type in _SCORE_OPS | GLUE and len(leads) < _MAX_STEPS:
             leads[node.index] = False
-            for operand in look.varying(node):  # all of them: scores may be a sum of two products
-                leads_to_product |= look.model.info(operand).is_float32 and visit(operand)
+            for operand in facts.varying(node):  # all of them: scores may be a sum of two products
+                leads_to_product |= facts.model.info(operand).is_float32 and visit(operand)
         leads[node.index] = leads_to_product
         return leads_to_product
 
@@ -200,7 +174,7 @@ def _scores(look: Lookup, entry: str) -> tuple[list[Node], frozenset[int]]:
     return list(products.values()), frozenset(i for i, on_the_way in leads.items() if on_the_way and i not in products)
 
 
-def _values(look: Lookup, exit_: Node) -> frozenset[int] | None:
+def _values(facts: Facts, exit_: Node) -> frozenset[int] | None:
     """The product with the values and the nodes on the way to it; None where there is none.
 
     Weights that also leave the model, or are averaged for it, are read by other nodes as well: these stay outside.
@@ -211,10 +185,10 @@ def _values(look: Lookup, exit_: Node) -> frozenset[int] | None:
     while paths and steps < _MAX_STEPS:
         at, passed = paths.pop(0)
         steps += 1
-        readers = look.readers(at.outputs[0])
+        readers = facts.readers(at.outputs[0])
         guards = {r.index for r in readers if r.op_type == "IsNaN"}
         for reader in readers:
-            if reader.op_type in _PRODUCTS:
+            if reader.op_type in MATRIX_PRODUCTS:
                 return passed | {reader.index}
             if reader.op_type in GLUE:
                 paths.append((reader, passed | {reader.index}))
@@ -223,20 +197,20 @@ def _values(look: Lookup, exit_: Node) -> frozenset[int] | None:
     return None
 
 
-def _scales(look: Lookup, entry: str) -> frozenset[int]:
+def _scales(facts: Facts, entry: str) -> frozenset[int]:
     """The scales right before a softmax."""
     inside: set[int] = set()
-    node = look.producer(entry)
-    while node is not None and _is_scaling(look, node):
+    node = facts.producer(entry)
+    while node is not None and _is_scaling(facts, node):
         inside.add(node.index)
-        varying = [i for i in look.varying(node) if not look.is_single(i)]
-        node = look.producer(varying[0]) if len(varying) == 1 else None
+        varying = [i for i in facts.varying(node) if not facts.is_single(i)]
+        node = facts.producer(varying[0]) if len(varying) == 1 else None
     return frozenset(inside)
 
 
-def _is_scaling(look: Lookup, node: Node) -> bool:
+def _is_scaling(facts: Facts, node: Node) -> bool:
     """Whether a node multiplies or divides by a single number, constant or computed from shapes."""
-    return node.op_type in ("Mul", "Div") and any(look.is_scalar(i) or look.is_single(i) for i in node.inputs)
+    return node.op_type in ("Mul", "Div") and any(facts.is_scalar(i) or facts.is_single(i) for i in node.inputs)
 
 
 QUANTISED = "quantised"
@@ -246,14 +220,10 @@ KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would 
 
 _DOMAINS = STANDARD_DOMAINS | {"com.microsoft"}
 
-_QUANTISED_PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
-
-INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
-
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
 
 
-def find_quantised(look: Lookup) -> tuple[Pattern, ...]:
+def find_quantised(facts: Facts) -> tuple[Pattern, ...]:
     """The quantised parts of a model.
 
     A part holds products whose both operands are dequantised, with the bias, batch norm and activation that are fused
@@ -262,152 +232,116 @@ def find_quantised(look: Lookup) -> tuple[Pattern, ...]:
     quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
     product with the scale, and the scale's own. The sums are past FP16's range before the scale.
     """
-    search = _Quantised(look)
-    return search.parts() if search.has_any else ()
+    model, nodes = facts.model, facts.model.nodes
+    rescaling = {index for node in nodes for index in _rescaling(facts, node)}
+    if not rescaling and not any(_is(node, "DequantizeLinear") for node in nodes):
+        return ()
+
+    def is_dequantised_product(node: Node) -> bool:
+        is_product = node.is_standard and node.op_type in PRODUCTS and bool(facts.varying(node))
+        return is_product and all(is_dequantised(model, operand) for operand in node.inputs[:2])
+
+    cores = {node.index for node in nodes if is_dequantised_product(node)}
+    # What computes from dequantised values alone, constants aside.
+    fed: set[int] = set()
+    for node in nodes:
+        values = [name for name in facts.varying(node) if model.info(name).is_float32] if node.is_standard else []
+        joins = node.op_type in _POOLS or anchor_kind(node.op_type) is None
+        makers = [_maker(facts, name) for name in values if not is_dequantised(model, name)]
+        if values and all(joins and (maker in fed or maker in cores) for maker in makers):
+            rule = node_rule(model, node)
+            fed.update([node.index] if rule.inputs and rule.outputs else [])
+    # Of that, what is quantised again, from the last node to the first.
+    inside = set(rescaling)
+    for node in reversed(nodes):
+        readers = [(name, reader) for name in node.outputs if name for reader in facts.readers(name)]
+        if node.index in cores or (
+            node.index in fed and any(r.index in inside or _quantises(facts, r, name) for name, r in readers)
+        ):
+            inside.add(node.index)
+    for index in sorted(cores):
+        layer = find_layer(facts, nodes[index], (), {})
+        inside.update(() if layer is None else layer.nodes)
+    # What is connected is one part.
+    parts: dict[int, set[int]] = {}
+    part_of: dict[int, int] = {}
+    for index in sorted(inside):
+        joined = {part_of[maker] for name in nodes[index].inputs if (maker := _maker(facts, name)) in part_of}
+        part = min(joined, default=index)
+        members = parts.setdefault(part, set())
+        members.add(index)
+        for other in joined - {part}:
+            members |= parts.pop(other)
+        part_of.update(dict.fromkeys(members, part))
+    return tuple(
+        Pattern(QUANTISED, min(part & cores or part), tuple(sorted(part)), "quantised part") for part in parts.values()
+    )
 
 
 def _is(node: Node | None, op_type: str) -> bool:
     return node is not None and node.op_type == op_type and node.domain in _DOMAINS
 
 
-class _Quantised:
-    """The nodes that belong to quantised parts."""
-
-    def __init__(self, look: Lookup) -> None:
-        self._look = look
-        self._nodes = look.model.nodes
-        self._rescaled = {index for node in self._nodes for index in self._rescaling(node)}
-        self.has_any = bool(self._rescaled) or any(_is(node, "DequantizeLinear") for node in self._nodes)
-        self._cores = {n.index for n in self._nodes if self.has_any and self._is_core(n)}
-        self._fed: set[int] = set()
-        for node in self._nodes if self.has_any else ():
-            if self._is_fed(node):
-                self._fed.add(node.index)
-
-    def parts(self) -> tuple[Pattern, ...]:
-        """See ``find_quantised``."""
-        kept = set(self._rescaled)
-        for node in reversed(self._nodes):
-            if node.index in self._cores or (node.index in self._fed and self._is_quantised_again(node, kept)):
-                kept.add(node.index)
-        for index in sorted(self._cores):
-            layer = find_layer(self._look, self._nodes[index], (), {})
-            kept.update(() if layer is None else layer.nodes)
-        parts: dict[int, set[int]] = {}
-        part_of: dict[int, int] = {}
-        for index in sorted(kept):
-            before = {part_of[p] for i in self._nodes[index].inputs if (p := self._producer_index(i)) in part_of}
-            part = min(before, default=index)
-            members = parts.setdefault(part, set())
-            members.add(index)
-            for other in before - {part}:
-                members |= parts.pop(other)
-            part_of.update(dict.fromkeys(members, part))
-        return tuple(
-            Pattern(QUANTISED, min(part & self._cores or part), tuple(sorted(part)), "quantised part")
-            for part in parts.values()
-        )
-
-    def _producer_index(self, tensor: str) -> int:
-        """The node that computes a value, static or not; -1 where none does."""
-        return self._look.model.producer.get(self._look.root(tensor), -1)
-
-    def _is_core(self, node: Node) -> bool:
-        return (
-            node.op_type in _QUANTISED_PRODUCTS
-            and node.is_standard
-            and bool(self._look.varying(node))
-            and all(is_dequantised(self._look.model, operand) for operand in node.inputs[:2])
-        )
-
-    def _rescaling(self, node: Node) -> set[int]:
-        """The nodes that make FP32 of the sums of an integer product; none where the node is no Cast of such sums."""
-        sums = self._producer_index(node.inputs[0]) if casts_integers(self._look.model, node) else -1
-        if sums < 0 or self._nodes[sums].op_type not in INTEGER_PRODUCTS or not self._nodes[sums].is_standard:
-            return set()
-        products = [r for r in self._look.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
-        scales = {self._producer_index(operand) for product in products for operand in product.inputs}
-        of_scales = {i for i in scales if i >= 0 and self._nodes[i].op_type == "Mul" and self._reads_dynamic_scale(i)}
-        return {node.index, *(product.index for product in products), *of_scales}
-
-    def _reads_dynamic_scale(self, index: int) -> bool:
-        makers = (self._producer_index(operand) for operand in self._nodes[index].inputs)
-        return any(_is(self._nodes[maker], "DynamicQuantizeLinear") for maker in makers if maker >= 0)
-
-    def _is_fed(self, node: Node) -> bool:
-        """Whether a node computes from dequantised values alone, constants aside."""
-        if not node.is_standard or node.op_type == "Constant" or node.has_subgraph:
-            return False
-        values = [i for i in self._look.varying(node) if self._look.model.info(i).is_float32]
-        joins = node.op_type in _POOLS or node.op_type not in ANCHOR_KINDS
-        if not values or not all(
-            is_dequantised(self._look.model, i) or (joins and self._producer_index(i) in self._fed | self._cores)
-            for i in values
-        ):
-            return False
-        rule = node_rule(self._look.model, node)
-        return bool(rule.inputs and rule.outputs)
-
-    def _is_quantised_again(self, node: Node, kept: set[int]) -> bool:
-        for tensor in node.outputs:
-            for reader in self._look.readers(tensor) if tensor else ():
-                if reader.index in kept:
-                    return True
-                if _is(reader, "QuantizeLinear") and self._look.root(reader.inputs[0]) == self._look.root(tensor):
-                    return True
-        return False
+def _maker(facts: Facts, tensor: str) -> int:
+    """The node that computes a value, static or not; -1 where none does."""
+    return facts.model.producer.get(facts.root(tensor), -1)
 
 
-def find_patterns(model: Model, look: Lookup | None = None) -> tuple[Pattern, ...]:
+def _quantises(facts: Facts, reader: Node, tensor: str) -> bool:
+    return _is(reader, "QuantizeLinear") and facts.root(reader.inputs[0]) == facts.root(tensor)
+
+
+def _rescaling(facts: Facts, node: Node) -> set[int]:
+    """The nodes that make FP32 of the sums of an integer product; none where the node is no Cast of such sums."""
+    nodes = facts.model.nodes
+    sums = _maker(facts, node.inputs[0]) if casts_integers(facts.model, node) else -1
+    if sums < 0 or nodes[sums].op_type not in INTEGER_PRODUCTS or not nodes[sums].is_standard:
+        return set()
+    products = [r for r in facts.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
+    inside = {node.index, *(product.index for product in products)}
+    for scale in {_maker(facts, operand) for product in products for operand in product.inputs} - {-1}:
+        makers = [_maker(facts, operand) for operand in nodes[scale].inputs]
+        if nodes[scale].op_type == "Mul" and any(_is(nodes[m], "DynamicQuantizeLinear") for m in makers if m >= 0):
+            inside.add(scale)
+    return inside
+
+
+@once
+def find_patterns(model: Model) -> tuple[Pattern, ...]:
     """All patterns of several nodes and all quantised parts, without overlap, in topological order of their anchors.
 
     Where two would share a node, quantised parts win over norms, these over attention cores, these over activations,
     and these over layers (which take a whole activation in).
     """
-    look = look or Lookup(model)
-    claims = _Claims(look)
-    for part in find_quantised(look):
-        claims.add(part)
+    facts = facts_of(model)
+    pattern_of: dict[int, Pattern] = {}
+
+    def claim(pattern: Pattern | None) -> bool:
+        """Take its nodes, and the aliases between them, unless one is taken; only a quantised part may be one node."""
+        if pattern is None or not pattern_of.keys().isdisjoint(pattern.nodes):
+            return False
+        whole = tuple(i for i in sorted(facts.with_aliases(pattern.nodes)) if i not in pattern_of)
+        if len(whole) > 1 or pattern.kind == QUANTISED:
+            pattern_of.update(dict.fromkeys(whole, replace(pattern, nodes=whole)))
+        return True
+
+    for part in find_quantised(facts):
+        claim(part)
     for find in (find_norm, find_attention):
         for node in model.nodes:
-            claims.add(find(look, node))
+            claim(find(facts, node))
     activations: dict[str, Pattern] = {}
     for node in model.nodes:
-        activation = find_activation(look, node)
-        if activation is not None and claims.are_free(activation.nodes):
-            claims.add(activation)
+        activation = find_activation(facts, node)
+        if activation is not None and claim(activation):
             activations[activation.entry] = activation
     in_activations = frozenset(i for a in activations.values() for i in a.nodes)
     for node in model.nodes:
-        layer = None
-        if node.index not in claims.pattern_of:
-            layer = find_layer(look, node, claims.pattern_of, activations)
-        if layer is not None:
-            claims.release(in_activations.intersection(layer.nodes))
-            claims.add(layer)
-    return tuple(sorted({*claims.pattern_of.values()}, key=lambda pattern: pattern.anchor))
-
-
-class _Claims:
-    """The patterns found so far, and the nodes that belong to them."""
-
-    def __init__(self, look: Lookup) -> None:
-        self.pattern_of: dict[int, Pattern] = {}
-        self._look = look
-
-    def are_free(self, nodes: Iterable[int]) -> bool:
-        return self.pattern_of.keys().isdisjoint(nodes)
-
-    def add(self, pattern: Pattern | None) -> None:
-        """Take its nodes, and the aliases between them, unless one is taken; only a quantised part may be one node."""
-        if pattern is None or not self.are_free(pattern.nodes):
-            return
-        whole = tuple(i for i in sorted(self._look.with_aliases(pattern.nodes)) if i not in self.pattern_of)
-        if len(whole) > 1 or pattern.kind == QUANTISED:
-            self.pattern_of.update(dict.fromkeys(whole, replace(pattern, nodes=whole)))
-
-    def release(self, nodes: frozenset[int]) -> None:
-        """Give up the patterns that hold any of the nodes: a larger one takes them over."""
-        for pattern in {self.pattern_of[i] for i in nodes if i in self.pattern_of}:
-            for index in pattern.nodes:
-                del self.pattern_of[index]
+        layer = None if node.index in pattern_of else find_layer(facts, node, pattern_of, activations)
+        if layer is None:
+            continue
+        for smaller in {pattern_of[i] for i in in_activations.intersection(layer.nodes) if i in pattern_of}:
+            for index in smaller.nodes:
+                del pattern_of[index]
+        claim(layer)
+    return tuple(sorted({*pattern_of.values()}, key=lambda pattern: pattern.anchor))

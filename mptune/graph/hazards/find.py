@@ -9,24 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
+from mptune.graph.facts import Facts, facts_of, float_attribute
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.apart import find_apart, set_apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, float_attribute, reduced_axes
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.constants import (
-    MaskValues,
-    SaturatedRanges,
     constant_hazards,
     fill_hazards,
-    is_limit,
 )
 from mptune.graph.hazards.hazard import (
     BF16_MAX,
@@ -38,10 +36,12 @@ from mptune.graph.hazards.hazard import (
     readers_in_fp16,
     worst_first,
 )
+from mptune.graph.hazards.masks import MaskValues, held_bounds, is_limit
 from mptune.graph.hazards.on_data import fit_hazards, index_hazards, long_sum_hazards, on_data_hazards
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
+from mptune.graph.ops import ELEMENTWISE, GUARDS, RESHAPES
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.weights import chunks
 
 SQUARE_LIMIT = 256.0
@@ -73,8 +73,6 @@ _OPERATORS: Mapping[str, _NormOperator] = {
 
 """By the pattern's name. An L2 norm is no normalisation that has an operator with statistics in FP32."""
 
-_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where"})
-
 _INT32 = np.iinfo(np.int32)
 
 _STARTS_AND_ENDS = slice(1, 3)
@@ -83,14 +81,12 @@ _STARTS_AND_ENDS = slice(1, 3)
 that INT32 cannot hold means the same clamped: exporters write INT64_MAX for "to the end", and its negative for "to the
 beginning" of a reversed axis."""
 
-_PUTS_TOGETHER = frozenset({"Unsqueeze", "Squeeze", "Concat", "Cast", "Reshape"})
+_PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 
 """What exporters put between such an end and its Slice."""
 
 
-def norm_hazards(
-    types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]
-) -> list[Hazard]:
+def norm_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]) -> list[Hazard]:
     """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
     hazards = []
     for pattern in patterns:
@@ -101,60 +97,46 @@ def norm_hazards(
         if group < 0:
             continue
         seen = ranges.get(pattern.squares)
-        operator = _operator(look, pattern)
+        operator = _operator(types.facts, pattern)
         evidence: dict[str, float] = {"opset": types.model.opset}
         if operator is not None:
             evidence["operator_opset"] = operator.opset
         if seen is not None:
             evidence["largest_square"] = seen
-        hazards.append(
-            Hazard(
-                "warning" if seen is None else "info",
-                "norm",
-                types.groups[group].id,
-                node.name,
-                pattern.squares,
-                SQUARE_LIMIT if seen is None else seen,
-                "norm-written-out",
-                "" if operator else "no operator",
-                evidence,
-                {
-                    "pattern": pattern.name,
-                    "square_limit": SQUARE_LIMIT,
-                    "operator": None if operator is None else operator.name,
-                },
-            )
-        )
+        place = types.groups[group].id, node.name, pattern.squares, SQUARE_LIMIT if seen is None else seen
+        name = None if operator is None else operator.name
+        names = {"pattern": pattern.name, "square_limit": SQUARE_LIMIT, "operator": name}
+        severity: Severity = "warning" if seen is None else "info"
+        wording = "" if operator else "no operator"
+        hazards.append(Hazard("norm", "norm-written-out", *place, evidence, wording, severity=severity, names=names))
     return hazards
 
 
-def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
+def _operator(facts: Facts, pattern: Pattern) -> _NormOperator | None:
     """The operator that a norm could be at a newer operator set; None where there is none, or it is there already.
 
     A norm of one position has its mean over the channels, the last axis or axis 1. A root mean square over several
     axes is the energy of an image, one without an epsilon or of a sum is a length.
     """
     operator = _OPERATORS.get(pattern.name)
-    squares = look.producer(pattern.squares)
-    if operator is None or squares is None or look.model.opset >= operator.opset:
+    squares = facts.producer(pattern.squares)
+    if operator is None or squares is None or facts.model.opset >= operator.opset:
         return None
-    means = [node for node in look.readers(pattern.squares) if node.op_type in ("ReduceMean", "ReduceSum")]
+    means = [node for node in facts.readers(pattern.squares) if node.op_type in ("ReduceMean", "ReduceSum")]
     if len(means) != 1:
         return None
-    rank = len(look.model.info(means[0].inputs[0]).shape or ())
-    axes = reduced_axes(look.model, means[0], rank)
+    rank = len(facts.model.info(means[0].inputs[0]).shape or ())
+    axes = facts.reduced_axes(means[0])
     if pattern.name == "LayerNorm written out":
         is_per_channel = rank > 3 and axes == tuple(range(2, rank))  # InstanceNormalization has always been there
         return None if is_per_channel or not axes else operator
-    members = [look.model.nodes[index] for index in pattern.nodes]
+    members = [facts.model.nodes[index] for index in pattern.nodes]
     is_mean = means[0].op_type == "ReduceMean" or any(
-        look.producer(node.inputs[0]) is means[0] and look.is_scalar(node.inputs[1])
+        facts.producer(node.inputs[0]) is means[0] and facts.is_scalar(node.inputs[1])
         for node in members
         if node.op_type in ("Div", "Mul")
     )
-    has_epsilon = any(
-        node.op_type in ("Add", "Max", "Clip") and any(i and look.is_scalar(i) for i in node.inputs) for node in members
-    )
+    has_epsilon = any(node.op_type in GUARDS and any(i and facts.is_scalar(i) for i in node.inputs) for node in members)
     return operator if is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1) else None
 
 
@@ -168,20 +150,11 @@ def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
             continue
         epsilon = float_attribute(node, "epsilon", default)
         if 0 < epsilon <= FP16_TINY / 2:
-            hazards.append(
-                Hazard(
-                    "warning",
-                    "epsilon",
-                    types.groups[group].id,
-                    node.name,
-                    node.inputs[0],
-                    epsilon,
-                    "vanishing-epsilon",
-                    "attribute of a safe variance" if _has_safe_variance(types.model, node) else "attribute",
-                    {"epsilon": epsilon, "fp16_smallest": FP16_TINY},
-                    {"operator": node.op_type},
-                )
-            )
+            place = types.groups[group].id, node.name, node.inputs[0], epsilon
+            wording = "attribute of a safe variance" if _has_safe_variance(types.model, node) else "attribute"
+            evidence = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
+            names = {"operator": node.op_type}
+            hazards.append(Hazard("epsilon", "vanishing-epsilon", *place, evidence, wording, names=names))
     return hazards
 
 
@@ -191,7 +164,7 @@ def _has_safe_variance(model: Model, node: Node) -> bool:
     return variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
 
 
-def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
+def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
     """Broadcasts of computed values in a model whose batch is fixed at 1, of the kinds that ``_stretched`` names.
 
     TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
@@ -202,9 +175,9 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
     planes = {tuple(info.shape[2:]) for info in model.inputs if info.shape and len(info.shape) == 4}
     hazards = []
     for node in model.nodes:
-        if node.op_type not in _ELEMENTWISE or not node.is_standard or not node.outputs:
+        if node.op_type not in ELEMENTWISE or not node.is_standard or not node.outputs:
             continue
-        operands = [i for i in node.inputs if i and not look.is_static(i)]
+        operands = [i for i in node.inputs if i and not types.facts.is_static(i)]
         if len(operands) < 2 or not model.info(node.outputs[0]).is_float32:
             continue
         shapes = [model.info(i).shape for i in operands]
@@ -215,21 +188,11 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
         ):
             continue
         group = types.group_of[node.index]
+        size = float(math.prod(_ints(result or ())))
+        place = types.groups[group].id if group >= 0 else None, node.name, node.outputs[0], size
         text = " with ".join(str(list(shape or ())) for shape in shapes)
-        hazards.append(
-            Hazard(
-                "warning",
-                "broadcast",
-                types.groups[group].id if group >= 0 else None,
-                node.name,
-                node.outputs[0],
-                float(math.prod(int(dim) for dim in result or () if isinstance(dim, int))),
-                "broadcast",
-                "",
-                {"batch": 1, "operands": text, "result": str(list(result or ()))},
-                {"operator": node.op_type},
-            )
-        )
+        evidence: dict[str, int | str] = {"batch": 1, "operands": text, "result": str(list(result or ()))}
+        hazards.append(Hazard("broadcast", "broadcast", *place, evidence, names={"operator": node.op_type}))
     return hazards
 
 
@@ -257,45 +220,33 @@ def _stretched(operands: Sequence[tuple[int, ...]], result: tuple[int, ...], pla
     return False
 
 
-def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
+def int64_hazards(facts: Facts) -> list[Hazard]:
     """INT64 constants that INT32 cannot hold, which TensorRT before 10 clamps (its parser's own warning)."""
     hazards = []
-    for name, constant in model.initializers.items():
+    for name, constant in facts.model.initializers.items():
         if constant.dtype != "int64" or constant.nbytes == 0:
             continue
         ends = [(int(part.max(initial=0)), int(part.min(initial=0))) for part in chunks(constant)]
         largest = _beyond_int32(max(high for high, _ in ends), min(low for _, low in ends))
         if largest is None:
             continue
-        readers = look.readers(name)
-        if _bounds_slices(look, name):
+        if _bounds_slices(facts, name):
             continue
-        node: Node | None = readers[0] if readers else None
-        hazards.append(
-            Hazard(
-                "warning",
-                "int64",
-                None,
-                None if node is None else node.name,
-                name,
-                float(largest),
-                "int64-range",
-                "",
-                {"value": largest, "int32_max": int(_INT32.max)},
-            )
-        )
+        reader = next((node.name for node in facts.readers(name)), None)
+        evidence = {"value": largest, "int32_max": int(_INT32.max)}
+        hazards.append(Hazard("int64", "int64-range", None, reader, name, float(largest), evidence))
     return hazards
 
 
-def _bounds_slices(look: Lookup, name: str) -> bool:
+def _bounds_slices(facts: Facts, name: str) -> bool:
     """Whether a value is only a start or an end of Slices, directly or through operators that assemble them."""
     seen: set[str] = set()
     stack = [name]
     while stack:
         at = stack.pop()
         seen.add(at)
-        readers = look.readers(at)
-        if not readers or look.is_output(at):
+        readers = facts.readers(at)
+        if not readers or facts.is_output(at):
             return False
         for reader in readers:
             if reader.op_type in _PUTS_TOGETHER:
@@ -338,30 +289,30 @@ def find_hazards(
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
     """
     model = grouped.model
-    types, look, ranges = value_types(grouped), Lookup(model), ranges or {}
-    seen, patterns = seen or Seen(), find_patterns(model, look)
-    hazards = constant_hazards(types, look, seen.values)
+    types, facts, patterns = value_types(grouped), facts_of(model), find_patterns(model)
+    ranges, seen = ranges or {}, seen or Seen()
+    hazards = constant_hazards(types, seen.values)
     hazards += epsilon_hazards(types)
-    hazards += fill_hazards(types, look)
-    masks = MaskValues(look, ranges)
-    saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
+    hazards += fill_hazards(types)
+    masks = MaskValues(facts, ranges)
+    in_fp16, in_bf16 = (held_bounds(types, ranges, precision) for precision in (Precision.FP16, Precision.BF16))
     smaller = types.rescaled(Precision.FP16).values
     for tensor, observed in ranges.items():
         absmax = observed / smaller.get(tensor, 1.0)
-        in_fp16 = saturated[Precision.FP16]
-        is_held = absmax > FP16_MAX and in_fp16.fits(tensor)
-        if is_held and all(is_limit(look, constant) for constant in in_fp16.sources(tensor)):
+        bound, sources = in_fp16.get(tensor, (observed, frozenset()))
+        is_held = absmax > FP16_MAX and bound < Precision.FP16.overflows_at
+        if is_held and all(is_limit(model, constant) for constant in sources):
             continue  # these constants are hazards of their own
-        in_bf16 = saturated[Precision.BF16].bound(tensor) if absmax > BF16_MAX else absmax
-        for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
+        largest = in_bf16.get(tensor, (observed,))[0] if absmax > BF16_MAX else absmax
+        for hazard in _range_hazards(types, masks, tensor, absmax, largest, seen):
             hazards.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
-    hazards += on_data_hazards(types, look, patterns, seen)
+    hazards += on_data_hazards(types, patterns, seen)
     hazards += long_sum_hazards(types, seen, precisions)
-    hazards += index_hazards(types, look, ranges, seen, precisions)
+    hazards += index_hazards(types, ranges, seen, precisions)
     hazards += fit_hazards(types, seen)
-    hazards += norm_hazards(types, look, patterns, ranges)
-    hazards += broadcast_hazards(types, look)
-    hazards += int64_hazards(model, look)
+    hazards += norm_hazards(types, patterns, ranges)
+    hazards += broadcast_hazards(types)
+    hazards += int64_hazards(facts)
     guarded = {hazard.group for hazard in hazards if hazard.kind == "epsilon"}
     # What is not zero before a lost epsilon vanishes by itself.
     hazards = [
@@ -369,7 +320,7 @@ def find_hazards(
         for hazard in hazards
         if hazard.kind != "pole" or hazard.group not in guarded or float(hazard.evidence.get("zero_share", 0.0)) > _FEW
     ]
-    hazards = _outside(hazards, look, fused)
+    hazards = _outside(hazards, facts, fused)
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}
 
@@ -406,15 +357,15 @@ def find_split(
     return split, worst_first((*kept, *find_hazards(split, ranges, seen, precisions, fused)))
 
 
-def _outside(hazards: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes]) -> list[Hazard]:
+def _outside(hazards: Sequence[Hazard], facts: Facts, fused: Sequence[FusedNodes]) -> list[Hazard]:
     """The hazards without those of what fused nodes keep in FP32: results of the steps inside, and their constants.
 
     What they read is not among these: that is FP16 where it is computed in FP16.
     """
-    inside, steps = values_inside(look.model, fused), steps_inside(fused)
+    inside, steps = values_inside(facts.model, fused), steps_inside(fused)
 
     def is_inside(hazard: Hazard) -> bool:
-        by_step = hazard.node in steps and (hazard.kind == "sum" or look.is_scalar(hazard.tensor))
+        by_step = hazard.node in steps and (hazard.kind == "sum" or facts.is_scalar(hazard.tensor))
         return by_step or hazard.tensor in inside
 
     return [hazard for hazard in hazards if not is_inside(hazard)]
@@ -444,11 +395,11 @@ def _range_hazards(
     ``in_bf16`` is the magnitude where constants are held in BF16.
     """
     value = seen.values.get(tensor)
-    samples: tuple[int, ...] = ()
-    names: dict[str, object] = {}
+    about: dict[str, Any] = {}
     if value is not None:
-        samples = (seen.sample(value.sample),)
-        names["in_samples"] = in_samples(value.beyond, value.samples, *samples)
+        sample = seen.sample(value.sample)
+        about["samples"] = (sample,)
+        about["names"] = {"in_samples": in_samples(value.beyond, value.samples, sample)}
     severity: Severity = "error" if absmax > FP16_MAX else "warning"
     kind, row, wording = "range", "overflow", "seen"
     if FP16_MAX >= absmax > FP16_MAX / _HEADROOM:
@@ -468,12 +419,13 @@ def _range_hazards(
         evidence: dict[str, int | float | str] = {"absmax": absmax, "fp16_max": FP16_MAX}
         if value is not None and value.beyond:
             evidence |= {"samples_beyond": value.beyond, "samples": value.samples}
-        place = (kind, group.id, node.name, tensor, in_bf16)
+        place = group.id, node.name, tensor, in_bf16
+        is_product = absmax > FP16_MAX and masks.is_made_into_one(node, tensor)
         if is_mask:
-            hazards.append(Hazard("warning", *place, "overflow", "mask", evidence, names, samples))
+            hazards.append(Hazard(kind, "overflow", *place, evidence, "mask", **about))
         else:
-            is_product = absmax > FP16_MAX and masks.is_made_into_one(node, tensor)
-            hazards.append(Hazard(severity, *place, "mask" if is_product else row, wording, evidence, names, samples))
+            code = "mask" if is_product else row
+            hazards.append(Hazard(kind, code, *place, evidence, wording, severity=severity, **about))
     return hazards
 
 

@@ -35,28 +35,29 @@ class Hazard:
     """One place where FP16 cannot hold a value, or where a runtime is known to go wrong.
 
     Attributes:
-        severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
-            ``info``: good to know.
+        kind: of check that names it.
+        row: of ``mptune.finding.CODES``, which has its words; ``wording`` says which of them.
         group: id of the layer group that would be FP16 there; None where no group is.
         value: its magnitude, or what the reason says.
-        row: of ``mptune.finding.CODES``, which has its words; ``wording`` says which of them.
-        names: what these name beside the place and the evidence.
+        severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
+            ``info``: good to know.
+        names: what the words name beside the place and the evidence.
         samples: indices into the data of the samples that show it.
         precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
     """
 
-    severity: Severity
     kind: str
+    row: str
     group: str | None
     node: str | None
     tensor: str
     value: float
-    row: str
-    wording: str = ""
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
-    names: Mapping[str, object] = field(default_factory=dict, hash=False)
-    samples: tuple[int, ...] = ()
-    precision: Precision = Precision.FP16
+    wording: str = ""
+    severity: Severity = field(default="warning", kw_only=True)
+    names: Mapping[str, object] = field(default_factory=dict, hash=False, kw_only=True)
+    samples: tuple[int, ...] = field(default=(), kw_only=True)
+    precision: Precision = field(default=Precision.FP16, kw_only=True)
 
     @property
     def code(self) -> str | None:

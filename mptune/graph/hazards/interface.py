@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import listed
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT, RECURRENT
+from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo, all_graphs
-from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.ops import COPIES, MOVEMENT, RECURRENT
 
 _BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial"))
 _AFTER = frozenset(("present", "next", "new", "cur", "current", "updated", "update"))
@@ -35,12 +35,12 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
 
 
 def _value_dependent(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
-    facts = shape_facts(model)
-    if not facts.nodes:
+    facts = facts_of(model)
+    if not facts.deciding_nodes:
         return ()
-    names = [output.name for output in facts.outputs]
-    deciding = {name for output in facts.outputs for name in output.nodes}
-    nodes = [node for node in facts.nodes if not names or node.name in deciding]
+    names = [output.name for output in facts.dependent_outputs]
+    deciding = {name for output in facts.dependent_outputs for name in output.nodes}
+    nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
     return (
         Finding.of(
             "value-dependent-shape",
@@ -100,8 +100,6 @@ _STATE_SLOTS: Mapping[str, slice] = {
 }
 """Operator -> the inputs that hold the state before its first step; of a Scan they are those before its sequences."""
 
-_VIEWS = DATA_MOVEMENT | {"Concat", "Gather"}
-
 
 def state_inputs(model: Model) -> frozenset[str]:
     """Inputs that hold a state: fed back from an output, or where a recurrent operator or a loop begins."""
@@ -115,7 +113,7 @@ def state_inputs(model: Model) -> frozenset[str]:
         waiting += node.input[slots]
     while waiting:
         name = waiting.pop()
-        if name in makers and makers[name].op_type in _VIEWS:
+        if name in makers and makers[name].op_type in MOVEMENT | COPIES:
             waiting += makers[name].input
         states.add(name)
     return frozenset(info.name for info in model.inputs if info.name in states)

@@ -6,24 +6,24 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.lookup import Lookup, float_attribute
+from mptune.graph.facts import Facts, float_attribute
 from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
-from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
+from mptune.graph.hazards.masks import comes_to_softmax
 from mptune.graph.hazards.seen import ProbeRecord, Seen
 from mptune.graph.loading.model import Node
-from mptune.graph.loading.value_dependent import SHAPE_INPUTS
+from mptune.graph.ops import ARITHMETIC, BOUNDS, ELEMENTWISE, MOVEMENT, SUMMING, operator
 from mptune.graph.plan import Precision
 
 
-def pole_hazards(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
+def pole_hazards(facts: Facts, seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
     """Operands that FP16 or BF16 brings to zero or below it, where FP32 does not, and what then gives Inf or NaN.
 
     And those of which so many are below the smallest normal value that the results change.
@@ -43,29 +43,22 @@ def pole_hazards(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, grou
         evidence["subnormal_share"] = (small - zeroed) / max(1, nonzero)
         evidence["smallest_normal"] = record.precision.smallest_normal
         # What limits the results takes the infinite ones, too: their error shows what that does.
-        readers = look.readers(node.outputs[0])
-        is_limited = bool(readers) and all(reader.op_type in _LIMITS for reader in readers)
+        readers = facts.readers(node.outputs[0])
+        is_limited = bool(readers) and all(reader.op_type in BOUNDS | {"Where"} for reader in readers)
         severity = "error" if lost and not is_limited else "warning"
     if lost:
         evidence |= {"lost": int(lost), "values": int(values), "smallest": min(record.scalars["smallest"])}
     else:
         evidence["relative_error"] = relative
-    return [
-        Hazard(
-            severity,
-            "pole",
-            group,
-            node.name,
-            operand,
-            lost,
-            row,
-            f"pole {node.op_type}" if lost else "",
-            evidence,
-            {"operator": node.op_type},
-            (seen.sample(largest(record.scalars["lost" if lost else "error"])),),
-            record.precision,
-        )
-    ]
+    wording = f"pole {node.op_type}" if lost else ""
+    about = _about(seen, record, node, "lost" if lost else "error")
+    return [Hazard("pole", row, group, node.name, operand, lost, evidence, wording, severity=severity, **about)]
+
+
+def _about(seen: Seen, record: ProbeRecord, node: Node, worst_by: str) -> dict[str, Any]:
+    """What a hazard says of the operator, the precision, and the sample on which a fact is largest."""
+    sample = seen.sample(largest(record.scalars[worst_by]))
+    return {"names": {"operator": node.op_type}, "samples": (sample,), "precision": record.precision}
 
 
 def _relative_change(record: ProbeRecord) -> float:
@@ -75,8 +68,6 @@ def _relative_change(record: ProbeRecord) -> float:
     scale = variance if variance > _ROUNDING_OF_SUMS * square else square
     return math.sqrt(error / scale) if error > 0 and math.isfinite(error + scale) else 0.0
 
-
-_LIMITS = frozenset({"Clip", "Max", "Min", "Where"})
 
 _LOST_SHARE = 0.5
 
@@ -106,30 +97,8 @@ _MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 
 _FEWEST_MOVED = 2.0
 
 
-_ELEMENTWISE = frozenset(
-    (
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Pow",
-        "Neg",
-        "Abs",
-        "Sqrt",
-        "Exp",
-        "Log",
-        "Tanh",
-        "Sigmoid",
-        "Erf",
-        "Relu",
-        "Clip",
-        "Min",
-        "Max",
-        "Identity",
-        "Cast",
-        "Softplus",
-    )
-)
+_STEP_BY_STEP = ELEMENTWISE - {"Where"} | {"Identity", "Cast"}
+"""Functions of single elements. What a Where chooses may have nothing to do with its condition."""
 
 _MAX_STEPS = 64
 
@@ -139,9 +108,9 @@ def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float
     return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
 
 
-def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
+def on_data_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
     """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16."""
-    nodes = {node.name: node for node in types.model.nodes}
+    facts, nodes = types.facts, {node.name: node for node in types.model.nodes}
     inside = {index for pattern in patterns if pattern.kind in ("activation", "norm") for index in pattern.nodes}
     hazards: list[Hazard] = []
     for record in seen.records:
@@ -152,33 +121,31 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
         if types.group_of[node.index] in types.lacking(record.precision):
             continue
         if record.kind == "sum":
-            lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
+            lost = None if node.index in inside else _stagnation(facts, seen, record, node, group.id)
             hazards += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
         elif record.kind == "norm":
             hazards += _removed_offset(seen, record, node, group.id)
         elif record.kind == "pole":
-            hazards += pole_hazards(look, seen, record, node, group.id)
+            hazards += pole_hazards(facts, seen, record, node, group.id)
         elif record.kind in ("softmax", "largest", "comparison"):
             hazards += _spacing(seen, record, node, group.id)
     in_fp16 = {(hazard.code, hazard.node) for hazard in hazards if hazard.precision is Precision.FP16}
     hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
-    return hazards + [
-        other for hazard in hazards for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)
-    ]
+    return hazards + [other for hazard in hazards for other in _of_operands(types, nodes[hazard.node or ""], hazard)]
 
 
-def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) -> Iterator[Hazard]:
+def _of_operands(types: ValueTypes, node: Node, hazard: Hazard) -> Iterator[Hazard]:
     """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
     is_pole = hazard.kind == "pole"
     if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
         return
-    done = {hazard.group}
-    for name in (hazard.tensor,) if is_pole else look.varying(node):
-        source = look.producer(name)
+    facts, done = types.facts, {hazard.group}
+    for name in (hazard.tensor,) if is_pole else facts.varying(node):
+        source = facts.producer(name)
         for _ in range(_MAX_STEPS):
-            if source is None or source.op_type not in DATA_MOVEMENT or not source.inputs:
+            if source is None or source.op_type not in MOVEMENT or not source.inputs:
                 break
-            source = look.producer(source.inputs[0])
+            source = facts.producer(source.inputs[0])
         group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
         if source is None or group is None or types.group_of[source.index] in types.lacking(hazard.precision):
             continue
@@ -193,60 +160,48 @@ def _overflows(seen: Seen, node: Node, precision: Precision) -> bool:
     return any(max(abs(value.lowest), abs(value.highest)) > precision.largest for value in values)
 
 
-def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
+def _stagnation(facts: Facts, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
     sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
     for step, base, moved, kept in sides:
-        if not _is_counted_up(look, node, kept) and (
-            look.is_static(moved) or look.is_vector(kept) or look.is_single(kept) or comes_to_softmax(look, node)
+        if not _is_counted_up(facts, node, kept) and (
+            facts.is_static(moved)
+            or facts.is_vector(kept)
+            or facts.is_single(kept)
+            or comes_to_softmax(facts.model, node)
         ):
             continue
         if node.op_type == "Sub" and step == "first":
             continue  # what is left is the negated base: a difference, not a step
         steps, lost = (record.scalars[f"{step}_{what}"] for what in ("steps", "lost"))
-        if not sum(steps) or sum(lost) < _LOST_SHARE * sum(steps) or _follows(look, moved, kept):
+        if not sum(steps) or sum(lost) < _LOST_SHARE * sum(steps) or _follows(facts, moved, kept):
             continue
-        worst = max(range(len(lost)), key=lambda k: lost[k])
         size, at = (_root_mean(record.scalars[side]) for side in (step, base))
-        return Hazard(
-            "error",
-            "stagnation",
-            group,
-            node.name,
-            node.outputs[0],
-            at,
-            "stagnation",
-            "",
-            {
-                "share": sum(lost) / sum(steps),
-                "elements": int(sum(steps)),
-                "step": size,
-                "base": at,
-                "spacing": spacing(at, record.precision),
-            },
-            {"operator": node.op_type, "moved": moved, "unchanged": kept},
-            (seen.sample(worst),),
-            record.precision,
-        )
+        evidence = {"share": sum(lost) / sum(steps), "elements": int(sum(steps)), "step": size, "base": at}
+        evidence["spacing"] = spacing(at, record.precision)
+        about = _about(seen, record, node, f"{step}_lost")
+        about["names"] |= {"moved": moved, "unchanged": kept}
+        place = group, node.name, node.outputs[0], at
+        return Hazard("stagnation", "stagnation", *place, evidence, severity="error", **about)
     return None
 
 
-def _is_counted_up(look: Lookup, node: Node, kept: str) -> bool:
+def _is_counted_up(facts: Facts, node: Node, kept: str) -> bool:
     """Whether what a node adds to comes back as its input in the next step: a counter, a clock, a running sum."""
-    outputs = {given: output for output, given in state_pairs(look.model)}
-    return look.root(outputs.get(look.root(kept), "")) == look.root(node.outputs[0])
+    outputs = {given: output for output, given in state_pairs(facts.model)}
+    return facts.root(outputs.get(facts.root(kept), "")) == facts.root(node.outputs[0])
 
 
-def _follows(look: Lookup, moved: str, kept: str) -> bool:
+def _follows(facts: Facts, moved: str, kept: str) -> bool:
     """Whether the step is made of the other side element by element, as x + 0.04 x**3 is: nothing is added up."""
-    wanted, stack, done = look.root(kept), [moved], set[str]()
+    wanted, stack, done = facts.root(kept), [moved], set[str]()
     while stack and len(done) < _MAX_STEPS:
-        at = look.root(stack.pop())
+        at = facts.root(stack.pop())
         if at == wanted:
             return True
-        node = look.producer(at)
-        if at not in done and node is not None and node.op_type in _ELEMENTWISE and len(look.varying(node)) > 0:
+        node = facts.producer(at)
+        if at not in done and node is not None and node.op_type in _STEP_BY_STEP and len(facts.varying(node)) > 0:
             done.add(at)
-            stack += look.varying(node)
+            stack += facts.varying(node)
     return False
 
 
@@ -258,21 +213,8 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
     relative = math.sqrt(error / result)
     if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, record.precision):
         return None
-    worst = largest(record.scalars["error"])
-    return Hazard(
-        "warning",
-        "cancellation",
-        group,
-        node.name,
-        node.outputs[0],
-        factor,
-        "cancellation",
-        "",
-        {"factor": factor, "relative_error": relative},
-        {"operator": node.op_type},
-        (seen.sample(worst),),
-        record.precision,
-    )
+    place, evidence = (group, node.name, node.outputs[0], factor), {"factor": factor, "relative_error": relative}
+    return Hazard("cancellation", "cancellation", *place, evidence, **_about(seen, record, node, "error"))
 
 
 def _removed_offset(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
@@ -284,24 +226,10 @@ def _removed_offset(seen: Seen, record: ProbeRecord, node: Node, group: str) -> 
     relative = math.sqrt(error / variance)
     if relative < _by_digits(_MOVED_NORM, record.precision):
         return []
-    worst = largest(record.scalars["error"])
-    magnitude = record.scalars["magnitude"][worst]
-    return [
-        Hazard(
-            "warning",
-            "cancellation",
-            group,
-            node.name,
-            node.inputs[0],
-            relative,
-            "cancellation",
-            "norm",
-            {"magnitude": magnitude, "spacing": spacing(magnitude, record.precision), "relative_error": relative},
-            {"operator": node.op_type},
-            (seen.sample(worst),),
-            record.precision,
-        )
-    ]
+    magnitude = record.scalars["magnitude"][largest(record.scalars["error"])]
+    evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, record.precision), "relative_error": relative}
+    place, about = (group, node.name, node.inputs[0], relative), _about(seen, record, node, "error")
+    return [Hazard("cancellation", "cancellation", *place, evidence, "norm", **about)]
 
 
 def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
@@ -315,26 +243,13 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
     ):
         return []
     worst = largest(record.scalars["moved"])
-    magnitude = record.scalars["magnitude"][worst]
-    gap = record.scalars["gap"][worst]
-    apart = spacing(magnitude, record.precision)
+    magnitude, gap = record.scalars["magnitude"][worst], record.scalars["gap"][worst]
+    evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, record.precision)}
+    evidence |= {**({"gap": gap} if math.isfinite(gap) else {}), "share": share}
     is_equality = record.kind == "comparison" and node.op_type == "Equal"
-    return [
-        Hazard(
-            "warning",
-            "spacing",
-            group,
-            node.name,
-            node.inputs[0],
-            magnitude,
-            "spacing",
-            "comparison Equal" if is_equality else record.kind,
-            {"magnitude": magnitude, "spacing": apart, **({"gap": gap} if math.isfinite(gap) else {}), "share": share},
-            {"operator": node.op_type},
-            (seen.sample(worst),),
-            record.precision,
-        )
-    ]
+    wording = "comparison Equal" if is_equality else record.kind
+    place, about = (group, node.name, node.inputs[0], magnitude), _about(seen, record, node, "moved")
+    return [Hazard("spacing", "spacing", *place, evidence, wording, **about)]
 
 
 def _root_mean(squares: tuple[float, ...]) -> float:
@@ -345,17 +260,11 @@ _FAR = 5.0
 
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
 
-_SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "GlobalAveragePool", "CumSum"})
-
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
 
-_GATHERS = ("Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND")
-
-_INDEX_SLOTS = {**SHAPE_INPUTS, "OneHot": frozenset({0, 1}), **dict.fromkeys(_GATHERS, frozenset({1}))}
-
-_KEEPS_INDEX = DATA_MOVEMENT | {"Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Clip", "Where", "Neg", "Concat"}
+_KEEPS_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat"}
 
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 
@@ -371,7 +280,7 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -
     name, exact = narrowest.name, narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
-        if group is None or node.op_type not in _SUMS or not node.is_standard:
+        if group is None or node.op_type not in SUMMING or not node.is_standard:
             continue
         terms = _terms(types, node, seen)
         value = seen.values.get(node.inputs[0])
@@ -379,21 +288,11 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -
             continue
         if node.op_type not in _ONE_SIGNED and value.lowest < 0 < value.highest:
             continue
-        hazards.append(
-            Hazard(
-                "info",
-                "sum",
-                group.id,
-                node.name,
-                node.inputs[0],
-                float(terms),
-                "long-sum",
-                "",
-                {"terms": terms, "lowest": value.lowest, "highest": value.highest},
-                {"operator": node.op_type, "narrowest": name, "exact_to": exact},
-                (seen.sample(value.sample),),
-            )
-        )
+        place = group.id, node.name, node.inputs[0], float(terms)
+        evidence = {"terms": terms, "lowest": value.lowest, "highest": value.highest}
+        names = {"operator": node.op_type, "narrowest": name, "exact_to": exact}
+        samples = (seen.sample(value.sample),)
+        hazards.append(Hazard("sum", "long-sum", *place, evidence, severity="info", names=names, samples=samples))
     return hazards
 
 
@@ -415,7 +314,7 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 
 
 def index_hazards(
-    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
+    types: ValueTypes, ranges: Mapping[str, float], seen: Seen, precisions: Sequence[str]
 ) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
@@ -428,40 +327,30 @@ def index_hazards(
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
             continue
         reached = ranges.get(node.inputs[0], 0.0)
-        reader = _indexes(look, node) if reached > exact else None
+        reader = _indexes(types.facts, node) if reached > exact else None
         if reader is None:
             continue
         value = seen.values.get(node.inputs[0])
-        for group, source in _carriers(types, look, node.inputs[0], ranges, exact).items():
-            hazards.append(
-                Hazard(
-                    "error",
-                    "index",
-                    group,
-                    source.name,
-                    node.inputs[0],
-                    reached,
-                    "index-in-float",
-                    "",
-                    {"largest": reached, "exact_to": exact, "reader": reader.name},
-                    {"narrowest": name},
-                    () if value is None else (seen.sample(value.sample),),
-                    Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest,
-                )
-            )
+        evidence: dict[str, float | str] = {"largest": reached, "exact_to": exact, "reader": reader.name}
+        about: dict[str, Any] = {
+            "names": {"narrowest": name},
+            "samples": () if value is None else (seen.sample(value.sample),),
+            "precision": Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest,
+        }
+        for group, source in _carriers(types, node.inputs[0], ranges, exact).items():
+            place = group, source.name, node.inputs[0], reached
+            hazards.append(Hazard("index", "index-in-float", *place, evidence, severity="error", **about))
     return hazards
 
 
-def _carriers(
-    types: ValueTypes, look: Lookup, index: str, ranges: Mapping[str, float], exact: float
-) -> dict[str, Node]:
+def _carriers(types: ValueTypes, index: str, ranges: Mapping[str, float], exact: float) -> dict[str, Node]:
     """The groups that hold a value which becomes an index, or what it is computed from, each with its last node."""
     carriers: dict[str, Node] = {}
     stack, done = [index], set[str]()
     while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
-        source = look.producer(at)
+        source = types.facts.producer(at)
         if source is None or ranges.get(at, 0.0) <= exact:
             continue
         group = group_of(types, source)
@@ -472,21 +361,22 @@ def _carriers(
     return carriers
 
 
-def _indexes(look: Lookup, cast: Node) -> Node | None:
+def _indexes(facts: Facts, cast: Node) -> Node | None:
     """The node that takes the result of a Cast as an index or a size, through arithmetic on integers; None if none."""
-    if "int" not in look.model.info(cast.outputs[0]).dtype:
+    if "int" not in facts.model.info(cast.outputs[0]).dtype:
         return None
     stack, done = list(cast.outputs), set[str]()
     while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
-        for reader in look.readers(at):
-            slots = _INDEX_SLOTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
-            if any(slot < len(reader.inputs) and look.root(reader.inputs[slot]) == look.root(at) for slot in slots):
+        for reader in facts.readers(at):
+            row = operator(reader.op_type if reader.is_standard else "")
+            slots = row.sizes | row.indices
+            if any(slot < len(reader.inputs) and facts.root(reader.inputs[slot]) == facts.root(at) for slot in slots):
                 return reader
             if reader.op_type in _KEEPS_INDEX:
                 stack += [
-                    out for out in reader.outputs if out and out not in done and "int" in look.model.info(out).dtype
+                    out for out in reader.outputs if out and out not in done and "int" in facts.model.info(out).dtype
                 ]
     return None
 
@@ -517,17 +407,6 @@ def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     if not far:
         return []
     first, off = far[0]
-    return [
-        Hazard(
-            "warning",
-            "fit",
-            None,
-            first.name,
-            first.inputs[0],
-            off,
-            "data-do-not-fit",
-            "norm",
-            {"standard_deviations": off, "limit": _FAR, "nodes": len(far)},
-            {"more": len(far) - 1 or None},
-        )
-    ]
+    place, evidence = (None, first.name, first.inputs[0], off), {"standard_deviations": off, "limit": _FAR}
+    evidence["nodes"] = len(far)
+    return [Hazard("fit", "data-do-not-fit", *place, evidence, "norm", names={"more": len(far) - 1 or None})]

@@ -23,7 +23,7 @@ from mptune.graph.loading.tensors import (
     tensor_nbytes,
     type_of,
 )
-from mptune.graph.schemas import OperatorSchema
+from mptune.graph.ops import OperatorSchema
 
 INLINE_LIMIT = 4096
 """Constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -53,7 +52,7 @@ from mptune.graph.loading.tensors import (
     tensor_nbytes,
     type_of,
 )
-from mptune.graph.schemas import onnx_schema
+from mptune.graph.ops import onnx_schema
 
 K = TypeVar("K")
 
@@ -61,17 +60,16 @@ T = TypeVar("T")
 
 
 def once(find: Callable[[K], T]) -> Callable[[K], T]:
-    """Let a function of one object keep its result for as long as that object lives.
-
-    Objects are compared by identity. A result must not hold its object, or neither is ever freed.
-    """
-    results: MutableMapping[K, T] = WeakKeyDictionary()
+    """Let a function of one object keep its result in that object, for as long as it lives."""
+    name = f"once: {find.__module__}.{find.__qualname__}"
 
     @wraps(find)
     def result_of(subject: K) -> T:
-        if subject not in results:
-            results[subject] = find(subject)
-        return results[subject]
+        results = vars(subject)
+        if name not in results:
+            results[name] = find(subject)
+        result: T = results[name]
+        return result
 
     return result_of
 

@@ -16,6 +16,7 @@ import onnx.shape_inference
 from mptune.graph.loading.inference import INLINE_LIMIT, declaration, without_weights
 from mptune.graph.loading.model import Model, Node, output_types
 from mptune.graph.loading.tensors import TensorInfo, fixed_shape, type_of
+from mptune.graph.ops import ALIASES, MOVEMENT, RESHAPES, SOFTMAX
 
 ASSUMED_SIZE = 128
 """Of a symbolic dimension that is not the batch: a sequence, a height, a width. A power of two passes most networks."""
@@ -166,17 +167,7 @@ class _Walk:
 Units = Mapping[int, tuple[int, ...]]
 """Axis of an output -> the unit of each column along it; columns of one unit have the same number, 0 shares none."""
 
-_HEADS = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
-
-_COPIES = frozenset({"Identity", "Cast", "Dropout"})
-
-_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-
-_MOVES: Mapping[str, int | None] = {
-    **dict.fromkeys(("Transpose", "Split", "Slice", "Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth"), 1),
-    "Concat": None,
-}
-"""Operator -> how many of its inputs are values that it moves; None: all."""
+_HEADS = SOFTMAX | {"Sigmoid"}
 
 
 def has_shared_units(model: Model) -> bool:
@@ -204,9 +195,8 @@ def _moved(model: Model, value: str) -> tuple[str, tuple[str, ...]]:
     if index is None or not model.nodes[index].is_standard:
         return "", ()
     node = model.nodes[index]
-    if node.op_type in _COPIES | _RESHAPES:
-        return node.op_type, node.inputs[:1]
-    return node.op_type, node.inputs[: _MOVES[node.op_type]] if node.op_type in _MOVES else ()
+    moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+    return node.op_type, moved if node.op_type in MOVEMENT | {"Concat", "Gather"} else ()
 
 
 def _heads(model: Model, output: str) -> tuple[str, ...]:
@@ -236,7 +226,7 @@ def _labels(model: Model, value: str, heads: Sequence[str], shapes: Mapping[str,
     if any(part is None for part in labels):
         return None
     moved = labels[0]
-    if op_type in _MOVES:
+    if op_type not in RESHAPES | ALIASES | {"Cast"}:
         moved = _run(model, value, dict(zip(inputs, labels, strict=True)))
     return nothing if moved is None or moved.size != nothing.size else moved.reshape(shape)
 

@@ -32,9 +32,9 @@ from mptune.files import write_bytes
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.fused import FUSED_IN, FusedNodes, fused_reads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
-from mptune.graph.hazards.constants import is_held
+from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.ops import COPIES
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.model_file import (
     clip_node,
@@ -49,16 +49,13 @@ from mptune.graph.writing.weights import ConstantStore, LargeConstant, WeightBan
 
 _FLOAT = onnx.TensorProto.FLOAT
 
-_CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
-"""Operators whose every output element is one of their input elements, or zero."""
-
 
 def needs_rounding(types: ValueTypes, node: Node) -> bool:
-    """Whether rounding a node's output can change it: not where it only selects among rounded inputs."""
+    """Whether rounding a node's output can change it: not where it only selects among rounded inputs and zero."""
     if not node.rounds:
         return False
     floats = {slot for slot, name in enumerate(node.inputs) if name and types.model.info(name).is_float32}
-    return node.op_type not in _CHOOSES or not floats <= set(types.rules[node.index].inputs)
+    return node.op_type not in COPIES | {"Relu"} or not floats <= set(types.rules[node.index].inputs)
 
 
 _BEFORE_ALL = Waist()

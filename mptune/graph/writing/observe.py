@@ -19,14 +19,14 @@ import onnx.numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
+from mptune.graph.facts import Facts, attribute, facts_of
 from mptune.graph.folded import FoldedValues, LeftOut
-from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import softmax_rows
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.probes import Probe, find_probes, is_root
 from mptune.graph.loading.model import Model, Node, needed_nodes
+from mptune.graph.ops import ARITHMETIC, BOUNDS, GUARDS, onnx_schema
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
-from mptune.graph.schemas import onnx_schema
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -141,7 +141,7 @@ _LEAST = (1e-30, 1e-38)
 
 """No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
 
-_RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
+_RECOMPUTED = ARITHMETIC | BOUNDS | {"Neg", "Abs", "Sqrt", "Identity"}
 
 
 def add_probes(
@@ -149,7 +149,7 @@ def add_probes(
 ) -> Iterator[Probe]:
     """Append the nodes that answer the probes filed under these values, and their outputs, to the observing graph."""
     keys = frozenset(observed)
-    rows, nodes, look = softmax_rows(model), {node.name: node for node in model.nodes}, Lookup(model)
+    rows, nodes, facts = softmax_rows(model), {node.name: node for node in model.nodes}, facts_of(model)
     cast = onnx_schema("Cast", model.opset)
     types = cast.types["T2"] if cast is not None else ()
     # A precision without an ONNX type of its own has the answers of one of its digits.
@@ -160,20 +160,20 @@ def add_probes(
             continue
         node = nodes[probe.node]
         build.start(f"{probe.kind}.{node.index}.{probe.precision}", probe.precision)
-        facts, vectors = _answer(build, probe, node, look, rows)
-        for name in facts.values():
+        answers, vectors = _answer(build, probe, node, facts, rows)
+        for name in answers.values():
             build.give(name)
         for name in vectors.values():
             build.give(name, [None])
-        if facts or vectors:
-            yield replace(probe, outputs=facts, vectors=vectors)
+        if answers or vectors:
+            yield replace(probe, outputs=answers, vectors=vectors)
 
 
 _Answer = tuple[dict[str, str], dict[str, str]]
 
 
 def _answer(
-    build: ProbeBuilder, probe: Probe, node: Node, look: Lookup, rows: Mapping[str, tuple[int, ...]]
+    build: ProbeBuilder, probe: Probe, node: Node, facts: Facts, rows: Mapping[str, tuple[int, ...]]
 ) -> _Answer:
     match probe.kind:
         case "sum":
@@ -181,9 +181,9 @@ def _answer(
         case "norm":
             return _norm(build, node), {}
         case "pole":
-            return _pole(build, node, probe.value, look), {}
+            return _pole(build, node, probe.value, facts), {}
         case "batch-norm":
-            rank = len(look.model.info(probe.value).shape or ())
+            rank = len(facts.model.info(probe.value).shape or ())
             return {}, {"mean": build.reduce("ReduceMean", probe.value, (0, *range(2, rank)))}
         case "comparison":
             return _comparison(build, node), {}
@@ -202,7 +202,7 @@ def _sum(build: ProbeBuilder, node: Node) -> dict[str, str]:
     total = build.rounded(exact)
     zero, infinity = build.constant(0.0), build.constant(np.inf)
     sizes = {a: build.add("Abs", a), b: build.add("Abs", b)}
-    facts = {
+    answers = {
         "first": build.mean_square(first),
         "second": build.mean_square(second),
         "result": build.mean_square(result),
@@ -215,9 +215,9 @@ def _sum(build: ProbeBuilder, node: Node) -> dict[str, str]:
         moves = build.add("Greater", build.add("Abs", step), zero)
         is_base = build.add("And", build.add("Greater", sizes[base], zero), build.add("Less", sizes[base], infinity))
         steps = build.add("And", moves, is_base)
-        facts[f"{name}_steps"] = build.count(steps)
-        facts[f"{name}_lost"] = build.count(build.add("And", steps, build.add("Equal", total, kept)))
-    return facts
+        answers[f"{name}_steps"] = build.count(steps)
+        answers[f"{name}_lost"] = build.count(build.add("And", steps, build.add("Equal", total, kept)))
+    return answers
 
 
 def _norm(build: ProbeBuilder, node: Node) -> dict[str, str]:
@@ -231,9 +231,9 @@ def _norm(build: ProbeBuilder, node: Node) -> dict[str, str]:
     }
 
 
-def _pole(build: ProbeBuilder, node: Node, value: str, look: Lookup) -> dict[str, str]:
+def _pole(build: ProbeBuilder, node: Node, value: str, facts: Facts) -> dict[str, str]:
     zero, infinity = build.constant(0.0), build.constant(np.inf)
-    rounded = _recomputed(build, value, look.model, _POLE_DEPTH)
+    rounded = _recomputed(build, value, facts.model, _POLE_DEPTH)
     size = build.add("Abs", value)
     before, after, alone = value, rounded, build.rounded(value)
     changed = _with_vanished(build, node, value, size)
@@ -242,7 +242,7 @@ def _pole(build: ProbeBuilder, node: Node, value: str, look: Lookup) -> dict[str
     stands = build.add("Greater", before, zero)
     # NaN is below neither limit: it was made before.
     least = next(value for value in _LEAST if value < build.precision.smallest_normal)
-    limit = zero if is_root(look, node) else build.constant(least)
+    limit = zero if is_root(facts, node) else build.constant(least)
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {
@@ -250,7 +250,7 @@ def _pole(build: ProbeBuilder, node: Node, value: str, look: Lookup) -> dict[str
         "lost": build.count(lost),
         "vanished": build.count(gone),
         "smallest": build.reduce("ReduceMin", build.flat(build.add("Where", lost, size, infinity), np.inf)),
-        **_vanishing(build, _before_epsilon(look.model, value)),
+        **_vanishing(build, _before_epsilon(facts.model, value)),
         **changed,
     }
 
@@ -286,7 +286,7 @@ def _before_epsilon(model: Model, value: str) -> str:
     """What a constant is added to, or is the least of, where that is how a value is computed; else the value."""
     index = model.producer.get(value)
     node = None if index is None else model.nodes[index]
-    if node is None or node.op_type not in ("Add", "Max", "Clip") or not node.is_standard:
+    if node is None or node.op_type not in GUARDS or not node.is_standard:
         return value
     operands = [i for i in node.inputs if i and i not in model.initializers]
     return operands[0] if len(operands) == 1 and model.info(operands[0]).is_float32 else value
@@ -323,16 +323,16 @@ def _softmax(build: ProbeBuilder, node: Node, axes: tuple[int, ...]) -> dict[str
     value = node.inputs[0]
     weights = build.again(node, build.rounded(value))
     apart = build.reduce("ReduceSum", build.add("Abs", build.add("Sub", weights, node.outputs[0])))
-    facts = _extremes(build, value, axes, largest=True)
-    return {**facts, "moved": build.add("Mul", apart, build.constant(0.5))}
+    answers = _extremes(build, value, axes, largest=True)
+    return {**answers, "moved": build.add("Mul", apart, build.constant(0.5))}
 
 
 def _largest(build: ProbeBuilder, node: Node, axis: int) -> dict[str, str]:
     value = node.inputs[0]
     chosen = build.again(node, build.rounded(value))
     same = build.add("Equal", chosen, node.outputs[0])
-    facts = _extremes(build, value, (axis,), largest=node.op_type == "ArgMax")
-    return {**facts, "moved": build.count(build.add("Not", same))}
+    answers = _extremes(build, value, (axis,), largest=node.op_type == "ArgMax")
+    return {**answers, "moved": build.count(build.add("Not", same))}
 
 
 def _extremes(build: ProbeBuilder, value: str, axes: tuple[int, ...], *, largest: bool) -> dict[str, str]:

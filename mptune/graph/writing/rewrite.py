@@ -4,7 +4,7 @@
 value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
 index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing. Beside
 Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.casting.value_types``), and
-a Clip before the Cast of a mask that is made of constants beyond the range (``mptune.graph.hazards.constants``).
+a Clip before the Cast of a mask that is made of constants beyond the range (``mptune.graph.hazards.masks``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mptune.graph.casting.value_types import Resolution, add_barrier, needs_barr
 from mptune.graph.folded import FoldedValues, LeftOut
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.hazards.constants import is_held
+from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import Initializer, fill_value, is_external
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan

@@ -16,9 +16,9 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import new_suffix
+from mptune.graph.facts import Facts, attribute, facts_of, float_attribute
 from mptune.graph.fused import FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, attribute, float_attribute, reduced_axes
 from mptune.graph.loading.model import Node, consumers_of
 from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializer
 from mptune.graph.plan import REDUCED, Precision
@@ -28,7 +28,7 @@ _NEARLY = 1e-3
 """Relative difference of a constant that was written with few digits, or in FP16."""
 
 
-def divisions_of_gelus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
+def divisions_of_gelus(grouped: GroupedModel, facts: Facts) -> frozenset[str]:
     """The names of the divisions by the root of 2 that begin a GELU: ``x / sqrt(2)``, its Erf, and that plus one.
 
     All are of one group: a plan may put a Cast between groups.
@@ -37,21 +37,21 @@ def divisions_of_gelus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
     for erf in grouped.model.nodes:
         if not erf.is_standard or erf.op_type != "Erf":
             continue
-        division, after = look.producer(erf.inputs[0]), look.only_reader(erf)
-        if division is None or after is None or look.only_reader(division) is not erf:
+        division, after = facts.producer(erf.inputs[0]), facts.only_reader(erf)
+        if division is None or after is None or facts.only_reader(division) is not erf:
             continue
         if len(division.inputs) != 2 or division.inputs[1] not in grouped.model.initializers:
             continue
         nodes = (division, erf, after)
         if [node.op_type for node in nodes] != ["Div", "Erf", "Add"] or not all(n.is_standard for n in nodes):
             continue
-        is_gelu = _is(look, division.inputs[1], math.sqrt(2.0)) and _is(look, look.other(after, erf.outputs[0]), 1.0)
+        is_gelu = _is(facts, division.inputs[1], math.sqrt(2.0)) and _is(facts, facts.other(after, erf.outputs[0]), 1.0)
         if is_gelu and grouped.in_one_group(nodes):
             divisions.add(division.name)
     return frozenset(divisions)
 
 
-def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
+def sigmoids_of_silus(grouped: GroupedModel, facts: Facts) -> frozenset[str]:
     """The names of the sigmoids that are multiplied by their own input, or by what is scaled to it: QuickGelu.
 
     All are of one group: a plan may put a Cast between groups.
@@ -60,14 +60,14 @@ def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
     for sigmoid in grouped.model.nodes:
         if not sigmoid.is_standard or sigmoid.op_type != "Sigmoid":
             continue
-        product, scale = look.only_reader(sigmoid), look.producer(sigmoid.inputs[0])
+        product, scale = facts.only_reader(sigmoid), facts.producer(sigmoid.inputs[0])
         if product is None or not product.is_standard or product.op_type != "Mul":
             continue
-        other, nodes = look.other(product, sigmoid.outputs[0]), [sigmoid, product]
+        other, nodes = facts.other(product, sigmoid.outputs[0]), [sigmoid, product]
         if other != sigmoid.inputs[0]:
             if scale is None or not scale.is_standard or scale.op_type != "Mul" or other not in scale.inputs:
                 continue
-            if look.only_reader(scale) is not sigmoid or look.number(look.other(scale, other)) is None:
+            if facts.only_reader(scale) is not sigmoid or facts.number(facts.other(scale, other)) is None:
                 continue
             nodes.append(scale)
         if grouped.in_one_group(nodes):
@@ -75,7 +75,7 @@ def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
     return frozenset(sigmoids)
 
 
-def folded_norms(grouped: GroupedModel, look: Lookup) -> dict[str, Node]:
+def folded_norms(grouped: GroupedModel, facts: Facts) -> dict[str, Node]:
     """Name of a BatchNormalization that is folded into a convolution -> the convolution (``conv_bn_fusion.cc``).
 
     Both are of one group: a plan may put a Cast between groups.
@@ -84,20 +84,20 @@ def folded_norms(grouped: GroupedModel, look: Lookup) -> dict[str, Node]:
     for norm in model.nodes:
         if not norm.is_standard or norm.op_type != "BatchNormalization" or len(norm.outputs) > 1:
             continue
-        conv = look.producer(norm.inputs[0])
+        conv = facts.producer(norm.inputs[0])
         if conv is None or not conv.is_standard or conv.op_type != "Conv" or norm.inputs[0] not in conv.outputs:
             continue
         constants = [model.initializers.get(name) for name in (*conv.inputs[1:], *norm.inputs[1:]) if name]
         is_constant = all(constant is not None and not constant.overridable for constant in constants)
-        if not is_constant or look.only_reader(conv) is not norm or look.is_output(norm.outputs[0]):
+        if not is_constant or facts.only_reader(conv) is not norm or facts.is_output(norm.outputs[0]):
             continue
         if grouped.in_one_group((conv, norm)) and not attribute(norm, "training_mode"):
             folded[norm.name] = conv
     return folded
 
 
-def _is(look: Lookup, constant: str, value: float) -> bool:
-    number = look.number(constant)
+def _is(facts: Facts, constant: str, value: float) -> bool:
+    number = facts.number(constant)
     return number is not None and math.isclose(number, value, rel_tol=_NEARLY)
 
 
@@ -106,40 +106,40 @@ def merged_with_scales(grouped: GroupedModel) -> frozenset[str]:
 
     Those of another group than their reader are not among them: a plan may put a Cast between the two.
     """
-    model, look = grouped.model, Lookup(grouped.model)
+    model, facts = grouped.model, facts_of(grouped.model)
     products: set[str] = set()  # and the scales behind them
     ahead: set[str] = set()  # scales in front of products
     merged: set[str] = set()
     for node in model.nodes:
         if node.name in products or _is_product(node):
-            reader = _next_of_group(grouped, look, node)
-            if reader is not None and _scaled(look, reader) == node.outputs[0]:
+            reader = _next_of_group(grouped, facts, node)
+            if reader is not None and _scaled(facts, reader) == node.outputs[0]:
                 products.add(reader.name)
                 merged.add(node.name)
     for node in reversed(model.nodes):
-        if node.name not in products and _scaled(look, node):
-            reader = _next_of_group(grouped, look, node)
+        if node.name not in products and _scaled(facts, node):
+            reader = _next_of_group(grouped, facts, node)
             if reader is not None and (_is_product(reader) or reader.name in ahead):
                 ahead.add(node.name)
                 merged.add(node.name)
     return frozenset(merged)
 
 
-def _next_of_group(grouped: GroupedModel, look: Lookup, node: Node) -> Node | None:
+def _next_of_group(grouped: GroupedModel, facts: Facts, node: Node) -> Node | None:
     """The one node of the same group that reads the result, where nothing else does."""
-    (out,), reader = node.outputs, look.only_reader(node)
-    if reader is None or look.model.consumers[out] != (reader.index,) or not look.model.info(out).is_float32:
+    (out,), reader = node.outputs, facts.only_reader(node)
+    if reader is None or facts.model.consumers[out] != (reader.index,) or not facts.model.info(out).is_float32:
         return None
     return reader if grouped.in_one_group((node, reader)) and reader.inputs.count(out) == 1 else None
 
 
-def _scaled(look: Lookup, node: Node) -> str | None:
+def _scaled(facts: Facts, node: Node) -> str | None:
     """What a node multiplies by, or divides by, one constant number."""
     if not node.is_standard or node.op_type not in ("Mul", "Div"):
         return None
     for value, scale in (node.inputs, node.inputs[::-1])[: 1 if node.op_type == "Div" else 2]:
-        constant, shape = look.model.initializers.get(scale), look.model.info(value).shape
-        if constant is None or not look.is_scalar(scale) or not shape or value in look.model.initializers:
+        constant, shape = facts.model.initializers.get(scale), facts.model.info(value).shape
+        if constant is None or not facts.is_scalar(scale) or not shape or value in facts.model.initializers:
             continue
         if len(constant.shape) <= len(shape):
             return value
@@ -216,12 +216,12 @@ class Steps:
 
     def __init__(self, grouped: GroupedModel, precisions: Sequence[str]) -> None:
         self._model = model = grouped.model
-        look = Lookup(model)
+        facts = facts_of(model)
         lacks_bf16 = Precision.BF16 in precisions and _SIGMOID_HAS_BF16 <= model.opset < _WHERE_HAS_BF16
         self._has_where = model.opset >= _WHERE_SINCE and not lacks_bf16
-        self._roots = divisions_of_gelus(grouped, look)
-        self._silus = sigmoids_of_silus(grouped, look)
-        self._norms = folded_norms(grouped, look)
+        self._roots = divisions_of_gelus(grouped, facts)
+        self._silus = sigmoids_of_silus(grouped, facts)
+        self._norms = folded_norms(grouped, facts)
         self._suffix = new_suffix(model, "step")
         self.nodes: list[Node] = []
         self.tensors: dict[str, TensorInfo] = {}
@@ -292,7 +292,7 @@ class Steps:
     def _mean(self, node: Node) -> None:
         """``ReduceMean(x)`` over the last axes as ``ReduceSum(x) / count``."""
         shape = self._model.info(node.inputs[0]).shape
-        axes = reduced_axes(self._model, node, len(shape or ()))
+        axes = facts_of(self._model).reduced_axes(node)
         if shape is None or not axes or axes[0] == 0 or axes != tuple(range(axes[0], len(shape))):
             return
         sizes = [size for size in shape[axes[0] :] if isinstance(size, int)]

@@ -14,8 +14,7 @@ import onnx
 from mptune.errors import ModelError, PlanError
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup
-from mptune.graph.hazards.constants import is_held
+from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -90,7 +89,7 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
     """
     model, types = grouped.model, value_types(grouped)
     _refuse_what_is_lacking(model, plan)
-    look, suffix, planned = Lookup(model), new_suffix(model, ""), types.node_precisions(plan.stored)
+    suffix, planned = new_suffix(model, ""), types.node_precisions(plan.stored)
     outputs = {info.name for info in model.outputs}
     # What subgraphs read, callers replace, or the model gives keeps its name and its rank.
     constants = {name: c for name, c in model.initializers.items() if c.overridable or name in types.named}
@@ -112,7 +111,7 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
         written.name, written.doc_string = f"n{len(proto.graph.node):04d}{suffix}", node.name
 
         precision = planned.get(node.name)
-        if precision is None or node.op_type in _UNNAMED or look.is_static(node.outputs[0]):
+        if precision is None or node.op_type in _UNNAMED or types.facts.is_static(node.outputs[0]):
             continue
         if any(_is_beyond_fp16(types, node.inputs[slot]) for slot in types.rules[node.index].inputs):
             precision = Precision.FP32

@@ -14,6 +14,7 @@ import onnx.numpy_helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.model import Model, Node, needed_nodes
+from mptune.graph.ops import PRODUCTS
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.model_file import add_cast, declare_rounded_outputs
 from mptune.graph.writing.observe import without_outputs
@@ -22,10 +23,6 @@ from mptune.graph.writing.weights import WeightBank
 Rounding = Literal["nearest", "truncated"]
 
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-
-PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
-
-"""Operators that use TF32 where it is on."""
 
 _OPERANDS = 2
 

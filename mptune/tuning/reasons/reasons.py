@@ -18,7 +18,7 @@ import numpy as np
 from mptune.engines.base import Failure
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
-from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
+from mptune.graph.grouping.groups import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
 from mptune.printable import cut

@@ -10,8 +10,9 @@ from mptune.engines.jobs.reference_report import Place, ReferenceReport
 from mptune.engines.toolchains.reference import ALONG_SEQUENCE, BY_INDEX
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity
-from mptune.graph.grouping.lookup import attribute
+from mptune.graph.facts import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
+from mptune.graph.ops import RANDOM
 
 REPEAT_WARNING = 1e-5
 REPEAT_LIMIT = 1e-2
@@ -28,9 +29,7 @@ _STEPS = frozenset({"QuantizeLinear", "Round", "Floor", "Ceil"})
 _BEYOND_REPEATS = 10.0
 """How many times more than two runs rows differ, to depend on the other rows."""
 
-_DRAWS = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
+_DRAWS = RANDOM | {"Dropout"}
 """Operators that draw random numbers; Dropout in training mode only."""
 
 

@@ -18,8 +18,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.tasks import definition_of_code
+from mptune.data.metrics.tasks import script_sha256
 from mptune.errors import RunError
 from mptune.identity import PROFILE, SPACE, TARGET, differences
 from mptune.settings import Granularity
@@ -234,31 +233,23 @@ def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha25
     return next((identity["granularity"] for _, identity in kept if same <= identity.items()), None)
 
 
-def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMetric | None) -> tuple[str, ...]:
-    """Refuse a script, or a function, under the name of another one; note new ones. Returns what cannot be compared."""
+def check_metrics(record: StudyRecord, metrics: Sequence[str]) -> None:
+    """Refuse a script under the name of one with another content; note new ones."""
     for metric in metrics:
-        definition = definition_of_code(metric, function)
-        if definition is not None and record.note(f"{_METRIC}{metric}") is None:
-            record.set_note(f"{_METRIC}{metric}", {"kind": definition.kind, "sha256": definition.sha256})
-    return tuple(text for metric in metrics if (text := compare_metric(record, metric, metric, function)))
+        compare_metric(record, metric, metric)
+        sha256 = script_sha256(metric)
+        if sha256 is not None and record.note(f"{_METRIC}{metric}") is None:
+            record.set_note(f"{_METRIC}{metric}", sha256)
 
 
-def compare_metric(record: StudyRecord, recorded: str, metric: str, function: TaskMetric | None) -> str:
-    """As ``check_metrics``, of the metric that a study has recorded under this name; notes nothing."""
-    definition, kept = definition_of_code(metric, function), record.note(f"{_METRIC}{recorded}")
-    if definition is None or kept is None:
-        return ""
-    is_comparable = kept["kind"] == definition.kind
-    if is_comparable and kept["sha256"] != definition.sha256:
+def compare_metric(record: StudyRecord, recorded: str, metric: str) -> None:
+    """Refuse a script that has another content than the one that a study has recorded under a name; note nothing."""
+    sha256, earlier = script_sha256(metric), record.note(f"{_METRIC}{recorded}")
+    if sha256 is not None and earlier is not None and earlier != sha256:
         raise RunError(
-            f"the metric {metric} is not what it was when the study was begun: its code, or a value in it, differs",
+            f"the metric {metric} is not what it was when the study was begun: the script's content differs",
             "give the same one; give the other one a name of its own; or start over with --fresh (nothing is deleted)",
         )
-    unread = definition.unread if is_comparable else (f"code of {kept['kind']}",)
-    if not unread:
-        return ""
-    reads = f"what it reads cannot be compared ({', '.join(unread)})"
-    return f"each search of this run must be given the same metric {metric}: {reads}"
 
 
 def _check_identity(study: optuna.Study, identity: Mapping[str, Any], where: str) -> None:

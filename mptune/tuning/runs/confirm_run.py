@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from mptune.choice import Choice
-from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import ReportsProgress, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (
@@ -33,8 +32,9 @@ from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
 from mptune.settings import SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, other_mode
-from mptune.targets.target import Target, detect_gpus, load_target
+from mptune.targets.detect import detect_gpus
+from mptune.targets.findings import TARGET_CODE
+from mptune.targets.target import Target, load_target, other_mode
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
@@ -73,7 +73,7 @@ class ConfirmRun(MeasuringRun):
         self._run = run
         self._search = file
         self._settings = replace(settings, **file.measured_settings)
-        self._metric = settings.metric, settings.metric_function
+        self._metric = settings.metric
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
@@ -192,7 +192,7 @@ class ConfirmRun(MeasuringRun):
                 journal=self.directory.journal,
             )
         )
-        self._warn(*check_metrics(self.record, self._metric[:1], self._metric[1]))
+        check_metrics(self.record, [self._metric])
 
     # -- measuring ----------------------------------------------------------------------------------------------
 
@@ -243,12 +243,12 @@ def read_searched(
     run: RunDirectory,
     file: RunFile,
     storage: str | None = None,
-    metric: tuple[str, TaskMetric | None] | None = None,
+    metric: str | None = None,
 ) -> tuple[Evaluation, ...]:
     """The plans of a search that are confirmed, as the search saw them; first arguments as of ``read_record``."""
     with contextlib.closing(read_record(run, file, storage)) as record:
         if metric is not None:
-            compare_metric(record, file.search.metric, *metric)
+            compare_metric(record, file.search.metric, metric)
         return searched_plans(front_of(run, file, record), record.evaluations())
 
 
@@ -282,7 +282,7 @@ def known_confirmation(
 def directory_name(section: TargetSection, target: Target | None, environment: Environment) -> str:
     """What the directory of a confirmation is called: a device, an engine and a Jetson's power mode each have one."""
     named = target is not None and target.kind != "cpu"
-    power_mode = "" if environment.jetson is None else environment.jetson.power_mode
+    power_mode = "" if environment.jetson is None else environment.jetson.mode.name
     words = " ".join((section.name if named else section.device, section.engine, power_mode))
     return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")
 

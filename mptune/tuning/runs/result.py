@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mptune.choice import Choice, ChoiceKind
-from mptune.data.forms.samples import split_indices
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
+from mptune.data.samples import split_indices
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin
 from mptune.findings.engine import NOTHING
 from mptune.run_json import FixedSettings, RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
+from mptune.targets.findings import OUT_OF_REACH
 from mptune.targets.target import EXPECTED_FACTOR
-from mptune.targets.unsearched import OUT_OF_REACH
 from mptune.tuning.evaluation import (
     ORIGIN_FP16,
     ORIGIN_FP32,

@@ -8,10 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from mptune.choice import Choice
-from mptune.data.forms.images import PREPROCESS_JSON
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import law_metric
-from mptune.data.plausibility import size_findings
+from mptune.data.samples import CalibrationSet, size_findings
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
@@ -30,8 +29,14 @@ from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import LateFaults, RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_emulated, not_measured
-from mptune.targets.unsearched import already_mixed_findings, out_of_reach_findings, quantised_findings
+from mptune.targets.findings import (
+    TARGET_CODE,
+    already_mixed_findings,
+    not_here_findings,
+    not_measured,
+    out_of_reach_findings,
+    quantised_findings,
+)
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
@@ -66,7 +71,6 @@ from mptune.tuning.steps.prepare import (
     describe_device,
     observe,
     observed_findings,
-    samples_sha256,
     search_space,
     split_groups,
 )
@@ -124,8 +128,7 @@ class SearchRun(MeasuringRun):
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
-        incomparable = self._open_study(space)
-        self._warn(*incomparable)
+        self._open_study(space)
         self._tune()
         self._confirm()
         self._check_begun(self._limits)
@@ -136,7 +139,7 @@ class SearchRun(MeasuringRun):
             reasons = with_reasons(self._workload, reasons, hazards, self._settings.metric, self.record.baseline())
         host = () if self.environment is None else self.environment.warnings
         about_model = *self._kernels.warnings, *space.warnings
-        warnings = (*samples.warnings, *observations.warnings, *host, *about_model, *incomparable)
+        warnings = (*samples.warnings, *observations.warnings, *host, *about_model)
         self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
         front = self._front()
         return replace(front, warnings=(*front.warnings, *faults.warnings))
@@ -154,12 +157,11 @@ class SearchRun(MeasuringRun):
         return findings
 
     def _about_target(self, observations: Observations) -> tuple[Finding, ...]:
-        tf32 = self._settings.tf32
-        findings = self.file.findings
-        return (
-            *beside_tf32(findings, self.grouped, self._target, observations.shapes, tf32=tf32),
-            *not_emulated(findings, self.grouped),
-        )
+        predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
+        if predicted is None:
+            return ()
+        device, tf32 = str(predicted.evidence["target"]), self._settings.tf32
+        return not_here_findings(device, self.grouped, self._target, observations.shapes, tf32=tf32)
 
     def _about_model(self, observations: Observations, hazards: Sequence[Hazard]) -> tuple[Finding, ...]:
         rollout, shapes = self._settings.rollout, observations.shapes
@@ -235,7 +237,7 @@ class SearchRun(MeasuringRun):
         """Check and keep what the samples are, and the search space, which a worker may not find where it was."""
         path = self.directory.path
         section = DataSection(
-            source=data.source, sha256=samples_sha256(data), samples=len(data.samples), is_random=data.is_random
+            source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
         )
         self._holds(lambda: check_data(path, self.file, section), self.file)
         self._save(data=section)
@@ -312,8 +314,7 @@ class SearchRun(MeasuringRun):
     def _kernels(self) -> MissingKernels:
         return MissingKernels.load(self._workload.workspace.data_dir / KERNELS_JSON)
 
-    def _open_study(self, space: SearchSpace) -> tuple[str, ...]:
-        """Open the study; what cannot be compared of its metrics."""
+    def _open_study(self, space: SearchSpace) -> None:
         settings = self._settings
         self._hold(
             open_study(
@@ -328,8 +329,7 @@ class SearchRun(MeasuringRun):
                 is_shared=self._is_worker or has_workers(self.directory),
             )
         )
-        metrics = settings.metric, *settings.reported_metrics
-        return check_metrics(self.record, metrics, settings.metric_function)
+        check_metrics(self.record, (settings.metric, *settings.reported_metrics))
 
     def _confirm(self) -> None:
         """Measure what is missing of the confirmed front."""

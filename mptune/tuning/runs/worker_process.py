@@ -7,6 +7,7 @@ process answers with a line of JSON for each event. What it or a library prints 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import pickle
@@ -23,11 +24,11 @@ from typing import Any, BinaryIO
 from mptune import errors
 from mptune.errors import MptuneError, RunError
 from mptune.files import parse_json, writing
-from mptune.processes.child import signal_at_death_of_parent
-from mptune.processes.process import absolute_sys_path, kill_tree
+from mptune.processes.parent import absolute_sys_path, kill_tree
 from mptune.tuning.listener import Silent
 
 _CLOSE_TIMEOUT_S = 30.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class WorkerProcess:
@@ -135,9 +136,11 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     parent, function, arguments = pickle.load(sys.stdin.buffer)
-    signal_at_death_of_parent(signal.SIGTERM)
-    if sys.platform == "linux" and os.getppid() != parent:
-        return
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)  # when the parent ends
+        if os.getppid() != parent:
+            return
     reports = _Reports(channel)
     try:
         function(**arguments, listener=reports)

@@ -98,7 +98,7 @@ class WorkerRun(SearchRun):
         named = self._named_space()
         _, hazards = split_groups(self._workload, observations, self._kernels)
         space = search_space(self._workload, named, hazards, observations, self._kernels)
-        self._warn(*self._open_study(space))
+        self._open_study(space)
         self._take_budget(self.record)
         self._tune()
 

@@ -15,6 +15,7 @@ from mptune.errors import BaselineError
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.findings.wording import Severity
 from mptune.graph.loading.model import Model
+from mptune.graph.ops import QUANTISING
 from mptune.settings import SearchSettings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.fronts.limits import check_columns
@@ -29,8 +30,6 @@ OPTIMISATION_LIMIT = 1e-3
 OPTIMISATION_LIMIT_QUANTISED = 3e-2
 """ONNX Runtime with and without graph optimisations: FP32 sums in another order differ by far less. Quantised
 activations come out one step apart here and there, which is rounding, too; a step is about 1 % of what they hold."""
-
-_QUANTISES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 ENGINE_CODE = "engine-differs"
 
@@ -76,7 +75,7 @@ def optimisation_findings(
     """
     if any(finding.code == "not-deterministic" for finding in earlier):
         return ()
-    is_quantised = any(node.op_type in _QUANTISES for node in model.nodes)
+    is_quantised = any(node.op_type in QUANTISING - {"DequantizeLinear"} for node in model.nodes)
     limit = OPTIMISATION_LIMIT_QUANTISED if is_quantised else OPTIMISATION_LIMIT
     large = {name: error for name, error in errors.items() if not error <= limit}
     if not large:

@@ -16,7 +16,7 @@ from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.op_kinds import RECURRENT
+from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
 

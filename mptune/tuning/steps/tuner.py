@@ -14,7 +14,7 @@ import numpy as np
 
 from mptune.engines.base import Failure, Measurement, Reopens, TimesLayers, Toolchain
 from mptune.errors import BaselineError, SettingsError
-from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
+from mptune.graph.ops import MOVEMENT
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
@@ -284,7 +284,7 @@ class Tuner:
         if emulated is None or baseline is None or evaluation.has_own_value:  # of those the relative L2 is emulated
             return evaluation
         reduced = set(proposal.plan.reduced_groups)
-        ops = Counter(op for group in self._space.groups if group.id in reduced for op in {*group.ops} - DATA_MOVEMENT)
+        ops = Counter(op for group in self._space.groups if group.id in reduced for op in {*group.ops} - MOVEMENT)
         return evaluation.with_emulated(emulated, baseline.error_value, (op for op, _ in ops.most_common()))
 
     def _plan_failed(self, proposal: Proposal, failure: Failure, attempts: int) -> None:

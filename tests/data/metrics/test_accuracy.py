@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.data.metrics import elementwise
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
-from mptune.data.metrics.elementwise import RELATIVE_FLOOR
+from mptune.data.metrics import parts
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.comparing import RELATIVE_FLOOR, Reference, compare_outputs
 from mptune.data.metrics.table import STATISTICS
 from mptune.errors import DataError, SettingsError
 
@@ -38,7 +38,7 @@ class TestStatistics:
         assert got["mean_abs"] == pytest.approx(d.mean(), rel=1e-12)
         assert got["median_abs"] == np.median(d)
         assert got["p99_abs"] == sorted(d)[d.size - 1 - int(0.01 * d.size)]
-        assert got["max_rel"] == pytest.approx((d / np.maximum(np.abs(r64), RELATIVE_FLOOR)).max(), rel=1e-12)
+        assert got["max_rel"] == pytest.approx((d / np.maximum(np.abs(r64), RELATIVE_FLOOR)).max(), rel=1e-6)
         assert got["sqnr_db"] == pytest.approx(-20 * math.log10(got["relative_l2"]), rel=1e-12)
         assert got["non_finite"] == 0
 
@@ -48,7 +48,7 @@ class TestStatistics:
         y = r + 0.01 * generator.standard_normal(1000)
         r[::7] = np.nan
         whole = one(y, r)
-        monkeypatch.setattr(elementwise, "_CHUNK", 64)
+        monkeypatch.setattr(parts, "_CHUNK", 64)
         assert one(y, r) == pytest.approx(whole, rel=1e-12)
 
     def test_equal_outputs(self) -> None:
@@ -106,6 +106,35 @@ class TestStatistics:
         assert not any(math.isnan(v) for v in got.values())
         assert 0 <= got["median_abs"] <= got["p99_abs"] <= got["max_abs"]
         assert got["mean_abs"] <= got["max_abs"] * (1 + 1e-12)
+
+
+def test_values_that_differ_by_more_than_float32_holds() -> None:
+    largest = np.float32(3e38)
+    got = one(np.array([largest, 1.0]), np.array([-largest, 1.0]))
+    assert (got["non_finite"], got["max_abs"]) == (0.0, pytest.approx(6e38))
+    tiny = one(np.array([1e-30, 1.0], np.float32), np.array([3e-30, 1.0], np.float32))
+    assert tiny["relative_l2"] == pytest.approx(2e-30)
+
+
+def test_the_objective_alone_is_what_it_is_among_all_statistics() -> None:
+    generator = np.random.default_rng(2)
+    samples = [
+        {"y": generator.standard_normal((1, 50, 3)) * [1.0, 9.0, 90.0], "z": generator.standard_normal((1, 9))}
+        for _ in range(3)
+    ]
+    samples[1]["z"][0, 4] = np.nan
+    outputs = [{name: array * (1 + 1e-3) for name, array in sample.items()} for sample in samples]
+    outputs[2]["z"][0, 0] = np.inf
+    reference = Reference(samples)
+    whole, objective = (compare_outputs(outputs, reference, objective_only=only) for only in (False, True))
+    assert [*objective.per_output["y"]] == ["relative_l2", "non_finite", *(f"worst_part[{k}]" for k in range(3))]
+    assert not objective.columns
+    assert objective.non_finite == whole.non_finite == 1
+    for output, statistics in objective.per_output.items():
+        for statistic, values in statistics.items():
+            assert values == pytest.approx(whole.per_output[output][statistic], rel=1e-12, nan_ok=True)
+    last = compare_outputs(outputs[2:], reference, start=2, objective_only=True)
+    assert last.per_output["y"]["worst_part[1]"] == objective.per_output["y"]["worst_part[1]"][2:]
 
 
 class TestRefused:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics import parts as module
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, cover_held_out, find_parts, load_parts, save_parts
 from mptune.finding import OutputColumns
 

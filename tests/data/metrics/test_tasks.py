@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import compare_outputs
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.tasks import load_metric, resolve_metric, sample_functions
 from mptune.errors import DataError, SettingsError
 
@@ -27,19 +27,11 @@ def script(tmp_path: Path):
 
 
 class TestResolve:
-    def test_a_statistic_needs_nothing_more(self) -> None:
-        assert sample_functions(resolve_metric("relative_l2")) == {}
-
     def test_a_script_is_called_by_what_the_user_wrote(self, script) -> None:
         spec = script("def worst(outputs, reference):\n    return abs(outputs['y'] - reference['y']).max()") + ":worst"
         extra = sample_functions(resolve_metric(spec))
         error = compare_outputs([{"y": np.array([1.0, 5.0])}], [{"y": np.array([1.0, 2.0])}], extra)
         assert error.value(spec) == 3.0
-
-    def test_unknown(self) -> None:
-        with pytest.raises(SettingsError, match="unknown metric 'top1'") as caught:
-            resolve_metric("top1")
-        assert "top1_disagreement" in caught.value.hint or "relative_l2" in caught.value.hint
 
     def test_higher_is_better_cannot_be_the_objective(self) -> None:
         with pytest.raises(SettingsError, match="sqnr_db cannot be the objective") as caught:

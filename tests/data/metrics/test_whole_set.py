@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.calling import metric_limit, number_of
+from mptune.data.metrics.calling import number_of
 from mptune.data.metrics.paired import error_interval
 from mptune.data.metrics.table import METRICS
 from mptune.data.metrics.tasks import is_own, law_metric, load_metric, resolve_metric, sample_functions, script_of
@@ -190,9 +190,10 @@ def test_a_metric_that_takes_for_ever_or_leaves_is_one_error(tmp_path) -> None:
         "    except Exception:\n        pass\n"
         "\n\ndef spins(*arguments):\n    while True:\n        pass\n\n\ndef leaves(*arguments):\n    sys.exit(0)\n"
     )
-    for name, words in (("sleeps", "it ran longer than 0.2 s"), ("spins", "it ran longer"), ("leaves", "SystemExit")):
-        with metric_limit(0.2), pytest.raises(DataError) as caught:
-            number_of("m", load_metric(f"{script}:{name}"), ({}, {}))
+    for name, words in (("sleeps", "it ran longer than 0.5 s"), ("spins", "it ran longer"), ("leaves", "SystemExit")):
+        metric = load_metric(f"{script}:{name}", timeout_s=0.5)
+        with pytest.raises(DataError) as caught:
+            number_of("m", metric, ({}, {}))
         assert words in caught.value.message
         assert f"{script}:" in caught.value.message
         assert "\n" not in caught.value.message

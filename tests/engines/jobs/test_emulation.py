@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.data.archive import save_outputs
+from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
 from mptune.engines.jobs import emulation as jobs
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
@@ -30,8 +30,6 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
-from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings, SearchSettings
 from tests.engines.jobs.test_measure import prepare
@@ -79,7 +77,7 @@ def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
 
 def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path)
-    save_outputs(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
+    save_samples(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
     with pytest.raises(EngineError, match=r"shape \(1, 2\) on sample 0, the reference has \(2, 3\)"):
         ErrorsJob((model,), Comparison(samples, reference, "cpu")).run(WorkerState())
 
@@ -235,19 +233,6 @@ def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run)
     assert not isinstance(every, Failure)
     assert len(errors[0].per_output["y"]["relative_l2"]) == samples
     assert len(every[0].per_output["y"]["relative_l2"]) == 4
-
-
-def test_one_session_serves_any_plan_of_the_whole_model(run: Run, tmp_path: Path) -> None:
-    bank = WeightBank.write(run.model, run.workspace.weights_dir)
-    emulator = Emulator(GroupedModel(run.model, run.groups), bank)
-    names = emulator.switches[Precision.FP16]
-    path = emulator.write_switched(run.workspace.weights_dir / "whole.onnx", names)
-    many = [run.plan(0, 3), run.plan(*range(len(run.groups))), run.plan()]
-    on = tuple(frozenset(names[group] for group in plan.fp16_groups) for plan in many)
-    judged = Comparison(run.workspace.samples("search"), run.workspace.reference("search"), "cpu")
-    together = values(SwitchedErrorsJob(path, None, on, tuple(names.values()), judged).run(run.state))
-    assert together[:2] == pytest.approx(values(run.emulation().errors(many[:2])), rel=1e-2)
-    assert together[2] < 1e-6
 
 
 @pytest.mark.gpu

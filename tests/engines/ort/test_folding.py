@@ -10,14 +10,15 @@ import onnx
 import onnxruntime
 import pytest
 
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.reference import ObserveJob
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.engines.workload import Workload
-from mptune.graph.folded import FoldedValues, is_worthwhile, shape_computing, write_without_weights
+from mptune.graph.facts import facts_of
+from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
@@ -187,5 +188,5 @@ def test_a_search_folds_once_and_where_it_pays(
 
 def test_what_computes_from_values_is_no_shape_arithmetic(tmp_path: Path) -> None:
     model = load_model(make_chains(tmp_path / "chains.onnx", 2))
-    names = {model.nodes[index].name for index in shape_computing(model)}
+    names = {model.nodes[index].name for index in facts_of(model).folded_nodes}
     assert names == {*(f"{kind}{k}" for k in range(2) for kind in ("shape", "concat", "cast", "max")), "shapes"}

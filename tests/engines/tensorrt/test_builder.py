@@ -29,10 +29,10 @@ from mptune.engines.tensorrt.builder import (
 from mptune.engines.tensorrt.jobs import BuildJob
 from mptune.engines.tensorrt.library import Library, load_library, open_log
 from mptune.errors import SettingsError
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.loading.value_dependent import shape_inputs
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -230,14 +230,6 @@ def test_progress_is_told_and_not_too_often(library: Library, mlp_path: Path, mo
 
 
 @pytest.mark.usefixtures("ticking")
-def test_a_build_past_its_deadline_is_cancelled(library: Library, mlp_path: Path) -> None:
-    heard: list[Progress] = []
-    failure = refusal(lambda: build_engine(library, mlp_path, OPTIONS, rows(1), timeout_s=20.0, report=heard.append))
-    assert (failure.kind, failure.message) == (FailureKind.TIMEOUT, "no engine after 20 s: the build was cancelled")
-    assert 0 < len(heard) < 20
-
-
-@pytest.mark.usefixtures("ticking")
 def test_nothing_is_collected_while_tensorrt_runs(library: Library, mlp_path: Path) -> None:
     """A collection within a callback may destroy TensorRT's objects under its own locks, and never end."""
     enabled: list[bool] = []
@@ -365,7 +357,7 @@ def test_which_inputs_are_shapes_is_known_without_tensorrt(
     tensors = [network.get_input(k) for k in range(network.num_inputs)]
     shapes = {tensor.name for tensor in tensors if tensor.is_shape_tensor}
     objects.close()
-    assert set(shape_inputs(load_model(path))) == shapes
+    assert set(facts_of(load_model(path)).shape_inputs) == shapes
 
 
 def test_tactics_are_timed_as_trtexec_times_them(library: Library) -> None:

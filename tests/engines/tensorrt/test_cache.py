@@ -55,15 +55,6 @@ def test_a_cache_is_written(trt: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorrt_rtx
-@pytest.mark.gpu
-def test_a_cache_is_read_again(trt: Any, tmp_path: Path) -> None:
-    for _ in range(2):
-        build = Build(trt)
-        assert build.attach(tmp_path / "timing.cache") == []
-        assert build.save(tmp_path / "timing.cache") == []
-
-
-@pytest.mark.tensorrt_rtx
 def test_what_another_process_wrote_meanwhile_is_merged(tmp_path: Path) -> None:
     path = tmp_path / "timing.cache"
     builds = {name: Build(make_module("10.16.2", FakeCuda())) for name in ("mine", "theirs")}

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.samples import CalibrationSet
 from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.base import EngineError, FailureKind, Measurement, Workspace
 from mptune.engines.cuda import runtime as cuda
@@ -36,7 +36,8 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings, SearchSettings
-from mptune.targets.target import Gpu, detect_gpus, load_target
+from mptune.targets.detect import Gpu, detect_gpus
+from mptune.targets.target import load_target
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
 from tests.device.tensorrt import make_module

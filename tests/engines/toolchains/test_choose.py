@@ -30,8 +30,9 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.settings import SearchSettings
-from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
-from mptune.targets.target import Gpu, load_target
+from mptune.targets.detect import Gpu
+from mptune.targets.roofline import roofline
+from mptune.targets.target import load_target
 from tests.engines.engine_support import install, make_workspace
 from tests.engines.test_environment import TWO_GPUS, fake_nvidia_smi
 
@@ -39,31 +40,6 @@ T = TypeVar("T")
 
 DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
 NO_GPU = not toolchain.detect_gpus()
-
-
-@pytest.fixture
-def model(mlp_path: Path) -> Model:
-    return load_model(mlp_path)
-
-
-@pytest.fixture
-def groups(model: Model) -> tuple[LayerGroup, ...]:
-    return find_groups(model)
-
-
-def uniform(model: Model, groups: tuple[LayerGroup, ...], precision: Precision) -> PrecisionPlan:
-    free = {g.id: precision if g.pinned is None else Precision.FP32 for g in groups}
-    return PrecisionPlan(model.sha256, free)
-
-
-@pytest.fixture
-def fp32(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
-    return uniform(model, groups, Precision.FP32)
-
-
-@pytest.fixture
-def fp16(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
-    return uniform(model, groups, Precision.FP16)
 
 
 def measured(found: Measurement | Failure) -> Measurement:
@@ -154,25 +130,22 @@ elif '--query-gpu' in arguments:
         assert predicted.environment().warnings == ()
 
 
-def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
+def test_the_prior_of_latencies_is_the_roofline_whatever_the_engine(
     mlp_workload: Workload, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
 ) -> None:
-    target = load_target("h200")
+    target, grouped = load_target("h200"), GroupedModel(model, groups)
     with PredictedToolchain(None, target, mlp_workload, settings) as predicted:
         ranges = predicted.reference_model.observe()
         assert not isinstance(ranges, Failure)
         shapes = {name: seen.shape for name, seen in ranges.items()}
-        assert predicted.predictor.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, FUSED)
+        assert predicted.predictor.latency_terms() == roofline(grouped, target, shapes)
     with PredictedToolchain(None, target, mlp_workload, replace(settings, tf32=True)) as predicted:
-        with_tf32 = roofline(GroupedModel(model, groups), target, shapes, replace(FUSED, tf32=True))
+        with_tf32 = roofline(grouped, target, shapes, tf32=True)
         assert predicted.predictor.latency_terms() == with_tf32
         assert with_tf32.tf32_gain_ms > 0
-
-    providers: dict[Provider, Execution] = {"cuda": UNFUSED, "cpu": FUSED}
-    for provider, execution in providers.items():
-        with MeasuredToolchain(ONNXRUNTIME, target, mlp_workload, settings, provider) as tools:
-            tools.reference_model._ranges = ranges  # the CUDA provider need not run here
-            assert tools.predictor.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, execution)
+    with MeasuredToolchain(ONNXRUNTIME, target, mlp_workload, settings, "cuda") as tools:
+        tools.reference_model._ranges = ranges  # the CUDA provider need not run here
+        assert tools.predictor.latency_terms() == roofline(grouped, target, shapes)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mlp", False), ("cnn", True), ("digits", False)])
@@ -367,12 +340,11 @@ def test_a_workspace_may_have_any_name(mlp_path: Path, tmp_path: Path, settings:
     folder.mkdir()
     path = Path(shutil.copy(mlp_path, folder / "the model.onnx"))
     model = load_model(path)
-    groups = find_groups(model)
     workspace = make_workspace(path, folder, {"x": np.ones((2, 32), np.float32)}, count=2)
-    workload = Workload(GroupedModel(model, groups), workspace)
+    workload = Workload(GroupedModel(model, find_groups(model)), workspace)
     with open_toolchain("auto", load_target("cpu"), workload, settings) as tools:
         assert not isinstance(tools.reference_model.reference("search"), Failure)
-        measured(tools.evaluate(uniform(model, groups, Precision.FP16)))
+        measured(tools.evaluate(workload.grouped.uniform(Precision.FP16)))
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from mptune.engines.tensorrt.builder import BuildOptions, build_engine
 from mptune.engines.tensorrt.library import RTX_CAPABILITIES, Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.settings import LatencySettings
-from mptune.targets.target import detect_gpus
+from mptune.targets.detect import detect_gpus
 from tests.engines.stopwatches import QUICK, calibrated, timed
 from tests.graph.rtx import outlines
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.engines.backends.tensorrt import TENSORRT, TENSORRT_RTX
+from mptune.engines.backends.tensorrt import TENSORRT
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
@@ -25,14 +25,15 @@ from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedTool
 from mptune.engines.workload import Workload
 from mptune.errors import SettingsError, TargetError
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.settings import EngineChoice, SearchSettings, ShapeRange, TensorRtSettings, WorkerSettings
-from mptune.targets.target import Gpu, load_target
+from mptune.targets.detect import Gpu
+from mptune.targets.target import load_target
 from mptune.tuning.steps.kernels import MissingKernels
 from tests.device.bench import Bench
 from tests.device.machines import ADA, ORIN, become, write_nvidia_smi
@@ -44,26 +45,6 @@ PLENTY_S = 120.0
 FAILURE = Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
 
 without_gpu = pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
-
-
-@pytest.fixture
-def model(mlp_path: Path) -> Model:
-    return load_model(mlp_path)
-
-
-@pytest.fixture
-def groups(model: Model) -> tuple[LayerGroup, ...]:
-    return find_groups(model)
-
-
-@pytest.fixture
-def fp32(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
-    return PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
-
-
-@pytest.fixture
-def fp16(fp32: PrecisionPlan, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
-    return fp32.replace({group.id: Precision.FP16 for group in groups if group.pinned is None})
 
 
 @pytest.fixture
@@ -103,32 +84,6 @@ def test_engines_are_built_beside_predictions(
     assert not list(mlp_workload.workspace.weights_dir.glob("*.onnx"))
     assert not list(mlp_workload.workspace.engines_dir.glob("*.tmp"))
     assert heard
-
-
-@pytest.mark.tensorrt_rtx
-def test_a_plan_whose_engine_cannot_be_built_has_failed(
-    tmp_path: Path, settings: SearchSettings, mlp_path: Path
-) -> None:
-    path = Path(__file__).parents[2] / "graph" / "corpus" / "custom_domain.onnx"
-    model = load_model(path)
-    groups = find_groups(model)
-    feed = {
-        info.name: np.zeros([dim if isinstance(dim, int) else 1 for dim in info.shape or ()], info.numpy_dtype)
-        for info in model.inputs
-    }
-    workspace = make_workspace(path, tmp_path, feed, count=2)
-    plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
-    target = load_target("rtx-4500-ada")
-    workload = Workload(GroupedModel(model, groups), workspace)
-    with PredictedToolchain(TENSORRT_RTX, target, workload, settings) as tools:  # unasked whether it parses
-        failure = tools.evaluate(plan)
-        assert isinstance(failure, Failure)
-        assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.UNSUPPORTED)
-        assert failure.message.startswith("FusedMatMul node")
-        assert failure.log_path is not None
-        assert "[TensorRT ERROR]" in failure.log_path.read_text()
-    assert not list(workspace.engines_dir.glob("*"))
-    assert not list(workspace.weights_dir.glob("*.onnx"))
 
 
 @pytest.mark.tensorrt_rtx

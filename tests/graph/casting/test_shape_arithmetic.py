@@ -12,8 +12,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.loading.value_dependent import REASON
-from mptune.graph.op_rules import node_rule
+from mptune.graph.op_rules import COMPUTES_SHAPE, node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -204,14 +203,14 @@ def test_it_keeps_its_type_under_every_plan(case: str, tmp_path: Path) -> None:
     owned = {name for group in find_groups(model) for name in group.nodes}
     for one in model.nodes:
         if set(one.outputs) & kept:
-            assert node_rule(model, one).fixed == REASON
+            assert node_rule(model, one).fixed == COMPUTES_SHAPE
             assert one.name not in owned
 
 
 @pytest.mark.parametrize("case", DATA)
 def test_scales_of_data_are_not_shapes(case: str, tmp_path: Path) -> None:
     model = make(tmp_path / "m.onnx", DATA[case])
-    assert not [one for one in model.nodes if node_rule(model, one).fixed == REASON]
+    assert not [one for one in model.nodes if node_rule(model, one).fixed == COMPUTES_SHAPE]
 
 
 @pytest.mark.tensorrt_rtx

@@ -10,8 +10,7 @@ import pytest
 
 from mptune.errors import PlanError
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups, find_units
-from mptune.graph.grouping.op_kinds import FOLDED
+from mptune.graph.grouping.groups import FOLDED, LayerGroup, find_fitting_groups, find_groups, find_units
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.op_rules import node_rule

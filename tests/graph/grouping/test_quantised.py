@@ -18,7 +18,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import PRECISIONS, Precision
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.targets.unsearched import quantised_findings
+from mptune.targets.findings import quantised_findings
 from mptune.tuning.space import load_space, make_space
 from tests.graph import rtx
 from tests.graph.helpers import run

@@ -7,10 +7,10 @@ import weakref
 from pathlib import Path
 
 from mptune.graph.casting.value_types import value_types
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.loading.value_dependent import shape_arithmetic, shape_facts
 from mptune.graph.op_rules import node_rule, node_rules
 from tests.graph.models import mlp, save
 
@@ -19,7 +19,7 @@ def test_facts_of_a_model_are_found_once_and_freed_with_it(tmp_path: Path) -> No
     path = save(mlp(), tmp_path)
     model, other = load_model(path), load_model(path)
     grouped = GroupedModel(model, find_groups(model))
-    for facts in (shape_facts, node_rules, shape_arithmetic):
+    for facts in (facts_of, node_rules):
         assert facts(model) is facts(model)
     assert value_types(grouped) is value_types(grouped)
     assert value_types(grouped).rules is node_rules(model)

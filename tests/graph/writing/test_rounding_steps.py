@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from scipy.special import expit
 
+from mptune.graph.facts import facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
@@ -144,11 +144,11 @@ def test_variances_beyond_fp16_are_rescaled_before_they_are_folded(tmp_path: Pat
 def test_a_convolution_whose_result_others_read_is_not_folded(tmp_path: Path) -> None:
     model = load_model(normalised(tmp_path / "m.onnx", biased=False, outputs=("y", "t")))
     grouped = GroupedModel(model, find_groups(model))
-    assert not folded_norms(grouped, Lookup(model))
+    assert not folded_norms(grouped, facts_of(model))
     alone = load_model(normalised(tmp_path / "alone.onnx", biased=False))
     apart = tuple(LayerGroup(n.name, n.name, "conv", (n.name,), {}) for n in alone.nodes)
-    assert folded_norms(GroupedModel(alone, find_groups(alone)), Lookup(alone))
-    assert not folded_norms(GroupedModel(alone, apart), Lookup(alone)), "a plan may put a Cast in between"
+    assert folded_norms(GroupedModel(alone, find_groups(alone)), facts_of(alone))
+    assert not folded_norms(GroupedModel(alone, apart), facts_of(alone)), "a plan may put a Cast in between"
 
 
 GELU_STEPS = [

@@ -170,23 +170,3 @@ def test_the_chosen_plan_its_neighbours_and_the_baselines_are_recommended(make_f
     rows = [(e.latency.median_ms, roles) for e, roles in recommended(front)]
     wanted = [(0.9, ["all-FP16", "faster"]), (1.2, ["chosen"]), (1.7, ["more exact"]), (2.0, ["all-FP32"])]
     assert rows == wanted
-
-
-def test_a_neighbour_that_buys_nothing_is_passed_over(make_front: MakeFront, bench: Bench) -> None:
-    front, _ = make_front()
-    specs = [(2, 0.5, 1e-2), (3, 0.998, 1.1e-3), (4, 1.0, 1e-3), (5, 1.001, 0.95e-3), (1, 1.2, 1e-4)]
-    points = tuple(bench.evaluation(*spec) for spec in specs)
-    roles = {
-        e.latency.median_ms: words
-        for e, words in recommended(replace(front, points=points, chosen=points[2], fp16=None))
-    }
-    assert roles[0.5] == ["faster"]
-    assert roles[1.2] == ["more exact"]
-
-
-def test_exactness_for_little_latency_is_named_once(make_front: MakeFront, bench: Bench) -> None:
-    front, _ = make_front()
-    points = tuple(bench.evaluation(*spec) for spec in [(3, 1.0, 1e-3), (2, 1.03, 1e-4), (1, 1.5, 2e-5)])
-    rows = recommended(replace(front, points=points, chosen=points[0], fp16=None))
-    roles = {e.latency.median_ms: words for e, words in rows}
-    assert roles[1.03] == ["more exact"]

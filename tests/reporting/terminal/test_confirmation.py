@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from mptune.reporting.confirmation_text import verdicts
 from mptune.reporting.terminal.confirmation import print_confirmation
-from mptune.tuning.runs.confirmation import Confirmation, latency_agreement
-from tests.reporting.conftest import SEARCHED, printed
+from mptune.tuning.runs.confirmation import Confirmation
+from tests.reporting.conftest import printed
 
 
 def test_both_figures_of_every_plan(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,17 +34,3 @@ def test_no_line_of_the_table_is_cut(confirmation: Confirmation, monkeypatch: py
     rows = [line for line in lines if line.startswith(tuple(p.searched.plan.fingerprint for p in confirmation.plans))]
     assert len(rows) == len(confirmation.plans)
     assert all(len(line.rstrip()) <= columns for line in rows)
-
-
-def test_verdicts_in_plain_words(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
-    latency, error = verdicts(confirmation)
-    assert latency == (
-        "latency: Kendall's tau 1.00 over 5 plans; 10 of 10 pairs that differ beyond noise are in the same order: "
-        "the predicted ranking held"
-    )
-    assert error.endswith("the emulated ranking held")
-    assert latency in printed(print_confirmation, confirmation, monkeypatch, 130)
-    measured = SEARCHED.model_copy(update={"latency_source": "measured", "error_source": "measured"})
-    assert all("the earlier ranking held" in line for line in verdicts(replace(confirmation, searched=measured)))
-    nothing = replace(confirmation, latency=latency_agreement([]))
-    assert "Kendall's tau not defined over 0 plans" in verdicts(nothing)[0]

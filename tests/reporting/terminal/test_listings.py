@@ -11,7 +11,7 @@ import pytest
 
 from mptune.cli import main
 from mptune.reporting.terminal.listings import print_target
-from mptune.targets.target import FIGURES, Target, list_targets, load_target
+from mptune.targets.target import FIGURES, Target, list_targets
 from tests.reporting.conftest import Terminal
 
 
@@ -48,11 +48,6 @@ def test_a_file_of_the_users_own(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path.write_text(path.read_text().replace("50", "-50"))
     assert main(["targets", str(path)]) == 1
     assert "greater than 0" in capsys.readouterr().err
-
-
-def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["targets", "jetson-orin-nano"]) == 2
-    assert load_target("jetson-orin-nano-8gb").name in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["targets"], ["targets", "jetson-orin-nano-8gb"], ["doctor"], ["spaces"]])

@@ -11,7 +11,8 @@ import onnx
 import pytest
 
 import mptune
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.evaluation import Evaluation

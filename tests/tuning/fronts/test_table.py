@@ -47,19 +47,6 @@ def test_the_repr_shows_the_points_and_the_choice() -> None:
     assert "pred. ms" in repr(FRONT), "predicted latencies are never shown as measured ones"
 
 
-def test_the_error_is_the_held_out_one_as_in_the_terminal() -> None:
-    points = (make_evaluation(5, 2e-2, held_out=3e-2, number=1), make_evaluation(6, 4e-3, number=2))
-    front = make_front(points)
-    text = repr(front)
-    assert "error: relative_l2 on held-out samples" in text
-    assert "3.0e-02" in text
-    assert "2.0e-02" not in text
-    assert "*4.0e-03" in text
-    assert "* of the search samples" in text
-    assert "held-out" not in repr(make_front(points[1:]))
-    assert "*" not in repr(make_front(points[1:]))
-
-
 @given(st.integers(0, 200), st.text(max_size=4000), st.text(max_size=300))
 def test_the_repr_is_short_whatever_the_front_holds(count: int, name: str, reason: str) -> None:
     points = staircase(count) if count else ()

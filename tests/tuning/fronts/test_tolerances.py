@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.comparing import compare_outputs
 from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation

@@ -35,11 +35,6 @@ def advice(
     return "\n".join(findings(outcome))
 
 
-def test_a_front_that_beats_nobody_says_so() -> None:
-    slow = make_evaluation(9.9, 1e-3, width=0.1, number=1)
-    assert "FP16 does not pay on this target" in advice([FP32], [FP32, slow])
-
-
 def test_a_gain_that_is_beyond_noise_and_little_is_called_little() -> None:
     fp32 = make_evaluation(10.0, 1e-7, width=1e-4, origin=ORIGIN_FP32)
     close = make_evaluation(9.997, 1e-3, width=1e-4, number=1)
@@ -64,22 +59,6 @@ def test_few_free_groups_do_not_show_whether_fp16_pays() -> None:
     assert "does not pay" not in text
     assert "only 1 of 68 layer groups may be FP16" in text
     assert "FP16 does not pay on this target" in advice([FP32], [FP32, slow], free=4, pinned=3)
-
-
-def test_a_budget_that_went_to_the_seeds() -> None:
-    assert "nothing was searched" in advice([SEED, FP32], free=8)
-    assert advice([SEED, FP32], free=1) == "", "both plans were tried"
-    assert advice([SEED, FP32]) == "", "a run that does not know its groups says nothing about them"
-    assert "only all-FP32 was evaluated" in advice([FP32])
-
-
-def test_the_first_failure_is_told_where_nothing_ran() -> None:
-    failures = [Failure(Stage.BUILD, FailureKind.ERROR, "no kernel"), Failure(Stage.RUN, FailureKind.CRASH, "boom")]
-    assert "no plan with FP16 in it gave finite outputs" in advice([FP32], failures=failures)
-    assert "2 of 2 plans with FP16 in them gave no outputs" in advice([FP32], failures=failures)
-    assert "build, error: no kernel" in advice([FP32], failures=failures)
-    broken = make_evaluation(1.0, float("nan"), number=5)
-    assert "finite outputs" in advice([FP32], [FP32, broken])
 
 
 def test_failures_never_read_as_fp16_that_does_not_pay() -> None:

@@ -79,8 +79,8 @@ def test_nothing_is_said_where_no_finding_is_on_the_way(tmp_path: Path) -> None:
 
 
 def small(model: GroupedModel, node_name: str) -> Hazard:
-    place = ("underflow", model.owners[node_name], node_name, "a", 1e-9)
-    return Hazard("warning", *place, "vanishing-values", "underflow become zero", {"absmax": 1e-9})
+    place = model.owners[node_name], node_name, "a", 1e-9
+    return Hazard("underflow", "vanishing-values", *place, {"absmax": 1e-9}, "underflow become zero")
 
 
 def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -> None:

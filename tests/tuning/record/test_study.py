@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,14 +27,11 @@ from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner
-from tests.fakes import SHA, FakeToolchain, Law, make_plan
+from tests.fakes import SHA, FakeToolchain, make_plan
 from tests.test_joining import until
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import evaluation_of
-
-
-def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
-    return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
+from tests.tuning.steps.test_tuner import make_toolchain
 
 
 def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **settings: object) -> Stop:
@@ -179,6 +172,7 @@ def test_a_dead_process_loses_its_trials_in_a_shared_database(tmp_path: Path, sp
     code = f"""
 from pathlib import Path
 from tests.tuning.conftest import make_small_space
+from tests.tuning.steps.test_tuner import make_toolchain
 from mptune.tuning.record.study import open_study
 record = open_study(make_small_space(8), name="shared", metric="relative_l2", identity={{}},
                        journal=Path("unused"), url={url!r})
@@ -189,53 +183,6 @@ print(record.ask().plan.fingerprint)
     assert record.heal(stale_after_s=1e9) == 1
     assert record.trials.waiting() == {done.stdout.strip()}
     record.close()
-
-
-KILLED = """
-import sys
-import time
-from pathlib import Path
-from mptune.tuning.record.study import open_study
-from mptune.tuning.listener import Silent
-from mptune.tuning.steps.tuner import Tuner
-from mptune.settings import SearchSettings
-from tests.fakes import SHA, FakeToolchain, Law
-from tests.tuning.conftest import make_small_space
-
-folder = Path(sys.argv[1])
-space = make_small_space(8)
-record = open_study(space, name="test", metric="relative_l2", identity={"model": SHA},
-                       journal=folder / "study.journal")
-toolchain = FakeToolchain(Law([g.id for g in space.groups]), delay_s=0.02, diary=folder / "diary")
-Tuner(record, space, toolchain, SearchSettings(budget=int(sys.argv[2])), Silent()).run()
-record.close()
-print("done")
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_loses_and_repeats_nothing(tmp_path: Path, open_record: OpenRecord, space: SearchSpace) -> None:
-    diary = tmp_path / "diary"
-    for kill_at in (2, 7, 13):
-        command = [sys.executable, "-c", KILLED, str(tmp_path), "40"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and (not diary.exists() or len(diary.read_text().splitlines()) < kill_at):
-            time.sleep(0.002)
-        assert process.poll() is None, "the search ended before it could be killed"
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), "25"], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "done\n", done.stderr
-    record = open_record()
-    assert record.spent == 25
-    built = Counter(json.loads(line)[0] for line in diary.read_text().splitlines())
-    evaluated = {e.plan.fingerprint for e in record.evaluations()}
-    assert set(built) == evaluated
-    repeated = [count for count in built.values() if count > 1]
-    assert len(repeated) <= 3, "only the plan in work when a kill came is built again"
-    assert all(count <= 3 for count in repeated)
 
 
 def test_a_torn_tail_is_cut_before_the_next_record(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
@@ -294,20 +241,6 @@ def test_a_stale_lock_does_not_stall(open_record: OpenRecord, space: SearchSpace
     assert [p.name for p in tmp_path.iterdir()] == ["study.journal"]
 
 
-def test_another_metric_needs_no_new_build(open_record: OpenRecord, space: SearchSpace) -> None:
-    first = make_toolchain(space, non_finite={"g003"})
-    run(open_record(), space, first, budget=12)
-    record = open_record(metric="max_abs")
-    assert record.spent == 12
-    assert [e.plan for e in record.evaluations()] == [e.plan for e in open_record().evaluations()]
-    assert all(e.metric == "max_abs" and e.error_value == pytest.approx(1 / (1 + 2e-7), rel=0.1)
-               for e in record.evaluations()[:1])  # fmt: skip
-    second = make_toolchain(space)
-    run(record, space, second, budget=14, metric="max_abs")
-    assert len(second.built) == 2
-    assert open_record().spent == 14, "and back: what the other metric's study learned is known to this one"
-
-
 def test_a_metric_that_was_not_taken_needs_new_builds(open_record: OpenRecord, space: SearchSpace) -> None:
     run(open_record(), space, make_toolchain(space), budget=5)
     record = open_record(metric="mine.py:score")
@@ -347,19 +280,6 @@ def test_notes(open_record: OpenRecord) -> None:
     assert again.note("b") == 3
     assert again.note("c") is None
     assert again.notes("a:") == {"a:1": {"x": [1, 2]}}
-
-
-@pytest.mark.parametrize(
-    "url", ["postgresql+psycopg://me:secret@localhost:1/none", "postgresql+nodriver://me:secret@h/n"]
-)
-def test_a_database_that_cannot_be_had_is_told_without_its_password(
-    tmp_path: Path, space: SearchSpace, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 0.0)
-    with pytest.raises(RunError, match="cannot open the storage postgresql") as caught:
-        open_study(space, name="x", metric="m", identity={}, journal=tmp_path / "j", url=url)
-    assert "secret" not in caught.value.message + caught.value.hint
-    assert caught.value.hint
 
 
 def test_samplers() -> None:

@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto
 
 import mptune
-from mptune.cli import main
 from mptune.errors import ModelError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -186,21 +185,3 @@ def test_a_model_that_is_predicted_to_take_no_time() -> None:
     assert not found.chosen.plan.reduced_groups
     assert (found.fp32.latency.median_ms, found.fp32.speedup, found.hypervolume) == (0.0, 1.0, 0.0)
     json.loads(Path("model.mptune/front.json").read_text(), parse_constant=pytest.fail)
-
-
-def test_a_model_of_one_group_for_real(capsys: pytest.CaptureFixture[str]) -> None:
-    """Predicted and emulated, by the command: exit code 0, and both plans there are."""
-    proto = models.model(
-        [models.node("MatMul", ["x", "w"], "y", "fc/MatMul")],
-        [models.value("x", [4, 8])],
-        [models.value("y", [4, 8])],
-        [models.weight("w", 8, 8)],
-    )
-    Path("one.onnx").write_bytes(proto.SerializeToString())
-    assert main(["search", "one.onnx", "--target", "jetson-orin-nano-8gb", "--json"]) == 0
-    out, progress = capsys.readouterr()
-    document = json.loads(out)
-    assert document["evaluations"] == 2
-    assert "stopped: every plan of the search space has been evaluated" in progress
-    assert main(["report", "one.mptune", "--explain"]) == 0
-    assert "fc" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from mptune.files import whole_file
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.weights import WeightBank
-from tests.conftest import searched_folder
-from tests.fakes import FAST, Diary, FakeToolchain, Law
+from tests import fakes
+from tests.fakes import Diary, FakeToolchain, Law
 
-pytestmark = pytest.mark.usefixtures("opened_here")
+pytestmark = pytest.mark.usefixtures("opened_here", "searched")
 
 
 class Referring(FakeToolchain):
@@ -36,23 +35,9 @@ class Referring(FakeToolchain):
         return super().reference(which)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
-    """A folder with a model, data, and a run of three plans."""
-    return searched_folder(tmp_path_factory.mktemp("base"), mlp_data, lambda: search(3))
-
-
-@pytest.fixture
-def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it as the working directory."""
-    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def search(budget: int) -> tuple[Referring, Diary]:
     fake, diary = Referring(), Diary()
-    mptune.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open, listener=diary)
+    fakes.search(fake, budget=budget, listener=diary)
     return fake, diary
 
 
@@ -81,12 +66,12 @@ def test_data_that_are_lost_or_damaged_are_prepared_again(
     path = DATA / f"{name}.npz"
     before = read_samples(path)
     damage(path)
-    fake, diary = search(4)
+    fake, diary = search(13)
     assert [list(sample) for sample in read_samples(path)] == [list(sample) for sample in before]
     assert np.array_equal(*(next(iter(samples[0].values())) for samples in (read_samples(path), before)))
     assert fake.references == ["search", "held_out"]
     assert f"{path} is missing or damaged: the data are prepared again" in "\n".join(diary.warnings)
-    again, diary = search(5)
+    again, diary = search(14)
     assert not again.references
     assert not [text for text in diary.warnings if "missing or damaged" in text], "it is as it should be now"
 
@@ -95,7 +80,7 @@ def test_a_run_that_was_half_prepared_is_prepared_again(place: Path) -> None:
     """What the model showed is written last."""
     (DATA / "observed.json").unlink()
     (DATA / "held_out.npz").unlink()
-    fake, diary = search(4)
+    fake, diary = search(13)
     assert fake.references == ["search", "held_out"]
     assert not [text for text in diary.warnings if "missing or damaged" in text]
     assert read_samples(DATA / "held_out.npz")
@@ -122,7 +107,7 @@ def test_weights_that_became_zeros_are_written_anew(place: Path, name: str) -> N
     path = Path("model.mptune/weights") / name
     before = path.read_bytes()
     zero(path)
-    search(4)
+    search(13)
     assert path.read_bytes() == before
 
 

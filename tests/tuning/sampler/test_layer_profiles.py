@@ -51,14 +51,6 @@ def test_gains_are_differences_of_means() -> None:
     assert profiles.sd_ms[0] > 0
 
 
-def test_a_group_that_was_seen_in_one_precision_alone_is_unknown() -> None:
-    plans = np.array([[False, False], [True, False]])
-    profiles = LayerProfiles(chain(2), plans, np.array([[4.0, 8.0], [1.0, 8.0]]))
-    assert np.isnan(profiles.gains_ms[1])
-    assert profiles.gains_ms[0] == 3.0
-    assert profiles.excess_ms(*sides((), plans)).tolist() == [0.0, 0.0]
-
-
 def test_two_precisions_of_a_group_tell_of_each_other() -> None:
     """One group in FP16 (column 0) and BF16 (column 1), and another one (column 2)."""
     plans = np.array([[False, False, False], [True, False, True]])
@@ -94,13 +86,6 @@ def test_groups_of_microseconds_do_not_make_the_others_noise() -> None:
     plans = rng.random((100, 3)) < 0.5
     group_ms = np.array([1.0, 1.0, 0.001]) * (1.0 + rng.normal(0.0, [0.01, 0.01, 0.5], (100, 3)))
     assert LayerProfiles(chain(3, CHAIN), plans, group_ms).sd_ms[:2].max() < 0.01
-
-
-def test_nothing_profiled_is_nothing_known() -> None:
-    plans = np.array([[False, True], [True, True]])
-    profiles = LayerProfiles(chain(2), plans, np.full((2, 2), np.nan))
-    assert np.isnan(profiles.gains_ms).all()
-    assert profiles.excess_ms(*sides((), plans)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("neighbours", "noise"), [(0.2, 0.02), (0.0, 0.1), (0.1, 0.1)])

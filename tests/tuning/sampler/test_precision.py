@@ -12,7 +12,6 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
-from optuna.trial import TrialState
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
@@ -55,22 +54,6 @@ def test_without_a_prior_it_finds_more_than_tpe_where_boundaries_cost_a_fifth_of
     mine = [area(searched(PrecisionSampler(None, seed=seed), trials=20, cast=0.2)) for seed in range(3)]
     tpe = [area(searched(make_sampler("tpe", seed), trials=20, cast=0.2)) for seed in range(3)]
     assert statistics.median(mine) > statistics.median(tpe)
-
-
-def test_it_keeps_no_state_so_a_resumed_study_goes_on_as_if_nothing_had_happened() -> None:
-    whole = searched(PrecisionSampler(PRIOR, seed=3), trials=12)
-    resumed = searched(PrecisionSampler(PRIOR, seed=3), trials=7)
-    resumed.sampler = PrecisionSampler(PRIOR, seed=3)
-    for _ in range(5):
-        trial = resumed.ask(SPACE)
-        resumed.tell(trial, law(trial.params))
-    assert [t.params for t in whole.trials] == [t.params for t in resumed.trials]
-
-
-def test_parallel_workers_see_each_others_plans() -> None:
-    study = searched(PrecisionSampler(PRIOR, seed=0), trials=6)
-    running = [study.ask(SPACE) for _ in range(4)]
-    assert len({tuple(sorted(t.params.items())) for t in running}) == 4
 
 
 def test_the_expected_improvement_is_kept_with_the_trial_and_falls() -> None:
@@ -174,47 +157,9 @@ def test_where_emulation_cannot_say_the_search_goes_on_as_without() -> None:
     assert all(EMULATED_ATTR not in t.user_attrs for t in deaf.trials)
 
 
-def test_an_emulated_error_gives_way_to_a_measured_one() -> None:
-    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation()), trials=6)
-    running = study.ask(SPACE)
-    seen = TrialReader(PRIOR.columns).built_plans(study.trials, -1)
-    assert seen.emulated is not None
-    only = {tuple(row) for row in seen.emulated[0]}
-    told = [tuple(t.params[g] == "fp16" for g in GROUPS) for t in study.trials if t.state is TrialState.COMPLETE]
-    assert not only & set(told)
-    assert tuple(running.params[g] == "fp16" for g in GROUPS) in only
-
-
 def small(groups: int, **options: object) -> Prior:
     ids = tuple(f"g{i:03d}" for i in range(groups))
     return Prior(ids, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("groups", [1, 2, 8])
-@pytest.mark.parametrize("case", ["errors are zero", "overflow", "slower", "flat", "noisy"])
-def test_degenerate_laws_end_well(open_record: OpenRecord, groups: int, case: str) -> None:
-    space = make_small_space(groups)
-    record, toolchain = open_record(space), make_toolchain(space, noise=0.2 if case == "noisy" else 1e-4)
-    ids = [g.id for g in space.groups]
-    options: dict[str, object] = {"log_square_errors": (-12.0,) * groups, "gains_ms": (0.5,) * groups}
-    if case == "errors are zero":
-        toolchain.law.errors = dict.fromkeys(ids, 0.0)
-        options["log_square_errors"] = (-32.0,) * groups
-    elif case == "overflow":
-        toolchain.non_finite = set(ids)
-        options["log_square_errors"] = (math.inf,) * groups
-    elif case == "slower":
-        toolchain.law.gains = dict.fromkeys(ids, -0.3)
-        options["gains_ms"] = (-0.3,) * groups
-    elif case == "flat":
-        options = {}
-    record.guide(small(groups, **options), 0)
-    stop = make_tuner(record, space, toolchain, budget=20).run()
-    assert len(set(toolchain.built)) == record.spent
-    again = 2 if case == "overflow" else 0  # NaN is looked at again in a fresh process, until that was in vain twice
-    assert len(toolchain.built) <= record.spent + again
-    assert stop in (Stop.BUDGET, Stop.CONVERGED, Stop.EXHAUSTED)
-    assert record.spent == min(20, 2**groups) or stop is Stop.CONVERGED
 
 
 def test_nothing_more_to_gain_stops_the_search_and_stays_stopped(open_record: OpenRecord) -> None:

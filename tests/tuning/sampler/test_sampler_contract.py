@@ -18,7 +18,6 @@ from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-import mptune
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 
@@ -163,10 +162,3 @@ def test_the_example_of_the_docstring_runs() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "fp16" in done.stdout
-
-
-def test_it_is_exported_lazily() -> None:
-    assert mptune.PrecisionSampler is PrecisionSampler
-    code = "import sys, mptune; assert 'optuna' not in sys.modules; mptune.PrecisionSampler"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

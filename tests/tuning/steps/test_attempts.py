@@ -193,17 +193,6 @@ def make_faulty(space: SearchSpace, *lost: int) -> FaultyToolchain:
     return toolchain
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_a_fault_of_the_machine_during_the_reference_or_the_ranges_ends_nothing(
-    space: SearchSpace, number: int
-) -> None:
-    diary = Diary()
-    observe(make_faulty(space, number), diary)
-    (warning,) = diary.warnings
-    assert "the device is gone" in warning
-    assert "again" in warning
-
-
 def test_a_reference_that_only_the_machine_prevents_is_not_the_models_fault(space: SearchSpace) -> None:
     with pytest.raises(RunError, match="the machine failed 4 times in a row: device lost") as caught:
         observe(make_faulty(space, *range(9)), Diary())

@@ -230,13 +230,15 @@ def test_where_plans_take_long_the_first_comes_after_all_fp32_and_all_fp16(
     assert len(record.evaluations()) == 12
 
 
-def test_where_plans_are_quick_all_seeds_come_first(open_record: OpenRecord, tmp_path: Path) -> None:
+def test_where_sessions_cost_more_all_errors_and_all_seeds_come_first(open_record: OpenRecord, tmp_path: Path) -> None:
     space = make_small_space(24)
     extra = space.plan(dict.fromkeys(space.free, "fp32") | dict.fromkeys(space.free[:6], "fp16"))
     space = replace(space, seeds=(*space.seeds, Seed(Origin("seed", "first"), extra)))
     toolchain, record = by_sample(space), open_record(space)
     toolchain.emulated_samples = EmulatedSamples((range(SAMPLES),), None)
     searched(record, space, toolchain, tmp_path, 6)
+    assert toolchain.proposed[0] == toolchain.emulations == 24 * SAMPLES
+    assert Sensitivity.load(tmp_path / "s.json", METRIC).doubts == {}
     assert [e.origin for e in record.evaluations()][: len(space.seeds)] == [seed.origin for seed in space.seeds]
 
 
@@ -284,12 +286,3 @@ def test_of_a_group_that_cannot_be_emulated_that_is_said(
     assert "searching; the errors of 1 groups alone are estimated, since their emulation fails" in diary.stages
     assert told.prior.log_square_errors is not None
     assert all(map(math.isfinite, told.prior.log_square_errors))
-
-
-def test_where_sessions_cost_more_all_errors_are_taken_at_once(open_record: OpenRecord, tmp_path: Path) -> None:
-    space = make_small_space(24)
-    toolchain = by_sample(space)
-    toolchain.emulated_samples = EmulatedSamples((range(SAMPLES),), None)
-    searched(open_record(space), space, toolchain, tmp_path, 6)
-    assert toolchain.proposed[0] == toolchain.emulations == 24 * SAMPLES
-    assert Sensitivity.load(tmp_path / "s.json", METRIC).doubts == {}

@@ -10,7 +10,7 @@ import pytest
 import mptune
 from mptune.engines.environment import Environment
 from mptune.graph.loading.model import load_model
-from mptune.targets.jetson import JetsonState
+from mptune.targets.detect import JetsonState, PowerMode
 from mptune.targets.target import load_target
 from mptune.tuning.steps.prepare import Observations, check_memory, describe_device
 from tests.fakes import Diary, FakeToolchain, Law
@@ -20,7 +20,7 @@ class OnJetson(FakeToolchain):
     """Its machine is an Orin Nano at a floating clock."""
 
     def environment(self) -> Environment:
-        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", gpu_min_mhz=306.0, gpu_max_mhz=624.0)
+        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", mode=PowerMode(gpu_mhz=624.0), gpu_min_mhz=306.0)
         return replace(super().environment(), warnings=("own",), jetson=state)
 
 

@@ -18,7 +18,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import ModelSection, RunFile, SearchSection, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, WorkerSettings
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
+from mptune.tuning.evaluation import ORIGIN_FP16
 from mptune.tuning.front import Front, confirmed_front, knee, pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
@@ -37,6 +37,7 @@ from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FAST, SHA, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import make_evaluation, make_fixed_settings
+from tests.tuning.steps.test_tuner import make_toolchain
 
 SETTINGS = SearchSettings(budget=15, data=Path("samples.npz"), latency=FAST, worker=WorkerSettings(retries=1))
 RUN = RunDirectory(Path("m.mptune"))
@@ -50,10 +51,6 @@ FILE = RunFile(
     ),
     warnings=("mind the gap",),
 )
-
-
-def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
-    return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -199,13 +196,6 @@ def test_the_baseline_is_never_dropped(searched: StudyRecord, space: SearchSpace
     assert {p.plan for p in front.points if not p.remeasured} == {fp32}
     confirm(searched, make_toolchain(space), SETTINGS, Diary(), rounds=3)
     assert front_of(searched).fp32.remeasured
-
-
-def test_a_point_that_is_not_finite_on_held_out_samples_is_dropped(searched: StudyRecord, space: SearchSpace) -> None:
-    confirm(searched, make_toolchain(space, non_finite={g.id for g in space.groups}), SETTINGS, Diary(), rounds=1)
-    points, dropped = confirmed_evaluations(searched, 1, FAST)
-    assert [p.origin for p in points] == [ORIGIN_FP32]
-    assert all("not finite on the held-out samples" in one.outcome for one in dropped)
 
 
 class Erring(FakeToolchain):
@@ -378,23 +368,11 @@ def test_the_front_reads_the_same_by_either_error() -> None:
     assert front == pareto(front) == pareto(front, error=lambda e: e.error_value)
 
 
-def test_limits_and_picks(searched: StudyRecord) -> None:
-    front = front_of(searched)
-    tight = front_of(searched, max_error=1e-20)
-    assert not tight.limits_met
-    assert tight.chosen == front.points[-1]
-    other = next(e for e in searched.evaluations() if e.plan not in [p.plan for p in front.points])
-    picked = front_of(searched, plan=other.plan.fingerprint[:8])
-    assert picked.chosen is not None
-    assert picked.chosen.plan == other.plan
-    with pytest.raises(PlanError, match="'zzz'"):
-        front_of(searched, plan="zzz")
-    with pytest.raises(PlanError, match="no plan ''"):
-        front_of(searched, plan="")
-
-
 def test_finding_a_plan() -> None:
     known = [make_evaluation(1.0, 1e-3, number=n) for n in range(300)]
+    for none in ("zzz", ""):
+        with pytest.raises(PlanError, match=f"no plan '{none}'"):
+            find_plan(known, none)
     with pytest.raises(PlanError, match="several plans"):
         find_plan(known, known[0].plan.fingerprint[0])
     whole = known[7].plan.fingerprint

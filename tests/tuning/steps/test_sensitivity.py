@@ -235,21 +235,6 @@ def test_the_prior_counts_every_cast_of_three_precisions(law: tuple[LatencyTerms
         assert latency == pytest.approx(law_ms(terms, space.plan(choice)))
 
 
-@settings(max_examples=80, deadline=None)
-@given(laws())
-def test_the_prior_predicts_what_the_terms_predict(law: tuple[LatencyTerms, SearchSpace]) -> None:
-    terms, space = law
-    prior = make_prior(space, Sensitivity("relative_l2", dict.fromkeys(IDS, 1e-3)), terms, exact=True)
-    plans = np.random.default_rng(0).random((8, len(space.free))) < 0.5
-    none = np.zeros((0, len(space.free)), dtype=bool)
-    empty = np.zeros(0)
-    model = LatencyModel(prior, BuiltPlans(none, empty, empty, empty, empty, terms.base_ms))
-    predicted = model.predict(plans, model.mean()[None])[0]
-    for plan, latency in zip(plans, predicted, strict=True):
-        choices = {g: Precision.FP16 if half else Precision.FP32 for g, half in zip(space.free, plan, strict=True)}
-        assert latency == pytest.approx(law_ms(terms, space.plan(choices)))
-
-
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_baseline_without_tf32_does_not_bend_the_law_of_plans_with_it(exact: bool) -> None:
     space = make_small_space(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,25 +48,6 @@ def test_budget_counts_seeds_and_no_plan_is_built_twice(
     assert toolchain.built[:2] == [seed.plan.fingerprint for seed in space.seeds]
     assert diary.counts == [(i, 20) for i in range(1, 21)]
     assert [e.origin for e in record.evaluations()[:2]] == [ORIGIN_FP32, ORIGIN_FP16]
-
-
-@pytest.mark.parametrize("sampler", ["precision", "tpe"])
-def test_a_larger_budget_adds_exactly_the_difference(open_record: OpenRecord, space: SearchSpace, sampler: str) -> None:
-    first = make_toolchain(space)
-    make_tuner(open_record(sampler=sampler), space, first, budget=15).run()
-    second = make_toolchain(space)
-    record = open_record(sampler=sampler)
-    make_tuner(record, space, second, budget=25).run()
-    assert len(second.built) == 10
-    assert not set(first.built) & set(second.built)
-    assert record.spent == 25
-
-
-def test_the_same_budget_again_evaluates_nothing(open_record: OpenRecord, space: SearchSpace) -> None:
-    make_tuner(open_record(), space, make_toolchain(space)).run()
-    again = make_toolchain(space)
-    make_tuner(open_record(), space, again).run()
-    assert again.calls == []
 
 
 def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary) -> Tuner:
@@ -137,13 +117,6 @@ def test_figures_of_the_first_session_survive(open_record: OpenRecord, space: Se
     make_tuner(record, space, make_toolchain(space)).run()
     assert open_record().evaluations() == record.evaluations()
     assert len(record.evaluations()) == 12
-
-
-def test_the_space_is_exhausted_before_the_budget(open_record: OpenRecord) -> None:
-    space = make_small_space(3)
-    toolchain = make_toolchain(space)
-    assert make_tuner(open_record(space), space, toolchain, budget=50).run() is Stop.EXHAUSTED
-    assert len(set(toolchain.built)) == len(toolchain.built) == 8
 
 
 @pytest.mark.parametrize(("fails", "plans"), [(set(), 8), ({"g001"}, 12)], ids=["BF16 not in question", "a failure"])
@@ -269,31 +242,6 @@ def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
     assert record.spent == 12
 
 
-def test_five_faults_of_the_machine_in_a_row_stop_the_search_with_a_diagnosis(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
-    with pytest.raises(RunError, match="the machine failed 5 times in a row: device lost") as caught:
-        make_tuner(open_record(), space, make_toolchain(space, faults=-1)).run()
-    assert "nvidia-smi" in caught.value.hint
-    assert "resumes" in caught.value.hint
-    assert caught.value.exit_code == 1
-
-
-def test_ctrl_c_leaves_a_study_that_goes_on_with_the_same_plan(open_record: OpenRecord, space: SearchSpace) -> None:
-    interrupted = make_toolchain(space, interrupt_after=6)
-    record = open_record()
-    with pytest.raises(KeyboardInterrupt):
-        make_tuner(record, space, interrupted).run()
-    waiting = record.trials.waiting()
-    assert len(waiting) == 1
-    resumed = make_toolchain(space)
-    record = open_record()
-    make_tuner(record, space, resumed).run()
-    assert {resumed.built[0]} == waiting
-    assert Counter(interrupted.built + resumed.built).most_common(1)[0][1] == 1
-    assert record.spent == 12
-
-
 def test_the_time_is_over(open_record: OpenRecord, space: SearchSpace) -> None:
     now = iter(range(1000))
     record = open_record()
@@ -325,20 +273,6 @@ def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord,
     assert record.trials.waiting() == {space.seeds[0].plan.fingerprint}
 
 
-@pytest.mark.parametrize("groups", [3, 14])
-def test_an_unseen_plan_is_found_without_a_front(open_record: OpenRecord, groups: int) -> None:
-    space = make_small_space(groups)
-    tuner = make_tuner(open_record(space), space, make_toolchain(space))
-    known: set[str] = set()
-    for _ in range(8):
-        plan = tuner._unseen(known)
-        assert plan is not None
-        assert plan.fingerprint not in known
-        known.add(plan.fingerprint)
-    if groups == 3:
-        assert tuner._unseen(known) is None
-
-
 def test_speedups_are_against_the_baseline(open_record: OpenRecord, space: SearchSpace) -> None:
     toolchain = make_toolchain(space, noise=0.0)
     record = open_record()
@@ -358,15 +292,6 @@ def test_drift_is_taken_against_the_first_baseline_of_all_sessions(open_record: 
     true = make_toolchain(space).law
     for evaluation in record.evaluations():
         assert evaluation.latency.median_ms == pytest.approx(true.latency_ms(evaluation.plan))
-
-
-def test_a_seeded_search_repeats_itself(tmp_path: Path, space: SearchSpace, open_record: OpenRecord) -> None:
-    runs = []
-    for name in ("one", "two"):
-        toolchain = make_toolchain(space)
-        make_tuner(open_record(journal=tmp_path / name), space, toolchain, budget=20).run()
-        runs.append(toolchain.built)
-    assert runs[0] == runs[1]
 
 
 class NoObjective(FakeToolchain):

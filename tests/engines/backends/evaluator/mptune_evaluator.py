@@ -15,7 +15,7 @@ from mptune.engines.backends.backend import Availability, BackendStatus, Bench, 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.timing.latency import HostStopwatch
 from mptune.graph.plan import PrecisionPlan
-from mptune.targets.target import Gpu
+from mptune.targets.detect import Gpu
 
 
 class Session:

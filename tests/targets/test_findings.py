@@ -10,9 +10,9 @@ import pytest
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.targets.jetson import JetsonState
-from mptune.targets.mismatch import beside_tf32, not_emulated, not_measured, other_mode, profile_warnings
-from mptune.targets.target import load_target
+from mptune.targets.detect import JetsonState, PowerMode
+from mptune.targets.findings import not_here_findings, not_measured
+from mptune.targets.target import load_target, other_mode, profile_warnings
 from tests.graph.test_corpus import CORPUS
 from tests.targets.jetson_files import NANO
 
@@ -27,13 +27,13 @@ def test_another_clock() -> None:
     (text,) = profile_warnings(load_target("jetson-orin-nano-8gb"), LOCKED)
     assert "power mode MAXN_SUPER leaves the GPU 1020 MHz, the memory 3199 MHz, and the profile" in text
     assert "jetson-orin-nano-8gb holds for the GPU 625 MHz, the memory 2133 MHz (16.6 of 10.2 TFLOPS in FP16)" in text
-    capped = replace(NANO, power_mode="25W", gpu_min_mhz=408.0, gpu_max_mhz=408.0, part="p3767-0000")
+    capped = replace(NANO, mode=PowerMode("25W", 8, 408.0, 3199.0), gpu_min_mhz=408.0, part="p3767-0000")
     (text,) = profile_warnings(load_target("jetson-orin-nx-16gb-super"), capped)
     assert "power mode 25W leaves the GPU 408 MHz, and the profile" in text
 
 
 def test_a_mode_that_switches_multiprocessors_off() -> None:
-    part = replace(LOCKED, part="p3767-0002", power_mode="15W", sm_count=4, gpu_max_mhz=612.0, gpu_min_mhz=612.0)
+    part = replace(LOCKED, part="p3767-0002", mode=PowerMode("15W", 4, 612.0, 3199.0), gpu_min_mhz=612.0)
     (text,) = profile_warnings(load_target("jetson-orin-nx-16gb"), part)
     assert "power mode 15W leaves 4 SMs, the GPU 612 MHz, and the profile" in text
     assert "holds for 8 SMs, the GPU 918 MHz (5.0 of 15.0 TFLOPS in FP16)" in text
@@ -42,18 +42,18 @@ def test_a_mode_that_switches_multiprocessors_off() -> None:
 @pytest.mark.parametrize(
     ("now", "is_told"),
     [
-        (LOCKED, False),
-        (replace(LOCKED, sm_count=None, memory_max_mhz=None), False),
-        (replace(LOCKED, power_mode="15W"), True),
-        (replace(LOCKED, gpu_max_mhz=612.0), True),
-        (replace(LOCKED, memory_max_mhz=2133.0), True),
+        (LOCKED.mode, False),
+        (replace(LOCKED.mode, sm_count=None, memory_mhz=None), False),
+        (replace(LOCKED.mode, name="15W"), True),
+        (replace(LOCKED.mode, gpu_mhz=612.0), True),
+        (replace(LOCKED.mode, memory_mhz=2133.0), True),
         (None, False),
     ],
     ids=["the same", "less is known", "name", "GPU", "memory", "no Jetson"],
 )
-def test_another_mode_than_before(now: JetsonState | None, is_told: bool) -> None:
-    before = replace(LOCKED, sm_count=8)
-    told = other_mode(before, now, "the search measured", "set the other")
+def test_another_mode_than_before(now: PowerMode | None, is_told: bool) -> None:
+    state = None if now is None else replace(LOCKED, mode=now)
+    told = other_mode(LOCKED, state, "the search measured", "set the other")
     assert [text.endswith(": set the other") for text in told] == [True] * is_told
     for text in told:
         mode = "MAXN_SUPER (8 SMs, GPU up to 1020 MHz, memory up to 3199 MHz)"
@@ -81,16 +81,16 @@ def test_what_is_unknown_is_not_held_against_it() -> None:
 @pytest.mark.parametrize(("name", "tf32_ms"), [("jetson-orin-nano-8gb", 0.362), ("t4", None), ("cpu", None)])
 def test_all_fp32_is_held_beside_tf32_where_the_device_has_it(name: str, tf32_ms: float | None) -> None:
     model = load_model(Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx")
-    plain, target = not_measured("a device"), load_target(name)
-    (finding,) = beside_tf32([plain], GroupedModel(model, find_groups(model)), target, {})
-    assert (finding == plain) == (tf32_ms is None)
+    grouped, target = GroupedModel(model, find_groups(model)), load_target(name)
+    (finding,) = not_here_findings("a device", grouped, target, {})
+    assert (finding == not_measured("a device")) == (tf32_ms is None)
     if tf32_ms is not None:
+        assert finding.evidence["target"] == "a device"
         assert finding.evidence["fp32_ms"] == pytest.approx(0.379, abs=1e-3)
         assert finding.evidence["tf32_ms"] == pytest.approx(tf32_ms, abs=1e-3)
         assert "true FP32, 0.379 ms: in TF32, TensorRT's own default, the model would take 0.362 ms" in finding.text
-        (allowed,) = beside_tf32([plain], GroupedModel(model, find_groups(model)), target, {}, tf32=True)
+        (allowed,) = not_here_findings("a device", grouped, target, {}, tf32=True)
         assert allowed.text.endswith("emulated errors leave out what it rounds")
-        assert beside_tf32([finding], GroupedModel(model, find_groups(model)), target, {}) == (finding,)
 
 
 def test_a_device_that_is_not_measured() -> None:
@@ -104,9 +104,8 @@ def test_a_device_that_is_not_measured() -> None:
 def test_recurrent_layers_are_not_emulated(name: str, operator: str) -> None:
     model = load_model(CORPUS[0].parent / f"{name}.onnx")
     grouped = GroupedModel(model, find_groups(model))
-    found = not_emulated([not_measured("Jetson Orin Nano 8 GB")], grouped)
-    assert not_emulated([], grouped) == (), "where errors are measured"
-    assert [finding.code for finding in found] == ["emulation-differs"] * bool(operator)
-    for finding in found:
+    _, *findings = not_here_findings("Jetson Orin Nano 8 GB", grouped, None, {})
+    assert [finding.code for finding in findings] == ["emulation-differs"] * bool(operator)
+    for finding in findings:
         assert finding.text.startswith(f"the errors of {operator} are not emulated here")
         assert [group.id for group in grouped.groups if operator in group.ops] == list(finding.where.groups)
