@@ -36,7 +36,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.processes.child import WorkerState
+from mptune.processes.child import TRANSIENT, WorkerState
 from mptune.settings import ShapeRange, TensorRtSettings
 from tests.graph import rtx
 
@@ -306,7 +306,7 @@ def test_what_a_build_made_is_freed_once_the_answer_is_sent(
     job = BuildJob(mlp_path, tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0)
     assert job.run(state).nbytes > 0
     assert freed == []
-    state.end_job()
+    state.drop(TRANSIENT)
     ((*names,),) = freed
     assert {"Builder", "INetworkDefinition", "OnnxParser", "IBuilderConfig", "IHostMemory"} <= set(names)
     assert names.index("Builder") < names.index("INetworkDefinition") < names.index("IHostMemory")
@@ -315,7 +315,7 @@ def test_what_a_build_made_is_freed_once_the_answer_is_sent(
     with pytest.raises(EngineError):
         BuildJob(tmp_path / "bad.onnx", tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0).run(state)
     assert len(freed) == 1
-    state.end_job()
+    state.drop(TRANSIENT)
     assert "Builder" in freed[1]
 
 
