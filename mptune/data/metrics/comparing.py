@@ -32,8 +32,8 @@ from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
 from mptune.data.metrics.table import STATISTICS
 from mptune.errors import DataError
 
+# Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision.
 RELATIVE_FLOOR = 2.0**-14
-"""Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision."""
 
 Arrays = Mapping[str, np.ndarray]
 
