@@ -72,10 +72,9 @@ def sketch_outputs(
         of_parts = [(each, values) for each, values in statistics.items() if belongs_to(each, shown)]
         if of_parts and all(name in sample for sample in (*outputs, *reference)):
             errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
-    worst = sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]
     sketches: dict[str, Sketch] = {}
     maps = 0
-    for name in worst:
+    for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
         rows = [each for each in row_sets if name in each.names]
         pairs = _pairs(name, outputs, reference, rows)
         if pairs is None:
@@ -285,7 +284,7 @@ class RunOutputs:
         return cls(metric, count, by_plan)
 
     def to_json(self) -> dict[str, Any]:
-        """The document, as long as it may be: of plans that do not fit the maps are left out, then all."""
+        """The document, as long as it may be: plans that do not fit are left out, the others keep their order."""
         left_out: list[str] = []
         plans: dict[str, Any] = {}
         document = {
@@ -300,14 +299,11 @@ class RunOutputs:
         }
         room = MOST_BYTES - len(_text(document).encode()) - sum(len(name) + 4 for name in self.plans)
         for fingerprint, (source, sketches) in self.plans.items():
-            without_maps = {name: {**sketch, "error_map": None} for name, sketch in sketches.items()}
-            for outputs in (sketches, without_maps):
-                entry = {"source": source, "outputs": outputs}
-                size = len(_text({fingerprint: entry}).encode())
-                if size <= room:
-                    room -= size
-                    plans[fingerprint] = entry
-                    break
+            entry = {"source": source, "outputs": sketches}
+            size = len(_text({fingerprint: entry}).encode())
+            if size <= room:
+                room -= size
+                plans[fingerprint] = entry
             else:
                 left_out.append(fingerprint)
         return document
