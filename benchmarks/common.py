@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.environment import describe_environment
 from mptune.files import write_text

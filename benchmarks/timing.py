@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.archive import read_outputs, read_samples
+from mptune.data.archive import read_samples
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Stage
 from mptune.engines.jobs.outputs import value_error
@@ -92,7 +92,7 @@ class TimeJob:
 
     def run(self, state: WorkerState) -> Timed:
         samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
-        wanted = state.cached("reference", self.reference, partial(read_outputs, self.reference))
+        wanted = state.cached("reference", self.reference, partial(read_samples, self.reference))
         options = SessionOptions(self.provider, tf32_by_environment=self.tf32_by_environment, latency=self.latency)
         base = _baseline(state, self.baseline, options)
         started = time.perf_counter()

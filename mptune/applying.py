@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError

@@ -319,7 +319,7 @@ class InMemory:
 
     Attributes:
         content: an array, a mapping of arrays, or a sequence with one mapping per sample
-            (``mptune.data.forms.samples``).
+            (``mptune.data.arrays``).
     """
 
     content: Any = field(repr=False)

@@ -133,8 +133,8 @@ def test_a_loader_that_fills_one_buffer_again_gives_every_sample(data: Callable[
 @pytest.mark.parametrize(
     ("data", "inputs", "message", "hint"),
     [
-        (3, (X,), "data cannot be a int", "dict of arrays"),
-        ([], (X,), "empty iterable", "at least one sample"),
+        (3, (X,), "type int hold no samples", "dict of arrays"),
+        ([], (X,), "type list hold no samples", "read only once"),
         (ROWS, (X, MASK), "one array, the model has 2 inputs", "'mask'"),
         ([{"x": ROWS[:1]}, 5], (X,), "sample 1 is a int", "dict per sample"),
         ({"x": [[1.0]]}, (X,), "is a list, not an array", "np.asarray"),

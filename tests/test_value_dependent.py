@@ -10,7 +10,7 @@ import pytest
 import mptune
 from mptune.api.comparing import compare
 from mptune.api.run import open_run
-from mptune.data.archive import read_outputs, save_outputs, save_samples
+from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import EngineError
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
@@ -101,7 +101,7 @@ def test_a_metric_gets_outputs_whose_shape_cannot_be_compared(tmp_path: Path) ->
     """Two axes differ, and nothing in the model tells: only the user's metric can know."""
     (tmp_path / "mine.py").write_text("def metric(outputs, reference):\n    return outputs['y'].size\n")
 
-    save_outputs(tmp_path / "r.npz", [{"y": np.ones((4, 4), np.float32)}])
+    save_samples(tmp_path / "r.npz", [{"y": np.ones((4, 4), np.float32)}])
     got = [{"y": np.ones((3, 5), np.float32)}]
     found = output_error(WorkerState(), got, tmp_path / "r.npz", f"{tmp_path / 'mine.py'}:metric")
     assert found.value(f"{tmp_path / 'mine.py'}:metric") == 15
@@ -138,7 +138,7 @@ def test_samples_without_a_detection(tmp_path: Path) -> None:
     state = WorkerState()
     report = ReferenceJob(model.path, tmp_path / "s.npz", reference, "cpu", names).run(state)
     assert check_reference(report) == ()
-    counts = [len(sample["scores"]) for sample in read_outputs(reference)]
+    counts = [len(sample["scores"]) for sample in read_samples(reference)]
     assert min(counts) == 0 < max(counts)
     Rewriter(grouped, WeightBank.write(model, tmp_path)).write(grouped.uniform(Precision.FP16), typed)
     (error,) = ErrorsJob((typed,), Comparison(tmp_path / "s.npz", reference, "cpu", dependent=dependent)).run(state)

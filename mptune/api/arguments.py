@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 import onnx
 
-from mptune.data.checks import shape_text
-from mptune.data.forms.samples import copied_samples
+from mptune.data.arrays import copied_samples, shape_text
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import callable_name, refuse_inside, resolve_metric, script_of, undirected
 from mptune.engines.loading import load_typed_model

@@ -14,7 +14,7 @@ import onnx
 
 from mptune.api.arguments import ModelLike, data_argument, loaded_model
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner, engine_kinds, is_engine

@@ -1,44 +1,46 @@
-"""Calibration samples: what users give, checked against the model's inputs and cut into one feed per sample.
+"""Calibration samples in every form that users give them (docs/reference/files.md, *Calibration data*).
 
-Forms of data in files (``mptune.data.forms.samples`` has those in memory):
+Each form is read as arrays by input name, which ``cut_samples`` checks against the model and cuts into samples:
 
-* ``.npz``: one array per input, by name, samples concatenated along axis 0. A sample takes B rows of an input whose
-  first dimension is fixed at B, and ``--batch`` rows of one whose first dimension is symbolic or unknown.
-* ``.npy``: the same for a model with one input.
-* a folder: one ``.npz`` per sample (or one ``.npy``, for a model with one input), in natural order of the file names;
-  each file is one whole feed and its shapes may differ from file to file. Files with more rows than the fixed first
-  dimension takes, and files called ``shard*``, are shards: each holds several samples. A folder may be of any size: its
-  files are read one at a time, when their samples are needed.
-* images in a folder, with ``preprocess.toml`` (``mptune.data.forms.images``).
-* ``.json``, which Polygraphy writes, and ``script.py:function`` (``mptune.data.forms.polygraphy``).
-
-An input repeats for every sample where its array is exactly one sample: a scalar for a scalar input, or as many rows
-as one sample takes while other inputs have more. A scalar input also takes a vector of one value per sample.
-Nothing is ever cast, cropped or padded: what does not fit is an error that names the cure.
+* ``.npz``, ``.npy``, a mapping of arrays, an array for a model with one input: samples concatenated along axis 0;
+* an iterable with a mapping for each sample, a loader script that gives one, the ``.json`` that Polygraphy writes;
+* a folder of ``.npz`` or ``.npy`` files, each one whole sample, of any shapes; files with more rows than a fixed batch
+  takes, and files called ``shard*``, hold several;
+* a folder of images (``mptune.data.images``).
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mptune.data.checks import shape_text
-from mptune.data.forms.files import checked, cut, load_file, load_folder, whole_feed
-from mptune.data.forms.samples import SOURCE, CalibrationSet, arrays_of
-from mptune.data.plausibility import data_findings
+from mptune.data.archive import read_archive, read_array
+from mptune.data.arrays import Arrays, arrays_of, cut_samples, shape_text
+from mptune.data.samples import CalibrationSet, Feed, LazySamples, data_findings, samples_digest
 from mptune.errors import DataError
+from mptune.files import read_json
 from mptune.finding import Finding, Where
 from mptune.settings import DataSettings, InMemory
 
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
 
-RANDOM_SOURCE = "random inputs"
+_FORMS = (
+    "mptune reads .npz, .npy, a folder with one .npz or .npy per sample, images with a preprocess.toml, Polygraphy's "
+    ".json and script.py:function"
+)
+_POLYGRAPHY = "write it with `polygraphy run ... --save-inputs inputs.json`"
+_MOST_JSON_BYTES = 2 << 30
+"""Arrays as text may be larger than other JSON."""
 
 
 def load_calibration(
@@ -48,11 +50,12 @@ def load_calibration(
     seed: int,
     states: Collection[str] = (),
 ) -> CalibrationSet:
-    """Load and check calibration data, or draw random inputs.
+    """Load and check calibration data, or draw random inputs where there is no ``source``.
 
-    Args:
-        source: a path of one of the forms of this module, or arrays in memory; None draws
-            ``settings.random_samples`` samples of random inputs. A script is run, so the user must have named it.
+    A script is run, so the user must have named it. ``states`` are inputs that hold a recurrent state.
+
+    Raises:
+        DataError: The data cannot be read, or do not fit the model.
     """
     for info in inputs:
         if info.numpy_dtype.hasobject:
@@ -60,67 +63,154 @@ def load_calibration(
     if source is None:
         return _random(inputs, settings, seed)
     if isinstance(source, InMemory):
-        given = _from_memory(source.content, inputs, settings, SOURCE)
+        loaded = _from_memory(source.content, inputs, settings.batch, "arrays")
     else:
-        given = _load(source, inputs, settings)
-    return replace(given, findings=data_findings(given.samples, states))
+        loaded = _from_path(source, inputs, settings.batch)
+    return replace(loaded, findings=data_findings(loaded.samples, states))
 
 
-def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
-    # Slow to import, and a run is read without data.
-    from mptune.data.forms.images import declaration_of, load_images
-    from mptune.data.forms.polygraphy import read_json_inputs, script_and_function
-    from mptune.data.scripts import run_loader
+def _from_path(path: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
+    script, _, function = str(path).rpartition(":") if path.suffix != ".py" else (str(path), "", "load_data")
+    if script.endswith(".py"):
+        from mptune.data.scripts import run_loader  # slow to import, as images are, and a run is read without data
 
-    script = script_and_function(path)
-    if script is not None:
-        return _from_memory(run_loader(*script), inputs, settings, path.name)
-    declaration = declaration_of(path)
-    if declaration is not None:
-        return load_images(declaration, inputs, settings.batch)
+        return _from_memory(run_loader(Path(script), function), inputs, batch, path.name)
+    suffix, declaration = path.suffix.lower(), path / "preprocess.toml"
+    if suffix == ".toml" or declaration.is_file():
+        from mptune.data.images import load_images
+
+        return load_images(path if suffix == ".toml" else declaration, inputs, batch)
     if path.is_dir():
-        return load_folder(path, inputs, settings)
-    if path.suffix.lower() == ".json":
-        return _from_memory(read_json_inputs(path), inputs, settings, path.name)
-    return load_file(path, inputs, settings)
+        return _from_folder(path, inputs, batch)
+    if suffix == ".json":
+        return _from_memory(_polygraphy_inputs(path), inputs, batch, path.name)
+    if suffix not in (".npz", ".npy"):
+        raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
+    samples, warnings = cut_samples(_read_file(path, inputs), inputs, batch, path.name)
+    return CalibrationSet(samples, path.name, warnings=warnings)
 
 
-def _from_memory(content: Any, inputs: Sequence[TensorInfo], settings: DataSettings, source: str) -> CalibrationSet:
+def _read_file(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
+    if path.suffix.lower() == ".npz":
+        return read_archive(path)
+    if len(inputs) != 1:
+        text = f"{path.name} is one array, the model has {len(inputs)} inputs"
+        names = ", ".join(f"{info.name}=..." for info in inputs)
+        raise DataError(text, f"write all inputs by name into one file: np.savez('data.npz', {names})")
+    return {inputs[0].name: read_array(path)}
+
+
+def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
+    def in_order(file: Path) -> list[tuple[int, str]]:
+        """``sample_2`` comes before ``sample_10``."""
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name) if part]
+
+    every = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
+    suffixes = sorted({file.suffix.lower() for file in every})
+    files = sorted((file for file in every if file.suffix.lower() in (".npz", ".npy")), key=in_order)
+    if not files:
+        hint = f"it holds {', '.join(suffixes[:5])}; {_FORMS}" if suffixes else _FORMS
+        raise DataError(f"{folder} holds neither .npz or .npy files nor a preprocess.toml for images", hint)
+    if {".npy", ".npz"} <= set(suffixes):
+        raise DataError(f"{folder} holds both .npz and .npy files", "keep one kind in the folder, one file per sample")
+    samples = _Folder(files, inputs, batch)
+    names = tuple(file.name for file in files) if len(samples) == len(files) else ()
+    return CalibrationSet(samples, folder.resolve().name, warnings=samples.warnings, names=names)
+
+
+class _Folder(LazySamples):
+    """Files of arrays. The last one that was read stays in memory, as its neighbours are often asked for next."""
+
+    def __init__(self, files: Sequence[Path], inputs: Sequence[TensorInfo], batch: int) -> None:
+        """Read all files once, one at a time, to count and check their samples."""
+        self._inputs, self._batch = inputs, batch
+        self._samples_in = lru_cache(maxsize=1)(self._cut)
+        self._places: list[tuple[Path, int]] = []
+        self._digests: list[bytes] = []
+        self.warnings: tuple[str, ...] = ()
+        for file in files:
+            samples = self._samples_in(file)
+            self._places += [(file, k) for k in range(len(samples))]
+            self._digests += [samples_digest([sample]) for sample in samples]
+
+    def _cut(self, file: Path) -> tuple[Arrays, ...]:
+        is_shard = file.name.lower().startswith("shard")
+        arrays = _read_file(file, self._inputs)
+        samples, warnings = cut_samples(arrays, self._inputs, self._batch, file.name, is_whole=not is_shard)
+        self.warnings = self.warnings or warnings[:1]
+        return samples
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, index: int) -> Feed:
+        file, k = self._places[index]
+        samples = self._samples_in(file)
+        # A copy, where the file has more: a view would keep all of it in memory.
+        return samples[0] if len(samples) == 1 else {name: array.copy() for name, array in samples[k].items()}
+
+    def digests(self) -> Sequence[bytes]:
+        return self._digests
+
+
+def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source: str) -> CalibrationSet:
     given = arrays_of(content, inputs)
     if isinstance(given, dict):
-        warnings: list[str] = []
-        samples = cut(checked(given, inputs, source), inputs, settings, source, warnings)
-        return CalibrationSet(samples, source, warnings=tuple(warnings))
-    places = [f"{source}, sample {number}" for number in range(len(given))]
-    feeds = [(checked(arrays, inputs, where), where) for arrays, where in zip(given, places, strict=True)]
-    return CalibrationSet(tuple(whole_feed(feed, inputs, settings, where) for feed, where in feeds), source)
+        samples, warnings = cut_samples(given, inputs, batch, source)
+        return CalibrationSet(samples, source, warnings=warnings)
+    parts = [
+        cut_samples(arrays, inputs, batch, f"{source}, sample {number}", is_whole=True)
+        for number, arrays in enumerate(given)
+    ]
+    return CalibrationSet(tuple(sample for samples, _ in parts for sample in samples), source, warnings=parts[0][1])
+
+
+def _polygraphy_inputs(path: Path) -> list[Arrays]:
+    """What ``polygraphy run --save-inputs`` writes: a list with one object per sample, input name -> array.
+
+    An array is an object whose key ``array`` is the Base64 text of a ``.npy`` file; a ``LazyArray`` has it in its key
+    ``values`` (https://github.com/NVIDIA/TensorRT/tree/main/tools/Polygraphy, ``json/serde.py``).
+    """
+    try:
+        document = read_json(path, _MOST_JSON_BYTES)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {' '.join(str(error).split())}", _POLYGRAPHY) from None
+    if not isinstance(document, list) or not document or not all(isinstance(feed, dict) for feed in document):
+        raise DataError(f"{path} holds no inputs of Polygraphy: a list with one object per sample", _POLYGRAPHY)
+    samples: list[Arrays] = [{} for _ in document]
+    for number, feed in enumerate(document):
+        for name, value in feed.items():
+            try:
+                encoded = value.get("values", value)["array"]
+                content = io.BytesIO(base64.b64decode(encoded, validate=True))
+                samples[number][name] = np.lib.format.read_array(content, allow_pickle=False)
+            except Exception as error:  # NumPy raises nearly anything for damaged bytes
+                text = f"{path}, sample {number}: input {name!r} is no array of Polygraphy"
+                raise DataError(f"{text}: {' '.join(str(error).split())}", _POLYGRAPHY) from None
+    return samples
 
 
 def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> CalibrationSet:
     """Standard normal floats, integers 0 or 1, which every embedding has, fair booleans."""
-    shapes = {info.name: _random_shape(info, inputs, settings.batch) for info in inputs}
+    # The batch stands where dimension 0 is dynamic, and where another has the name of one; the rest must be fixed.
+    batch_names = {info.shape[0] for info in inputs if info.shape and isinstance(info.shape[0], str)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for info in inputs:
+        dims = info.shape
+        if dims is None or not all(isinstance(dim, int) or dim in batch_names for dim in dims[1:]):
+            shape = "unknown rank" if dims is None else f"shape {shape_text(dims)}"
+            raise DataError(
+                f"random inputs cannot be drawn for input {info.name!r} of {shape}",
+                "give inputs of the sizes that you will deploy with --data, or fix the dimensions when exporting",
+            )
+        shapes[info.name] = tuple(dim if isinstance(dim, int) else settings.batch for dim in dims)
     generator = np.random.default_rng(seed)
     samples = tuple(
         {info.name: _draw(info, shapes[info.name], generator) for info in inputs}
         for _ in range(settings.random_samples)
     )
-    evidence = {"samples": len(samples)}
-    drawn = Finding.of("random-data", "search", Where(inputs=tuple(shapes)), evidence)
-    return CalibrationSet(samples, RANDOM_SOURCE, True, findings=(drawn,))
-
-
-def _random_shape(info: TensorInfo, inputs: Sequence[TensorInfo], batch: int) -> tuple[int, ...]:
-    """Concrete shape: the batch where dimension 0 (or a name that stands there) is symbolic; the rest must be fixed."""
-    batch_names = {i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], str)}
-    if info.shape is None or any(
-        axis > 0 and not isinstance(dim, int) and dim not in batch_names for axis, dim in enumerate(info.shape)
-    ):
-        shape = "unknown rank" if info.shape is None else f"shape {shape_text(info.shape)}"
-        raise DataError(
-            f"random inputs cannot be drawn for input {info.name!r} of {shape}",
-            "give inputs of the sizes that you will deploy with --data, or fix the dimensions when exporting",
-        )
-    return tuple(dim if isinstance(dim, int) else batch for dim in info.shape)
+    finding = Finding.of("random-data", "search", Where(inputs=tuple(shapes)), {"samples": len(samples)})
+    return CalibrationSet(samples, "random inputs", is_random=True, findings=(finding,))
 
 
 def _draw(info: TensorInfo, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
@@ -129,6 +219,6 @@ def _draw(info: TensorInfo, shape: tuple[int, ...], generator: np.random.Generat
     if info.dtype in ("float", "float16", "double", "bfloat16"):
         return np.asarray(generator.standard_normal(shape), dtype=info.numpy_dtype)
     if info.dtype.startswith(("int", "uint")):
-        with contextlib.suppress(TypeError):  # NumPy draws no integers of 4 bits.
+        with contextlib.suppress(TypeError):  # NumPy draws no integers of 4 bits
             return np.asarray(generator.integers(0, 2, shape, dtype=info.numpy_dtype))
     raise DataError(f"random inputs cannot be drawn for input {info.name!r} of type {info.dtype}", "give --data")

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mptune.data.forms.samples import arrays_of, copied_samples
+from mptune.data.arrays import arrays_of, copied_samples
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, MetricFailedError, called_number, takes_whole_set
 from mptune.errors import DataError
 from mptune.processes.child import WorkerState, describe

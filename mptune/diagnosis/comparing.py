@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
+from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.causes.agreeing import agreement, tf32
 from mptune.diagnosis.causes.half import has_size_of_fp16, precision
 from mptune.diagnosis.causes.order import not_computed, other_order, stale_rows

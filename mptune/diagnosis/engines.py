@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from mptune.data.archive import read_outputs
+from mptune.data.archive import read_samples
 from mptune.diagnosis.runner import InWorker, Outputs, Runner
 from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
@@ -96,7 +96,7 @@ class EngineRunner(InWorker):
             job = EngineOutputsJob(self._path, self._model.samples_path, into, kind, self._names)
             count = self.answer(job)
             if not isinstance(count, Failure):
-                return kind, read_outputs(into)
+                return kind, read_samples(into)
             failures.append(count)
         raise self._error(failures[0])
 
@@ -109,7 +109,7 @@ class EngineRunner(InWorker):
         error = self.answer(job)
         if isinstance(error, Failure):
             raise self._error(error)
-        return error, read_outputs(worst) if error > 0 else None
+        return error, read_samples(worst) if error > 0 else None
 
     def _error(self, failure: Failure) -> BaselineError:
         """The error for an engine that gave no result."""

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mptune.data.archive import read_outputs, save_samples
-from mptune.data.forms.samples import Feed
+from mptune.data.archive import read_samples, save_samples
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.samples import Feed
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
@@ -179,7 +179,7 @@ class Runner(InWorker):
         """Outputs of a model's file as it stands, on the samples of this run or others; ``name`` is of their file."""
         into = self.workspace.data_dir / f"{name}.npz"
         self.call(OutputsJob(model, samples or self.samples_path, into))
-        return read_outputs(into)
+        return read_samples(into)
 
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
         """Emulated errors of plans against ``exact``; on the first sample where more would take long."""
@@ -205,7 +205,7 @@ class Runner(InWorker):
         isolated, worst = (self.workspace.data_dir / f"{name}.npz" for name in ("isolated", f"worst_{threads}"))
         save_samples(isolated, self.exact)
         error = self.call(RepeatJob(self.widened, self.samples_path, isolated, times, threads, worst))
-        return error, read_outputs(worst) if error > 0 else None
+        return error, read_samples(worst) if error > 0 else None
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from onnx import TensorProto
 
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.toolchains.toolchain import PredictedToolchain

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+
 from mptune._version import __version__
-from mptune.data.check_set import CheckSet
-from mptune.data.forms.images import READ_IMAGES, image_reader, load_preprocessing
+from mptune.data.archive import write_arrays
+from mptune.data.images import READ_IMAGES, image_reader, load_preprocessing
 from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
@@ -50,7 +53,7 @@ def write_chosen(
     environment: Environment | None,
     bank: WeightBank | None = None,
     recipe: BuildRecipe | None = None,
-    check: CheckSet | None = None,
+    check: Mapping[str, np.ndarray] | None = None,
     opset: int | None = None,
 ) -> list[str]:
     """Write the directory anew, as one step: a reader sees the old one or the new one, never half of each.
@@ -63,7 +66,7 @@ def write_chosen(
         environment: where the figures were taken; None where it is not known.
         bank: the run's weight bank; None converts the weights again.
         recipe: how the run builds engines; None for the default settings.
-        check: samples with the error of this plan; None writes none.
+        check: what ``check.npz`` holds of this plan; None writes none.
         opset: that the model was raised to; None where it is as the user's file has it.
 
     Returns:
@@ -106,7 +109,7 @@ def write_chosen(
                     if evaluation.error_source == "emulated":
                         store = rewriter.beside(evaluation.plan, model_file, metadata)
                         Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, store)
-                    check.save(fresh / CHECK_FILE)
+                    write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
             with faults.tolerated("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
                 readme = readme_text(front, evaluation, environment, engine, recipe, has_check=has_check)

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mptune.data.check_set import CheckSet, collect_check
+import numpy as np
+
+from mptune.data.check_set import collect_check
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
@@ -109,7 +111,7 @@ def _record_choice(run: RunDirectory, file: RunFile | None, front: Front) -> Non
 
 def check_set_of(
     run: RunDirectory, file: RunFile, front: Front, chosen: Evaluation, grouped: GroupedModel
-) -> CheckSet | None:
+) -> dict[str, np.ndarray] | None:
     """The first held-out samples, with the error of the chosen plan; search samples where it has no held-out error."""
     fixed, on_onnxruntime = file.fixed_settings, front.engine == "onnxruntime"
     rollout = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from mptune.data.archive import load_labels, save_labels
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.samples import CalibrationSet
 from mptune.data.rollout import Rollout
+from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Workspace
 from mptune.errors import SettingsError
 from mptune.files import files_sha256
@@ -64,25 +64,14 @@ def load_data(settings: SearchSettings, grouped: GroupedModel) -> CalibrationSet
 def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:
     """Split the samples by seed (``CalibrationSet.split``); of a rollout whole sequences, and no label."""
     options = settings.seed, settings.data_settings.held_out_fraction, settings.data_settings.max_search_samples
-    if settings.rollout is not None:
-        if settings.labels is not None:
-            raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
-        steps = settings.rollout.steps
-        starts: list[Mapping[str, np.ndarray]] = [{"": np.array(k)} for k in range(len(data.samples) // steps)]
-        search, held_out = replace(data, samples=tuple(starts)).split(*options)
-        return SampleSets(_steps_of(data, search, steps), _steps_of(data, held_out, steps))
-    search, held_out = data.split(*options)
+    if settings.rollout is not None and settings.labels is not None:
+        raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
+    search, held_out = data.split(*options, 1 if settings.rollout is None else settings.rollout.steps)
     if settings.labels is None:
         return SampleSets(search, held_out)
     labels = load_labels(settings.labels, len(data.samples))
-    of_search, of_held_out = ([labels[k] for k in part.indices or range(len(labels))] for part in (search, held_out))
+    of_search, of_held_out = ([labels[k] for k in part.indices] for part in (search, held_out))
     return SampleSets(search, held_out, (of_search, of_held_out))
-
-
-def _steps_of(data: CalibrationSet, sequences: CalibrationSet, steps: int) -> CalibrationSet:
-    firsts = [int(sample[""]) * steps for sample in sequences.samples]
-    indices = tuple(first + k for first in firsts for k in range(steps))
-    return replace(sequences, samples=tuple(data.samples[k] for k in indices), indices=indices)
 
 
 def rollout_of(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:

@@ -35,10 +35,8 @@ def test_names_may_hold_colons_and_no_steps_mean_all_samples() -> None:
 @pytest.mark.parametrize(
     ("texts", "steps", "words"),
     [
-        (["next:0"], 5, "no output 'next'"),
-        (["y"], 5, "feedback= y is not understood"),
-        (["y:z"], 5, "no input 'z'"),
-        (["z:x"], 5, "no output 'z'"),
+        (["next:0"], 5, "feedback= next:0: the model has no such OUTPUT:INPUT"),
+        (["y:z"], 5, "no such OUTPUT:INPUT"),
         (["y:x", "next:0:x"], 5, "feeds input 'x' twice"),
         (["y:x"], 1, "steps= is 1"),
         (["y:x"], 11, "the data hold 10 samples"),

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.backends import onnxruntime, tensorrt
 from mptune.engines.base import Workspace
 from mptune.engines.tensorrt.jobs import LibraryReport

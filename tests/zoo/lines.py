@@ -16,7 +16,7 @@ _MIXED = f"{_TWO}test_check_passes_a_mixed_model_within_its_limit_and_exits_with
 _CAUSES = "diagnosis/test_named_causes.py::"
 _NAMED = f"{_CAUSES}test_of_many_changed_constants_the_one_that_matters_is_named"
 _HARMLESS = f"{_CAUSES}test_changed_constants_that_do_not_matter_are_no_difference"
-_CALIBRATION = "data/test_calibration.py::"
+_SAMPLES = "data/test_samples.py::"
 _QUANTISED = "graph/grouping/test_quantised.py::"
 _REACH = "test_out_of_reach.py::"
 _OPTIMISATION = "test_reference_optimisation.py::"
@@ -92,15 +92,15 @@ LINES = [
         "one-size-tried",
         "",
         "tests",
-        "data/test_plausibility.py::test_samples_of_one_size_leave_the_others_untried",
-        "data/test_plausibility.py::test_rows_of_a_batch_and_fixed_axes_are_no_size",
+        f"{_SAMPLES}test_samples_of_one_size_leave_the_others_untried",
+        f"{_SAMPLES}test_rows_of_a_batch_and_fixed_axes_are_no_size",
     ),
     Line(
         "random-data",
         "no samples given",
         "tests",
-        f"{_CALIBRATION}test_types_shapes_and_a_warning_that_stays",
-        f"{_CALIBRATION}test_two_samples_are_enough_to_hold_one_out",
+        "data/test_calibration.py::test_types_shapes_and_a_warning_that_stays",
+        f"{_SAMPLES}test_the_fraction_is_held_out_and_seeds_part_differently",
     ),
     Line("constant-data", "the same value everywhere", "numbers", "constant-data"),
     Line("constant-data", "no state fed back", "numbers", "constant-data: a state that is fed back is none"),
@@ -110,8 +110,8 @@ LINES = [
         "too-few-samples",
         "one sample",
         "tests",
-        f"{_CALIBRATION}test_a_single_sample_is_both_with_a_warning",
-        f"{_CALIBRATION}test_two_samples_are_enough_to_hold_one_out",
+        f"{_SAMPLES}test_a_single_sample_or_sequence_is_both_parts_with_a_warning",
+        f"{_SAMPLES}test_the_fraction_is_held_out_and_seeds_part_differently",
     ),
     Line("data-do-not-fit", "0..255 for 0..1", "numbers", "data-do-not-fit"),
     Line(

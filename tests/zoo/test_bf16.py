@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.jobs.reference import ObserveJob
 from mptune.engines.jobs.reference_report import seen_of
 from mptune.finding import Finding

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.data.forms.samples import Feed
+from mptune.data.samples import Feed
 from mptune.diagnosis.causes.half import fp16_explanation
 from mptune.diagnosis.comparison import finding
 from mptune.diagnosis.patterns.roundings import CLEAR, column_scale, rms

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.archive import read_samples, save_outputs
+from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import Stage
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import open_session
@@ -36,7 +36,7 @@ class OutputsJob:
         run = self._open(state)
         state.enter(Stage.RUN)
         outputs = [run(feed) for feed in cached_samples(state, self.samples)]
-        save_outputs(self.outputs, outputs)
+        save_samples(self.outputs, outputs)
         return len(outputs)
 
     def _open(self, state: WorkerState) -> Run:
@@ -57,12 +57,12 @@ class RepeatJob:
 
     def run(self, state: WorkerState) -> float:
         """Returns the largest relative L2 over repetitions, samples and outputs; 0 where all runs are equal."""
-        from mptune.data.archive import read_outputs
+        from mptune.data.archive import read_samples
 
         runs = self._open(state)
         state.enter(Stage.RUN)
         samples = cached_samples(state, self.samples)
-        isolated = read_outputs(self.outputs)
+        isolated = read_samples(self.outputs)
         largest = 0.0
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in range(self.times):
@@ -70,7 +70,7 @@ class RepeatJob:
                 error = max(value_error(a[n], b[n]) for a, b in zip(outputs, isolated, strict=True) for n in b)
                 if error > largest:
                     largest = error
-                    save_outputs(self.worst, outputs)
+                    save_samples(self.worst, outputs)
         return largest
 
     def _open(self, state: WorkerState) -> list[Run]:

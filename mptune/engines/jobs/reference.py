@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.archive import read_outputs, save_outputs
+from mptune.data.archive import read_samples, save_samples
 from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts, load_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
@@ -64,7 +64,7 @@ class ReferenceJob:
         outputs = outputs_of(session.run, samples, self.rollout, side_by_side.run)
         again = outputs_of(session.run, samples[: 1 if self.rollout is None else self.rollout.steps], self.rollout)[0]
         rows = check_rows(session, every, self.dependent, outputs[0], self.run_bytes)
-        save_outputs(self.outputs, outputs)
+        save_samples(self.outputs, outputs)
         session.close()
         if self.parts is not None:
             save_parts(self.parts, self._parts_of(samples, outputs))
@@ -92,7 +92,7 @@ class ReferenceJob:
         options = SessionOptions(self.provider, tf32=False, timing=False, optimise=False)
         try:
             if self.plain is not None:
-                (plain,) = read_outputs(self.plain)
+                (plain,) = read_samples(self.plain)
             else:
                 plain = state.transient(partial(open_session, self.model, options)).run(sample)
         except EngineError:  # some kernels exist for what the optimiser writes only
@@ -159,7 +159,7 @@ class ObserveJob:
             ranges[answer.probe.key] = replace(seen, records=(*seen.records, answer.record()))
         outputs = [{name: values[name] for name in self.outputs} for values in every]
         if self.first is not None:
-            save_outputs(self.first, outputs[:1])
+            save_samples(self.first, outputs[:1])
         return ObservedRanges(ranges, tuple(doubtful), _facts_of(samples, outputs, self.dependent))
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.archive import labels_beside, read_outputs, read_samples
+from mptune.data.archive import labels_beside, read_samples
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, number_of, takes_whole_set
 from mptune.data.metrics.comparing import Reference, compare_outputs
@@ -188,7 +188,7 @@ def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool
 def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
     """The reference outputs in a file, one entry per sample, or per sequence of them."""
     references: Sequence[Outputs] = state.cached(
-        f"reference {reference}", file_identity(reference), partial(read_outputs, reference)
+        f"reference {reference}", file_identity(reference), partial(read_samples, reference)
     )
     return references
 

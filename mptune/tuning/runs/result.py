@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mptune.choice import Choice, ChoiceKind
-from mptune.data.forms.samples import split_indices
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
+from mptune.data.samples import split_indices
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin
 from mptune.findings.engine import NOTHING

@@ -8,10 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from mptune.choice import Choice
-from mptune.data.forms.images import PREPROCESS_JSON
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import law_metric
-from mptune.data.plausibility import size_findings
+from mptune.data.samples import CalibrationSet, size_findings
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
@@ -72,7 +71,6 @@ from mptune.tuning.steps.prepare import (
     describe_device,
     observe,
     observed_findings,
-    samples_sha256,
     search_space,
     split_groups,
 )
@@ -239,7 +237,7 @@ class SearchRun(MeasuringRun):
         """Check and keep what the samples are, and the search space, which a worker may not find where it was."""
         path = self.directory.path
         section = DataSection(
-            source=data.source, sha256=samples_sha256(data), samples=len(data.samples), is_random=data.is_random
+            source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
         )
         self._holds(lambda: check_data(path, self.file, section), self.file)
         self._save(data=section)

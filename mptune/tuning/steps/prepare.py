@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
-from mptune.data.forms.samples import CalibrationSet, LazySamples
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
+from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.reference_report import seen_of
@@ -189,16 +186,3 @@ def check_memory(
         return observations
     about_memory = memory_warnings(memory_need(model, observations.shapes), target, measured=measured)
     return replace(observations, warnings=(*observations.warnings, *about_memory))
-
-
-def samples_sha256(data: CalibrationSet) -> str:
-    """A hash of all samples: names, types, shapes and values, in their order."""
-    digest = hashlib.sha256()
-    if isinstance(data.samples, LazySamples) and data.preprocessing is not None:  # files and declaration stand for them
-        return hashlib.sha256(b"".join(data.samples.digests())).hexdigest()
-    for sample in data.samples:
-        for name in sorted(sample):
-            array = np.ascontiguousarray(sample[name])
-            digest.update(f"{name}\n{array.dtype.str}\n{sample[name].shape}\n".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()

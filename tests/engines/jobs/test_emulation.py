@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.data.archive import save_outputs
+from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
 from mptune.engines.jobs import emulation as jobs
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
@@ -77,7 +77,7 @@ def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
 
 def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path)
-    save_outputs(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
+    save_samples(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
     with pytest.raises(EngineError, match=r"shape \(1, 2\) on sample 0, the reference has \(2, 3\)"):
         ErrorsJob((model,), Comparison(samples, reference, "cpu")).run(WorkerState())
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from mptune.data.archive import save_outputs
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.archive import save_samples
+from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.jobs import measure
 from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
@@ -32,7 +32,7 @@ def prepare(folder: Path, shift: float = 0.0) -> tuple[Path, Path, Path]:
     model = save_graph(folder / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 2])
     feeds = [np.array([[3, 4]], np.float32), np.array([[6, 8]], np.float32)]
     CalibrationSet(tuple({"x": feed} for feed in feeds), "test", False).save(folder / "s.npz")
-    save_outputs(folder / "r.npz", [{"y": feed + np.float32(shift)} for feed in feeds])
+    save_samples(folder / "r.npz", [{"y": feed + np.float32(shift)} for feed in feeds])
     return model, folder / "s.npz", folder / "r.npz"
 
 

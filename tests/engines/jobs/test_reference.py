@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from mptune.data.archive import read_outputs
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.archive import read_samples
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
+from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs import reference
 from mptune.engines.jobs.outputs import value_error
@@ -57,7 +57,7 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
     assert report.repeat_error == 0.0
     assert set(report.rows.repeated.values()) == set(report.rows.alone.values()) == {0.0}
     assert not report.rows.failure
-    first, second = read_outputs(tmp_path / "reference.npz")
+    first, second = read_samples(tmp_path / "reference.npz")
     np.testing.assert_array_equal(first["y"], np.maximum(ramp(2, 4), 0))
     np.testing.assert_array_equal(second["y"], 2 * first["y"])
 
@@ -221,7 +221,7 @@ def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypa
     taps = write_observing_model(load_model(model), None, tmp_path / "observing.onnx")
     reference = ReferenceJob(model, samples, tmp_path / "reference.npz", "cpu")
     observe = ObserveJob(tmp_path / "observing.onnx", taps, samples, "cpu")
-    one_by_one = reference.run(WorkerState()), read_outputs(reference.outputs), observe.run(WorkerState())
+    one_by_one = reference.run(WorkerState()), read_samples(reference.outputs), observe.run(WorkerState())
     pairs, together, compute = [], threading.Barrier(2, timeout=30.0), CpuSession.run
 
     def run_with_another(session: CpuSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -231,7 +231,7 @@ def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(CpuSession, "run", run_with_another)
     report = replace(reference, run_bytes=1024).run(WorkerState())
-    outputs, ranges = read_outputs(reference.outputs), replace(observe, run_bytes=1024).run(WorkerState())
+    outputs, ranges = read_samples(reference.outputs), replace(observe, run_bytes=1024).run(WorkerState())
     assert sorted(pairs) == 4 * [0] + 4 * [1], "four samples of the reference, and four that are observed"
     assert repr((report, ranges)) == repr((one_by_one[0], one_by_one[2])), "as text: NaN differs from itself"
     assert all(np.array_equal(a["y"], b["y"]) for a, b in zip(outputs, one_by_one[1], strict=True))

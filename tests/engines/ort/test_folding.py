@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.reference import ObserveJob

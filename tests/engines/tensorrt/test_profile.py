@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.data.forms.samples import CalibrationSet
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.samples import CalibrationSet
 from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.base import EngineError, FailureKind, Measurement, Workspace
 from mptune.engines.cuda import runtime as cuda

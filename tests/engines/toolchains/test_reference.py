@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mptune.data.archive import read_outputs
+from mptune.data.archive import read_samples
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.reference import ReferenceJob
@@ -76,7 +76,7 @@ def test_a_look_runs_each_sample_once_and_says_the_same(
     assert seen == ranges
     assert not isinstance(report, Failure)
     assert not isinstance(full, Failure)
-    assert len(read_outputs(mlp_workload.workspace.reference("search"))) == 1
+    assert len(read_samples(mlp_workload.workspace.reference("search"))) == 1
     assert report.outputs.keys() == full.outputs.keys()
     for name, facts in full.outputs.items():
         assert report.outputs[name] == pytest.approx(facts, rel=1e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.graph.loading.model import load_model
 from tests.graph import models

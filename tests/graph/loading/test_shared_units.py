@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import NodeProto, helper
 
-from mptune.data.archive import read_outputs
-from mptune.data.forms.samples import CalibrationSet
+from mptune.data.archive import read_samples
 from mptune.data.metrics.comparing import compare_outputs
 from mptune.data.metrics.parts import LEAST_SHARE, OutputParts, cover_held_out, find_parts, load_parts
+from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.limits import error_of
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.graph.loading.model import load_model
@@ -114,7 +114,7 @@ def probabilities(folder: Path, *, boxes: bool) -> tuple[Path, list[dict[str, np
     run_here(ReferenceJob(model, samples, reference, "cpu", parts=folder / "parts.json", units=units))
     parts = load_parts(folder / "parts.json")
     assert parts is not None
-    return model, list(read_outputs(reference)), parts["y"]
+    return model, list(read_samples(reference)), parts["y"]
 
 
 def test_a_class_near_zero_does_not_decide(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from PIL import Image
 
 import mptune
 from mptune.data.calibration import load_calibration
-from mptune.data.forms.images import PREPROCESS_JSON, image_reader, load_preprocessing
-from mptune.data.forms.samples import CalibrationSet, LazySamples, split_indices
+from mptune.data.images import PREPROCESS_JSON, image_reader, load_preprocessing
+from mptune.data.samples import CalibrationSet, LazySamples, split_indices
 from mptune.errors import DataError
 from mptune.files import write_json
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
-from mptune.tuning.steps.prepare import samples_sha256
 from tests.graph import models
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (6, 20, 30, 3), dtype=np.uint8)
@@ -100,11 +99,11 @@ def test_images_are_read_when_they_are_needed(folder: Path) -> None:
 
 
 def test_a_hash_stands_for_the_files_and_the_declaration(folder: Path) -> None:
-    first = samples_sha256(load(folder, 'resize = "none"'))
-    assert samples_sha256(load(folder, 'resize = "none"')) == first
-    assert samples_sha256(load(folder, 'resize = "none"\ncolour = "BGR"')) != first
+    first = load(folder, 'resize = "none"').sha256()
+    assert load(folder, 'resize = "none"').sha256() == first
+    assert load(folder, 'resize = "none"\ncolour = "BGR"').sha256() != first
     Image.fromarray(PIXELS[0] // 2).save(folder / "0.png")
-    assert samples_sha256(load(folder, 'resize = "none"')) != first
+    assert load(folder, 'resize = "none"').sha256() != first
 
 
 def test_equal_files_are_duplicates(folder: Path) -> None:
@@ -119,12 +118,12 @@ def test_equal_files_are_duplicates(folder: Path) -> None:
         ('resize = "none"\nsize = [4, 4]', (1, 3, 4, 4), "it is 20x30, 4x4 is declared"),
         ('resize = "shrink"', (1, 3, 4, 4), "resize"),
         ("colours = 3", (1, 3, 4, 4), "colours"),
-        ("std = [0.0]", (1, 3, 4, 4), "above 0"),
+        ("std = [0.0]", (1, 3, 4, 4), "greater than 0"),
         ("mean = [0.1, 0.2]", (1, 3, 4, 4), "mean has 2 numbers"),
         ("size = [8, 8]", (1, 5, 4, 4), "channels is not known"),
         ("", (1, 3, "h", "w"), "leaves the size open"),
         ("size = [8, 8]", (1, 3, 4, 4), "image"),
-        ("", (1, 3), "no rank 4"),
+        ("", (1, 3), "of rank 4"),
         ('input = "x"', (1, 3, 4, 4), "no input 'x'"),
         ('folder = "nowhere"', (1, 3, 4, 4), "no folder"),
         ("size = [", (1, 3, 4, 4), "not TOML"),
@@ -150,11 +149,13 @@ def test_the_script_of_a_run_reads_images_as_the_search_did(folder: Path, tmp_pa
     write_json(tmp_path / PREPROCESS_JSON, dict(found.preprocessing or {}))
     declared = load_preprocessing(tmp_path)
     assert declared is not None
-    scope: dict[str, Any] = {"np": np, "Path": Path}
+    scope: dict[str, Any] = {"np": np}
     exec(image_reader(declared), scope)
-    np.testing.assert_array_equal(scope["read_images"](folder / "0.png")["image"], of(found, 0))
-    everything = scope["read_images"](folder)["image"]
-    np.testing.assert_array_equal(everything, np.concatenate([of(found, k) for k in range(6)]))
+    files = scope["image_files"](folder)
+    assert [file.name for file in files] == [f"{k}.png" for k in FILES]
+    for k, file in enumerate(files):
+        np.testing.assert_array_equal(scope["image_input"](file, scope["PREPROCESS"]), of(found, k))
+    assert scope["image_files"](files[0]) == files[:1]
     assert load_preprocessing(tmp_path / "nowhere") is None
 
 

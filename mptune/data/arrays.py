@@ -1,0 +1,219 @@
+"""Arrays that callers give: brought into one form, checked against a model's inputs, cut into samples."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mptune.errors import DataError
+
+if TYPE_CHECKING:
+    from mptune.graph.loading.tensors import TensorInfo
+
+Dims = Sequence[int | str | None]
+Arrays = dict[str, np.ndarray]
+
+_IN_MEMORY = (
+    "give a path, a dict of arrays, an array (for a model with one input), or an iterable with a dict per sample"
+)
+
+
+def shape_text(shape: Iterable[int | str | None]) -> str:
+    """Dimensions as people write them, ``?`` for unknown ones: ``(batch, 3, ?)``."""
+    dims = ["?" if d is None else str(d) for d in shape]
+    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+
+
+def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arrays, ...]:
+    """Bring data in memory into one of two forms: one dictionary of concatenated arrays, or one per sample.
+
+    ``content`` is an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
+    arrays, for a model with one input), each of them one sample. An array is anything that NumPy converts without
+    copying element by element, such as a CPU tensor of PyTorch.
+    """
+    if isinstance(content, Mapping) or _is_array(content):
+        return _arrays(content, inputs, "arrays")
+    given = copied_samples(content) if isinstance(content, Iterable) else ()
+    if not given:
+        text = f"data of type {type(content).__name__} hold no samples"
+        raise DataError(text, f"{_IN_MEMORY}; a generator can be read only once")
+    return tuple(_arrays(sample, inputs, f"arrays, sample {number}") for number, sample in enumerate(given))
+
+
+def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
+    """The samples of an iterable, copied as they arrive: a loader may fill the same buffer for each of them.
+
+    What cannot be copied stays as it is: ``arrays_of`` refuses it.
+    """
+
+    def copied(sample: Any) -> Any:
+        with contextlib.suppress(Exception):  # each library raises its own
+            return copy.deepcopy(sample)
+        return sample
+
+    if isinstance(content, (list, tuple)):
+        return tuple(content)  # each of them is there already
+    return tuple(map(copied, content))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+
+
+def _arrays(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
+    if isinstance(value, Mapping):
+        return {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
+    if not _is_array(value):
+        raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _IN_MEMORY)
+    if len(inputs) != 1:
+        names = ", ".join(f"{info.name!r}: ..." for info in inputs)
+        raise DataError(f"{where} is one array, the model has {len(inputs)} inputs", f"give a dict: {{{names}}}")
+    return {inputs[0].name: _array(value, where)}
+
+
+def _array(value: Any, where: str) -> np.ndarray:
+    if not _is_array(value) and not isinstance(value, (bool, int, float)):
+        raise DataError(f"{where} is a {type(value).__name__}, not an array", "give np.asarray(values, dtype=...)")
+    if np.ma.isMaskedArray(value):
+        hint = "give plain values, with what the deployment has in place of the masked ones: array.filled(0)"
+        raise DataError(f"{where} is a masked array, and a model takes no masks", hint)
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a tensor on a GPU, or one that records gradients: each library raises its own
+        text = " ".join(str(error).splitlines()[:1])
+        hint = "give NumPy arrays; for a PyTorch tensor: tensor.detach().cpu().numpy()"
+        raise DataError(f"{where} cannot be read as an array: {text}", hint) from None
+    if array.dtype.hasobject:
+        raise DataError(f"{where} is an array of objects", "give a numeric dtype: np.asarray(values, dtype=np.float32)")
+    return array
+
+
+def cut_samples(
+    arrays: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], batch: int, where: str, *, is_whole: bool = False
+) -> tuple[tuple[Arrays, ...], tuple[str, ...]]:
+    """Check arrays, by input name, and cut them into samples along axis 0.
+
+    A sample takes B rows of an input whose batch is fixed at B, and ``batch`` rows of one with a dynamic batch, or all
+    of them where the arrays are one whole sample (``is_whole``). An array that is exactly one sample repeats for all;
+    a scalar input also takes a vector of one value per sample. Nothing is ever cast, cropped or padded.
+
+    Returns:
+        The samples, and warnings about what may not be meant.
+
+    Raises:
+        DataError: The arrays do not fit; ``where`` names them.
+    """
+    warnings: list[str] = []
+    if len(inputs) == len(arrays) == 1 and inputs[0].name not in arrays:
+        (name, array), only = next(iter(arrays.items())), inputs[0].name
+        arrays = {only: array}
+        warnings.append(f"{where}: array {name!r} is taken for the model's only input {only!r}")
+    names = [info.name for info in inputs]
+    wrong = [f"has no array for input {name!r}" for name in names if name not in arrays]
+    wrong += [f"has an array {name!r} that is no input of the model" for name in arrays if name not in names]
+    if wrong:
+        holds, wanted = (", ".join(map(repr, each)) or "nothing" for each in (arrays, names))
+        raise DataError(f"{where} {wrong[0]}", f"it holds {holds}; the inputs are {wanted}")
+    parts: dict[str, list[np.ndarray]] = {}
+    for info in inputs:
+        place = f"{where}: input {info.name!r}"
+        array = _checked_values(info, arrays[info.name], place)
+        parts[info.name] = _split_rows(info, array, batch, place, is_whole=is_whole)
+    counts = {name: len(rows) for name, rows in parts.items()}
+    total = max(counts.values(), default=1)
+    several = [name for name, count in counts.items() if count > 1]
+    odd = next((name for name in several if counts[name] != total), None)
+    if odd is not None:
+        longest = next(name for name in several if counts[name] == total)
+        raise DataError(
+            f"{where}: input {odd!r} has {counts[odd]} samples, input {longest!r} has {total}",
+            "give every input the same number of samples, or a folder with one .npz per sample",
+        )
+    batches = {parts[name][0].shape[:1] for name in several}
+    for name, rows in parts.items():
+        if name not in several and rows[0].ndim and rows[0].shape[:1] in batches:
+            warnings.append(f"{where}: input {name!r} has one sample, which is repeated for all {total}")
+    samples = tuple({name: rows[k % len(rows)] for name, rows in parts.items()} for k in range(total))
+    for number, sample in enumerate(samples):
+        _check_agreement(sample, inputs, where if total == 1 else f"{where}, sample {number}")
+    return samples, tuple(warnings)
+
+
+def _checked_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarray:
+    """The array in native byte order and C order, otherwise untouched; type and values are checked."""
+    expected, native = info.numpy_dtype, array.dtype.newbyteorder("=")
+    if native != expected:
+        raise DataError(
+            f"{where}: expected {expected}, got {native}",
+            f"nothing is cast silently; save it as array.astype(np.{expected.name}) if that is what you mean",
+        )
+    # The model may say 0 itself, and a cache is empty at its start along a dynamic axis other than the first.
+    dims = info.shape or ()
+    may_be_empty = len(dims) == array.ndim and all(
+        size or dims[axis] == 0 or (axis and not isinstance(dims[axis], int)) for axis, size in enumerate(array.shape)
+    )
+    if array.size == 0 and not may_be_empty:
+        raise DataError(f"{where} is empty, its shape is {shape_text(array.shape)}", "give at least one sample")
+    if expected.kind == "f" and not (finite := np.isfinite(array)).all():
+        text = f"{where} holds {np.sum(~finite)} NaN or infinite values, the first at {np.argwhere(~finite)[0]}"
+        raise DataError(text, "a reference computed from them says nothing; clean the data")
+    return np.asarray(array, dtype=expected, order="C")
+
+
+def _split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str, *, is_whole: bool) -> list[np.ndarray]:
+    """The samples of one input."""
+    shape = info.shape
+    static = shape[0] if shape and isinstance(shape[0], int) else None
+    if shape == () and array.ndim == 1 and not is_whole:
+        return [np.asarray(value) for value in array]
+    if (static is None and is_whole) or (not shape and array.ndim == 0):
+        _check_shape(array.shape, shape, where)
+        if shape and batch not in (1, len(array)):
+            hint = f"a file in a folder is one sample: leave --batch out, or put {batch} rows into every file"
+            raise DataError(f"{where} has {len(array)} rows, --batch is {batch}", hint)
+        return [array]
+    rows = batch if static is None else static
+    _check_shape(array.shape, shape and (f"N x {rows}", *shape[1:]), where)
+    if rows == 0:
+        return [array]
+    count, rest = divmod(len(array), rows)
+    if rest and static is None:
+        fitting = ", ".join(str(n) for n in range(1, len(array) + 1) if len(array) % n == 0)
+        hint = f"give --batch {fitting}, or other data"
+        raise DataError(f"{where} has {len(array)} rows, which --batch {rows} does not divide", hint)
+    if rest:
+        hint = f"a sample is {rows} rows: give {max(count, 1) * rows} or {(max(count, 1) + 1) * rows} rows"
+        raise DataError(f"{where} has {len(array)} rows, the model's batch is {rows}", hint)
+    return [array[k * rows : (k + 1) * rows] for k in range(count)]
+
+
+def _check_shape(shape: tuple[int, ...], expected: Dims | None, where: str) -> None:
+    """Rank and fixed dimensions; an entry that is no int fits any size, and None any shape."""
+    fixed = [] if expected is None else [(axis, dim) for axis, dim in enumerate(expected) if isinstance(dim, int)]
+    if expected is None or (len(shape) == len(expected) and all(shape[axis] == dim for axis, dim in fixed)):
+        return
+    hint = "preprocess the data as for deployment; axis 0 counts the samples"
+    if len(shape) == len(expected) - 1:
+        hint = "add the missing axis, for one sample: array[None]"
+    elif len(shape) == len(expected) + 1:
+        hint = "samples are concatenated along axis 0, not stacked: array.reshape(-1, *array.shape[2:])"
+    elif len(shape) == len(expected) and all(dim in shape for _, dim in fixed):
+        hint = "its axes may be in another order: check the layout, and transpose it"
+    raise DataError(f"{where}: expected shape {shape_text(expected)}, got {shape_text(shape)}", hint)
+
+
+def _check_agreement(sample: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], where: str) -> None:
+    """A symbolic dimension has one size throughout a sample."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for info in inputs:
+        for dim, size in zip(info.shape or (), sample[info.name].shape, strict=False):
+            other_size, other = sizes.setdefault(dim, (size, info.name)) if isinstance(dim, str) else (size, "")
+            if other_size != size:
+                raise DataError(
+                    f"{where}: dimension {dim!r} is {other_size} in input {other!r} and {size} in input {info.name!r}",
+                    "inputs that share a symbolic dimension need the same size there",
+                )

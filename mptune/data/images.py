@@ -1,0 +1,221 @@
+"""A folder of images, and ``preprocess.toml``, which says how an image becomes the model's only input.
+
+``--data`` takes the folder, or the file of the declaration. Nothing is guessed: without a declaration it is an error.
+docs/reference/files.md (*Images*) has the table of its keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pprint import pformat
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import pydantic
+
+from mptune.data.arrays import cut_samples
+from mptune.data.samples import CalibrationSet, Feed, LazySamples
+from mptune.errors import DataError
+from mptune.files import read_bytes, read_json
+from mptune.resources import read_toml
+
+if TYPE_CHECKING:
+    from mptune.graph.loading.tensors import TensorInfo
+
+PREPROCESS_JSON = "preprocess.json"
+"""In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it."""
+
+IMAGES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+_EXAMPLE = 'such as: size = [224, 224]; resize = "crop"; mean = [0.485, 0.456, 0.406]; std = [0.229, 0.224, 0.225]'
+
+
+class _Declared(pydantic.BaseModel):
+    """The content of ``preprocess.toml``."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    size: tuple[int, int] | None = None
+    resize: Literal["stretch", "crop", "letterbox", "none"] = "stretch"
+    shorter: int | None = pydantic.Field(default=None, gt=0)
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    pad: int = pydantic.Field(default=114, ge=0, le=255)
+    layout: Literal["NCHW", "NHWC"] | None = None
+    colour: Literal["RGB", "BGR", "GREY"] = "RGB"
+    scale: float | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[Annotated[float, pydantic.Field(gt=0)], ...] = (1.0,)
+    input: str | None = None
+    folder: str | None = None
+
+
+def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
+    """The images of a folder as samples that are read when they are needed."""
+    declared = read_toml(declaration, _Declared, DataError, _EXAMPLE)
+    spec = _spec(declared, inputs, declaration)
+    info = inputs[0]
+    folder = declaration.parent / (declared.folder or ".")
+    if not folder.is_dir():
+        raise DataError(f"{declaration}: there is no folder {folder}", "folder is relative to the file")
+    files = image_files(folder)
+    rows = info.shape[0] if info.shape and isinstance(info.shape[0], int) else batch
+    count, rest = divmod(len(files), rows)
+    if not count:
+        text = f"{folder} holds {len(files)} images, and one sample takes {rows}"
+        raise DataError(text, f"images end in {', '.join(IMAGES)}")
+    samples = _Images([files[k * rows : (k + 1) * rows] for k in range(count)], info, spec)
+    samples.read(0)  # a declaration that does not fit is an error at once
+    return CalibrationSet(
+        samples,
+        declaration.parent.resolve().name,
+        warnings=(f"{rest} images are left over: one sample takes {rows}",) if rest else (),
+        preprocessing={**spec, "input": info.name},
+        names=tuple(file.relative_to(folder).as_posix() for file in files) if rows == 1 else (),
+    )
+
+
+class _Images(LazySamples):
+    def __init__(self, files: Sequence[Sequence[Path]], info: TensorInfo, spec: Mapping[str, Any]) -> None:
+        """Take the files of each sample, one for each row."""
+        self._files, self._info, self._spec = files, info, spec
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, index: int) -> Feed:
+        rows = []
+        for file in self._files[index]:
+            try:
+                rows.append(image_input(file, self._spec))
+            except ImportError:
+                raise DataError("images need Pillow, which is not installed", "pip install pillow") from None
+            except Exception as error:  # Pillow raises nearly anything for a damaged file
+                text = " ".join(str(error).split())
+                hint = "remove it, or declare its size"
+                raise DataError(f"{file} cannot be read as an image: {text}", hint) from None
+        arrays = {self._info.name: np.concatenate(rows)}
+        return cut_samples(arrays, [self._info], len(rows), self._files[index][0].name)[0][0]
+
+    def digests(self) -> Sequence[bytes]:
+        """Of the declaration and the files of each sample."""
+        declared = repr(sorted(self._spec.items())).encode()
+        files = [[hashlib.sha256(read_bytes(file)).digest() for file in sample] for sample in self._files]
+        return [hashlib.sha256(b"".join((declared, *sample))).digest() for sample in files]
+
+
+def _spec(declared: _Declared, inputs: Sequence[TensorInfo], declaration: Path) -> dict[str, Any]:
+    """The declaration with what the model says: layout, size and type."""
+    shape = inputs[0].shape if len(inputs) == 1 else None
+    if shape is None or len(shape) != 4:
+        text = f"{declaration}: images are for a model with one input of rank 4"
+        raise DataError(text, "write .npz files with one array per input")
+    info = inputs[0]
+    if declared.input not in (None, info.name):
+        raise DataError(f"{declaration}: the model has no input {declared.input!r}", f"its input is {info.name!r}")
+    channels = 1 if declared.colour == "GREY" else 3
+    fitting = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] == channels]
+    layout = declared.layout or (fitting[0] if len(fitting) == 1 else None)
+    if layout is None:
+        raise DataError(
+            f"{declaration}: which axis of input {info.name!r} holds the {channels} channels is not known",
+            'declare layout = "NCHW" or "NHWC", and colour',
+        )
+    size = declared.size or (shape[2:] if layout == "NCHW" else shape[1:3])
+    if not all(isinstance(dim, int) and dim > 0 for dim in size):
+        raise DataError(f"{declaration}: the model leaves the size open", "declare it: size = [HEIGHT, WIDTH]")
+    for name, values in (("mean", declared.mean), ("std", declared.std)):
+        if len(values) not in (1, channels):
+            raise DataError(f"{declaration}: {name} has {len(values)} numbers", f"give 1 or {channels}")
+    by_default = 1 / 255 if info.numpy_dtype.kind == "f" else 1.0
+    return {
+        **declared.model_dump(mode="json", exclude={"input", "folder"}),
+        "size": list(size),
+        "layout": layout,
+        "scale": declared.scale if declared.scale is not None else by_default,
+        "dtype": info.numpy_dtype.name,
+    }
+
+
+# ``chosen/infer.py`` holds the lines of these three functions, too: they need NumPy and Pillow alone.
+
+
+def image_files(path: Any) -> Any:
+    """All images of a folder in the order of their paths; a path that is no folder itself."""
+    return sorted(f for f in path.rglob("*") if f.suffix.lower() in IMAGES and f.is_file()) if path.is_dir() else [path]
+
+
+def fit_image(image: Any, spec: Any) -> Any:
+    """A Pillow image of the declared colours and size."""
+    from PIL import Image
+
+    image = image.convert("L" if spec["colour"] == "GREY" else "RGB")
+    height, width = spec["size"]
+    resample = getattr(Image.Resampling, spec["interpolation"].upper())
+    if spec["resize"] == "stretch":
+        return image.resize((width, height), resample)
+    if spec["resize"] == "crop":
+        shorter = spec["shorter"] or min(height, width)
+        factor = max(shorter / min(image.size), height / image.height, width / image.width)
+        size = max(width, round(image.width * factor)), max(height, round(image.height * factor))
+        image = image.resize(size, resample)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+    if spec["resize"] == "letterbox":
+        factor = min(width / image.width, height / image.height)
+        small = image.resize((max(1, round(image.width * factor)), max(1, round(image.height * factor))), resample)
+        grey = spec["pad"] if spec["colour"] == "GREY" else (spec["pad"],) * 3
+        whole = Image.new(small.mode, (width, height), grey)
+        whole.paste(small, ((width - small.width) // 2, (height - small.height) // 2))
+        return whole
+    if (image.height, image.width) != (height, width):
+        raise ValueError(f"it is {image.height}x{image.width}, {height}x{width} is declared")
+    return image
+
+
+def image_input(path: Any, spec: Any) -> Any:
+    """One row of the model's input, shape (1, C, H, W) or (1, H, W, C)."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        values = np.asarray(fit_image(image, spec), np.float32)
+    values = values[..., None] if values.ndim == 2 else values
+    if spec["colour"] == "BGR":
+        values = values[..., ::-1]
+    values = (values * np.float32(spec["scale"]) - np.float32(spec["mean"])) / np.float32(spec["std"])
+    values = values.transpose(2, 0, 1) if spec["layout"] == "NCHW" else values
+    return np.ascontiguousarray(values[None]).astype(spec["dtype"])
+
+
+READ_IMAGES = """    if Path(path).suffix.lower() not in (".npz", ".npy"):
+        try:
+            rows = [image_input(file, PREPROCESS) for file in image_files(Path(path))]
+            return {PREPROCESS["input"]: np.concatenate(rows)}
+        except ImportError:
+            sys.exit("error: images need Pillow\\nhint: pip install pillow")
+        except (OSError, ValueError) as error:
+            sys.exit(f"error: cannot read {path}: {error}\\nhint: give an image, a folder of images, or an .npz")
+"""
+"""Lines of ``chosen/infer.py`` where it has a path: it may be that of an image, or of a folder of them."""
+
+
+def load_preprocessing(data_dir: Path) -> Mapping[str, Any] | None:
+    """The declaration that a run keeps; None where its data were no images."""
+    try:
+        document = read_json(data_dir / PREPROCESS_JSON)
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) and "input" in document else None
+
+
+def image_reader(preprocessing: Mapping[str, Any]) -> str:
+    """Python source: the declaration, and functions that turn images into the model's input with it."""
+    functions = "\n\n".join(inspect.getsource(each) for each in (image_files, fit_image, image_input))
+    declared = pformat(dict(preprocessing), width=110, sort_dicts=False)
+    return (
+        "# How an image becomes the input, as it was declared for the calibration data.\n"
+        f"PREPROCESS = {declared}\nIMAGES = {IMAGES}\n\n\n"
+        f"{functions.replace(': Any', '').replace(' -> Any', '')}\n\n"
+    )

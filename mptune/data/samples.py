@@ -1,0 +1,189 @@
+"""Calibration samples once they are checked: their identity, their split, and what is doubtful about them."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mptune.data.archive import save_samples
+from mptune.finding import Finding, Where
+from mptune.settings import ShapeRange
+
+if TYPE_CHECKING:
+    from mptune.graph.loading.tensors import TensorInfo
+
+Feed = Mapping[str, np.ndarray]
+"""One sample: every input of the model by name."""
+
+_MOST_READ = 64
+"""Samples that are looked at, evenly spaced, where each is read from a file when it is needed."""
+_MIN_VALUES = 1024
+_MIN_RANK = 3
+"""A vector may well hold one number; images, sounds, sequences and feature maps do not."""
+
+
+class LazySamples(Sequence[Feed]):
+    """Samples of any total size: each is read and checked anew when it is asked for."""
+
+    @abstractmethod
+    def read(self, index: int) -> Feed:
+        """One sample, checked."""
+
+    @abstractmethod
+    def digests(self) -> Sequence[bytes]:
+        """A hash of each sample: equal for equal samples. May stand for the files that they are made from."""
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = range(len(self))[index]
+        return self.read(chosen) if isinstance(chosen, int) else tuple(map(self.read, chosen))
+
+
+def samples_digest(samples: Iterable[Feed]) -> bytes:
+    """SHA-256 of samples, one after the other: names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for feed in samples:
+        for name in sorted(feed):
+            array = np.ascontiguousarray(feed[name])
+            digest.update(f"{name}\n{array.dtype.str}\n{feed[name].shape}\n".encode())
+            digest.update(array.tobytes())
+    return digest.digest()
+
+
+@dataclass(frozen=True)
+class CalibrationSet:
+    """Checked samples.
+
+    Attributes:
+        samples: one feed per sample: every graph input by name, in the model's types and shapes.
+        warnings: that have no code, one line each; they stay with the run.
+        indices: index in the data of each sample, 0-based, where these are a part of them; empty where they are all.
+        preprocessing: how images became inputs (``mptune.data.images``); None for other data.
+        names: of the file of each sample; empty where a file holds several, or a part of one.
+    """
+
+    samples: Sequence[Feed]
+    source: str
+    is_random: bool = False
+    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    indices: tuple[int, ...] = ()
+    preprocessing: Mapping[str, Any] | None = None
+    names: tuple[str, ...] = ()
+
+    def split(
+        self, seed: int, held_out_fraction: float, max_search: int | None, steps: int = 1
+    ) -> tuple[CalibrationSet, CalibrationSet]:
+        """Split by seed into search samples and held-out samples (``split_indices``).
+
+        With ``steps`` whole sequences of consecutive samples are split, and a rest is left out. A single sample or
+        sequence is both parts, and a finding says so.
+        """
+        count = len(self.samples) // steps
+        findings = self.findings
+        if count < 2:
+            findings += (Finding.of("too-few-samples", "search", Where(), {"samples": count}),)
+
+        def part(chosen: Sequence[int]) -> CalibrationSet:
+            indices = tuple(first * steps + k for first in chosen for k in range(steps))
+            samples = tuple(self.samples[k] for k in indices)
+            names = tuple(self.names[k] for k in indices) if self.names and steps == 1 else ()
+            return replace(self, samples=samples, findings=findings, indices=indices, names=names)
+
+        search, held_out = split_indices(count, seed, held_out_fraction, max_search)
+        return part(search), part(held_out)
+
+    def save(self, path: Path) -> None:
+        """Write the samples as the ``.npz`` that ``read_samples`` reads."""
+        save_samples(path, self.samples)
+
+    def sha256(self) -> str:
+        """The identity of the data: of all samples in their order; of images their files and how they are read."""
+        if isinstance(self.samples, LazySamples) and self.preprocessing is not None:
+            return hashlib.sha256(b"".join(self.samples.digests())).hexdigest()
+        return samples_digest(self.samples).hex()
+
+
+def split_indices(
+    count: int, seed: int, held_out_fraction: float, max_search: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which of ``count`` samples are search samples, and which are held out.
+
+    With two or more samples the parts are disjoint, sorted, not empty, and of at most ``max_search`` samples each.
+    """
+    if count < 2:
+        return tuple(range(count)), tuple(range(count))
+    held = min(max(round(count * held_out_fraction), 1), count - 1)
+    order = np.random.default_rng(seed).permutation(count)
+    search, held_out = (tuple(sorted(map(int, part[:max_search]))) for part in (order[held:], order[:held]))
+    return search, held_out
+
+
+def data_findings(samples: Sequence[Feed], states: Collection[str] = ()) -> tuple[Finding, ...]:
+    """What is wrong with samples as calibration data: constant inputs, unless another one varies; duplicates.
+
+    ``states`` are inputs that hold a recurrent state, which may well start as one number in every sample.
+    """
+    looked_at = _looked_at(samples)
+    constant: dict[str, float] = {}
+    for name, example in looked_at[0].items() if looked_at else ():
+        arrays = [sample[name] for sample in looked_at]
+        if example.dtype.kind != "f" or example.ndim < _MIN_RANK or sum(array.size for array in arrays) < _MIN_VALUES:
+            continue
+        value = next(array for array in arrays if array.size).flat[0]
+        if not all((array == value).all() for array in arrays):
+            constant = {}
+            break
+        constant[name] = float(value)
+    findings = [
+        Finding.of("constant-data", "search", Where(inputs=(name,)), {"value": value, "samples": len(looked_at)})
+        for name, value in constant.items()
+        if name not in states
+    ]
+    first: dict[bytes, int] = {}
+    digests = (
+        samples.digests() if isinstance(samples, LazySamples) else [samples_digest([sample]) for sample in samples]
+    )
+    repeated = tuple(number for number, digest in enumerate(digests) if first.setdefault(digest, number) != number)
+    if repeated:
+        evidence = {"samples": len(samples), "duplicates": len(repeated)}
+        findings.append(Finding.of("duplicate-samples", "search", Where(samples=repeated), evidence))
+    return tuple(findings)
+
+
+def size_findings(
+    samples: Sequence[Feed], inputs: Sequence[TensorInfo], shapes: Sequence[ShapeRange] = ()
+) -> tuple[Finding, ...]:
+    """Whether all samples have one size, though inputs have dynamic axes beside the batch.
+
+    ``shapes`` are those that an engine is built for: an input of which they allow one is never fed another.
+    """
+    settled = {shape.name for shape in shapes if shape.smallest == shape.largest}
+    # Axes that share a name have one size: that of the batch, or of an input that is settled.
+    bound = {info.shape[0] for info in inputs if info.shape}
+    bound |= {dim for info in inputs if info.name in settled for dim in info.shape or ()}
+    axes = [
+        (info.name, k)
+        for info in inputs
+        if info.shape and info.name not in settled
+        for k, dim in enumerate(info.shape)
+        if k and not isinstance(dim, int) and (not dim or dim not in bound)
+    ]
+    looked_at = _looked_at(samples)
+    if not axes or len({tuple(sample[name].shape[k] for name, k in axes) for sample in looked_at}) > 1:
+        return ()
+    names = tuple(dict.fromkeys(name for name, _ in axes))
+    size = ", ".join(f"{name} {'x'.join(map(str, looked_at[0][name].shape))}" for name in names)
+    return (Finding.of("one-size-tried", "search", Where(inputs=names), {"size": size}),)
+
+
+def _looked_at(samples: Sequence[Feed]) -> Sequence[Feed]:
+    if not isinstance(samples, LazySamples):
+        return samples
+    numbers = np.linspace(0, len(samples) - 1, min(_MOST_READ, len(samples))).astype(int)
+    return tuple(samples.read(int(k)) for k in dict.fromkeys(numbers))

@@ -1,0 +1,126 @@
+"""The split, the identity, and findings about samples; what could be meant is left alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mptune.data.samples import CalibrationSet, data_findings, size_findings
+from mptune.graph.loading.tensors import TensorInfo
+from mptune.settings import ShapeRange
+
+RNG = np.random.default_rng(3)
+
+
+def image(seed: int = 0) -> np.ndarray:
+    """A smooth picture with values in [0, 1)."""
+    rng = np.random.default_rng(seed)
+    waves = np.add.outer(np.sin(np.arange(32) / 5 + rng.random()), np.cos(np.arange(32) / 7 + rng.random()))
+    return ((waves + 2) / 4)[None, None].repeat(3, 1).astype(np.float32)
+
+
+def test_an_input_that_is_the_same_everywhere_is_constant() -> None:
+    grey = {"image": np.full((1, 3, 32, 32), 0.5, np.float32)}
+    (finding,) = (f for f in data_findings([grey, grey]) if f.code == "constant-data")
+    assert (finding.severity, finding.where.inputs) == ("warning", ("image",))
+    assert finding.evidence == {"value": 0.5, "samples": 2}
+    for sound in (
+        [{"image": image(0)}],
+        [{"image": image(0), "state": np.zeros((1, 3, 32, 32), np.float32)}],
+        [{"image": np.full((1, 3, 32, 32), 0.1 * k, np.float32)} for k in range(3)],
+        [{"step": np.full((1,), 0.5, np.float32)}],
+    ):
+        assert data_findings(sound) == ()
+
+
+def test_a_cache_that_begins_empty_is_no_constant() -> None:
+    """A decoder's prompt comes with an empty cache, the steps behind it with a longer one each."""
+    caches = [RNG.laplace(size=(1, 4, length, 16)).astype(np.float32) for length in (0, 30, 31)]
+    assert data_findings([{"past_key": cache} for cache in caches]) == ()
+    (finding,) = data_findings([{"past_key": np.full_like(cache, 0.5)} for cache in caches])
+    assert (finding.code, finding.evidence["value"]) == ("constant-data", 0.5)
+
+
+def tensor(name: str, *shape: int | str | None) -> TensorInfo:
+    return TensorInfo(name, "float", shape)
+
+
+def fed(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+
+def test_samples_of_one_size_leave_the_others_untried() -> None:
+    image, mask = tensor("image", "n", 3, "h", None), tensor("mask", "n", "h")
+    sample = fed(image=(1, 3, 8, 9), mask=(1, 8))
+    (finding,) = size_findings([sample, sample], [image, mask])
+    assert (finding.code, finding.where.inputs) == ("one-size-tried", ("image", "mask"))
+    assert finding.evidence == {"size": "image 1x3x8x9, mask 1x8"}
+    other = fed(image=(1, 3, 16, 9), mask=(1, 16))
+    assert size_findings([sample, other], [image, mask]) == ()
+
+
+def test_rows_of_a_batch_and_fixed_axes_are_no_size() -> None:
+    assert size_findings([fed(x=(4, 8)), fed(x=(2, 8))], [tensor("x", "n", 8)]) == ()
+    assert size_findings([fed(x=(4, 4))], [tensor("x", "n", "n")]) == (), "the batch under its own name"
+    rows = [fed(x=(4, 8), y=(4, 2)), fed(x=(2, 8), y=(2, 2))]
+    assert len(size_findings(rows, [tensor("x", "n", "t"), tensor("y", "n", 2)])) == 1
+
+
+def test_shapes_that_allow_one_size_leave_nothing_untried() -> None:
+    inputs, samples = [tensor("x", "n", "t"), tensor("mask", "n", "t")], [fed(x=(1, 8), mask=(1, 8))]
+    one, several = ShapeRange.parse("x:1x8"), ShapeRange.parse("x:1x4,1x8,1x16")
+    assert size_findings(samples, inputs, [one]) == ()
+    assert len(size_findings(samples, inputs, [several])) == 1
+
+
+def data_of(count: int) -> CalibrationSet:
+    return CalibrationSet(tuple({"x": np.array(k)} for k in range(count)), "s", False, ("w",))
+
+
+@given(
+    count=st.integers(2, 40),
+    seed=st.integers(0, 5),
+    fraction=st.floats(0, 1),
+    cap=st.none() | st.integers(1, 50),
+    steps=st.integers(1, 3),
+)
+@pytest.mark.smoke
+def test_parts_are_disjoint_not_empty_capped_and_repeatable(count, seed, fraction, cap, steps) -> None:
+    data = data_of(count * steps + steps - 1)
+    parts = data.split(seed, fraction, cap, steps)
+    search, held_out = ([int(s["x"]) for s in part.samples] for part in parts)
+    assert [tuple(numbers) for numbers in (search, held_out)] == [part.indices for part in parts]
+    assert [part.indices for part in data.split(seed, fraction, cap, steps)] == [part.indices for part in parts]
+    assert not set(search) & set(held_out)
+    for numbers in (search, held_out):
+        assert numbers == sorted(set(numbers))
+        assert all(first % steps == 0 for first in numbers[::steps])
+        assert 0 < len(numbers) <= steps * (cap or count)
+    assert cap is not None or len(search) + len(held_out) == count * steps
+
+
+def test_the_fraction_is_held_out_and_seeds_part_differently() -> None:
+    search, held_out = data_of(16).split(0, 0.25, None)
+    assert (len(search.samples), len(held_out.samples)) == (12, 4)
+    assert (search.source, search.warnings, search.findings) == ("s", ("w",), ())
+    assert len({data_of(16).split(seed, 0.25, None)[1].indices for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (5, 3)])
+def test_a_single_sample_or_sequence_is_both_parts_with_a_warning(count: int, steps: int) -> None:
+    search, held_out = data_of(count).split(0, 0.25, 64, steps)
+    assert search == held_out
+    assert len(search.samples) == steps
+    assert search.findings[-1].code == "too-few-samples"
+    assert search.findings[-1].message.startswith("one sample only")
+
+
+def test_the_identity_is_of_names_types_shapes_and_values() -> None:
+    sample = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array(True)}
+    identity = CalibrationSet([sample], "s").sha256()
+    assert identity == "4471b233a1ce9f99522775bbe04f150271ba482bef522dc1f88cb55a415db466", "runs would not resume"
+    assert CalibrationSet([dict(reversed(sample.items()))], "other").sha256() == identity
+    for other in ({**sample, "a": sample["a"].reshape(3, 2)}, {**sample, "a": sample["a"].astype(np.float64)}):
+        assert CalibrationSet([other], "s").sha256() != identity
