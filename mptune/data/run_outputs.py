@@ -44,33 +44,16 @@ HELD_OUT_NAMES_JSON = "held_out_names.json"
 """In the run's data directory: the file names of the held-out samples, where each was a file."""
 
 FORMAT = 1
-
-MOST_BYTES = 1_000_000
-"""Of the file."""
-
-MOST_OUTPUTS, MOST_MAPS, MOST_PARTS, WORST_SAMPLES = 12, 4, 8, 3
-"""Of a plan, those with the largest errors; parts are of an output, samples of a part."""
-
-MOST_VALUES = 1 << 17
-"""Of a part that a histogram counts."""
-
-BINS = 64
-"""Of histograms; the differences' have one less, so that 0 lies in the middle of one."""
-
-GRID = 64
-"""Rows and columns of an error map, at most."""
-
-HIGHEST_LEVEL = 255
-"""An error map holds this many steps above 0."""
-
-SMALLEST_IMAGE = 8
-"""Height and width from which an output is like an image."""
-
-_TAIL, _FAR = 1e-3, 8.0
-"""Values beyond these tails are counted outside of a range that they would stretch by more than this factor."""
-
-_LARGEST = 1e300
-"""Ranges end here, so that their width is finite."""
+MOST_BYTES = 1_000_000  # of the file
+MOST_OUTPUTS, MOST_MAPS = 12, 4  # of a plan, those with the largest errors
+MOST_PARTS, WORST_SAMPLES = 8, 3  # of an output; of a part
+MOST_VALUES = 1 << 17  # of a part that a histogram counts
+BINS = 64  # of histograms; the differences' have one less, so that 0 lies in the middle of one
+GRID = 64  # rows and columns of an error map, at most
+HIGHEST_LEVEL = 255  # an error map holds this many steps above 0
+SMALLEST_IMAGE = 8  # height and width from which an output is like an image
+_TAIL, _FAR = 1e-3, 8.0  # values beyond these tails are left out of a range that they would stretch by this factor
+_LARGEST = 1e300  # ranges end here, so that their width is finite
 
 
 def sketch_outputs(
@@ -89,10 +72,9 @@ def sketch_outputs(
         of_parts = [(each, values) for each, values in statistics.items() if belongs_to(each, shown)]
         if of_parts and all(name in sample for sample in (*outputs, *reference)):
             errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
-    worst = sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]
     sketches: dict[str, Sketch] = {}
     maps = 0
-    for name in worst:
+    for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
         rows = [each for each in row_sets if name in each.names]
         pairs = _pairs(name, outputs, reference, rows)
         if pairs is None:
@@ -125,12 +107,10 @@ def _pairs(
         got, wanted = np.asarray(all_got[name]), np.asarray(all_wanted[name])
         if got.dtype.kind not in "fiub" or wanted.dtype.kind not in "fiub":
             return None
-        if rows:
-            aligned = aligned_rows(rows, all_got, all_wanted)
-            if name not in aligned:
-                return None
-            got, wanted = aligned[name].output, aligned[name].reference
-        if got.shape != wanted.shape:
+        aligned = aligned_rows(rows, all_got, all_wanted).get(name)
+        if aligned is not None:
+            got, wanted = aligned.output, aligned.reference
+        if got.shape != wanted.shape or (rows and aligned is None):
             return None
         pairs.append((got, wanted))
     return pairs
@@ -266,20 +246,14 @@ def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, S
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """The content of ``outputs.json``.
-
-    Attributes:
-        plans: fingerprint -> source of its error, and sketch of each output; the most important plan first.
-        indices: which of the user's samples the held-out ones are, 0-based; of sequences where each begins. Empty
-            where not known.
-        names: their file names, where the user gave a folder that is still there; else empty.
-    """
+    """The content of ``outputs.json``."""
 
     metric: str
     count: int
+    # Fingerprint -> source of its error, and sketch of each output; the most important plan first.
     plans: Mapping[str, tuple[Source, Mapping[str, Sketch]]] = field(default_factory=dict)
-    indices: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
+    indices: tuple[int, ...] = ()  # of the held-out samples in the user's data, where known; where sequences begin
+    names: tuple[str, ...] = ()  # their file names, where the user gave a folder that is still there
     unit: Literal["sample", "sequence"] = "sample"
 
     def sample(self, number: int) -> str:
@@ -310,7 +284,7 @@ class RunOutputs:
         return cls(metric, count, by_plan)
 
     def to_json(self) -> dict[str, Any]:
-        """The document, as long as it may be: of plans that do not fit the maps are left out, then all."""
+        """The document, as long as it may be: plans that do not fit are left out, the others keep their order."""
         left_out: list[str] = []
         plans: dict[str, Any] = {}
         document = {
@@ -325,14 +299,11 @@ class RunOutputs:
         }
         room = MOST_BYTES - len(_text(document).encode()) - sum(len(name) + 4 for name in self.plans)
         for fingerprint, (source, sketches) in self.plans.items():
-            without_maps = {name: {**sketch, "error_map": None} for name, sketch in sketches.items()}
-            for outputs in (sketches, without_maps):
-                entry = {"source": source, "outputs": outputs}
-                size = len(_text({fingerprint: entry}).encode())
-                if size <= room:
-                    room -= size
-                    plans[fingerprint] = entry
-                    break
+            entry = {"source": source, "outputs": sketches}
+            size = len(_text({fingerprint: entry}).encode())
+            if size <= room:
+                room -= size
+                plans[fingerprint] = entry
             else:
                 left_out.append(fingerprint)
         return document

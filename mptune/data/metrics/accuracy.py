@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,17 +17,10 @@ from mptune.json_form import decode_float, encode_float
 TaskMetric = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], float]
 """``function(outputs, reference) -> float`` for one sample, arrays by output name; the lower, the better."""
 
-ALL_OUTPUTS = "*"
-"""The output name under which task metrics stand: they see all outputs of a sample at once."""
-
-UNMATCHED = "unmatched_rows"
-"""Rows without a partner in an output that is compared as a set of rows."""
-
-MATCHED = "matched_relative_l2"
-"""``relative_l2`` of the rows that have one."""
-
-_COLUMNS = "columns"
-"""Beside the statistics of an output, in JSON: the errors of its columns."""
+ALL_OUTPUTS = "*"  # the output name under which task metrics stand: they see all outputs of a sample at once
+UNMATCHED = "unmatched_rows"  # rows without a partner in an output that is compared as a set of rows
+MATCHED = "matched_relative_l2"  # ``relative_l2`` of the rows that have one
+_COLUMNS = "columns"  # beside the statistics of an output, in JSON: the errors of its columns
 
 
 @dataclass(frozen=True)
@@ -49,25 +42,25 @@ class OutputError:
 
     def values_without_one(self, metric: str) -> tuple[float, ...]:
         """``value`` over all samples but one, for each sample in turn; empty for a single sample."""
-        values = self._values(metric)
-        rest = len(values[0]) - 1
-        totals = [float(sum(of_output)) for of_output in values]
-        count = 1 if _is_summed(metric) else rest
+        every = self._values(metric)
+        totals, samples = [float(sum(values)) for values in every], len(every[0])
+        count = 1 if _is_summed(metric) else samples - 1
         return tuple(
-            _worst([(total - each[k]) / count for total, each in zip(totals, values, strict=True)], metric)
-            for k in range(rest + 1 if rest else 0)
+            _worst([(total - values[k]) / count for total, values in zip(totals, every, strict=True)], metric)
+            for k in range(samples if samples > 1 else 0)
         )
 
     def has(self, metric: str) -> bool:
         """Whether the statistic was computed."""
-        return any(True for _ in self._entries(metric))
+        return any(belongs_to(name, metric) for statistics in self.per_output.values() for name in statistics)
 
     def by_part(self, metric: str) -> dict[OutputColumns, float]:
         """The value of each output, or part of it, over all samples; empty where the metric sees all at once."""
         return {
             OutputColumns(output, columns_of_part(statistic)): _over_samples(metric, values)
-            for output, statistic, values in self._entries(metric)
-            if output != ALL_OUTPUTS
+            for output, statistics in self.per_output.items()
+            for statistic, values in statistics.items()
+            if belongs_to(statistic, metric) and output != ALL_OUTPUTS
         }
 
     def deciding_part(self, metric: str) -> OutputColumns | None:
@@ -76,17 +69,12 @@ class OutputError:
         worst = _worst(list(values.values()), metric) if values else 0.0
         return next((part for part, value in values.items() if value == worst or math.isnan(value)), None)
 
-    def _entries(self, metric: str) -> Iterator[tuple[str, str, tuple[float, ...]]]:
-        """Output, statistic and values of everything that the metric is the worst of."""
-        for output, statistics in self.per_output.items():
-            for statistic, values in statistics.items():
-                if belongs_to(statistic, metric):
-                    yield output, statistic, values
-
     def _values(self, metric: str) -> list[tuple[float, ...]]:
-        values = [values for _, _, values in self._entries(metric)]
+        """Those of everything that the metric is the worst of."""
+        every = [(name, values) for by_name in self.per_output.values() for name, values in by_name.items()]
+        values = [values for name, values in every if belongs_to(name, metric)]
         if not values:
-            raise unknown_metric(metric, sorted({name for by in self.per_output.values() for name in by}))
+            raise unknown_metric(metric, sorted({name for name, _ in every}))
         return values
 
     @property

@@ -32,8 +32,8 @@ from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
 from mptune.data.metrics.table import STATISTICS
 from mptune.errors import DataError
 
+# Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision.
 RELATIVE_FLOOR = 2.0**-14
-"""Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -51,31 +51,19 @@ class Reference:
 
 
 class _Sums(NamedTuple):
-    """Of one output of one sample of the reference.
+    """Of one output of one sample of the reference."""
 
-    Attributes:
-        squares: sum of the squares of the finite values, shape (columns,).
-        counts: of finite values, shape (columns,).
-        finite: which values are, shape (before, columns, behind); None where all are.
-    """
-
-    squares: Floats
-    counts: NDArray[np.int64]
-    finite: NDArray[np.bool_] | None
+    squares: Floats  # sum of the squares of the finite values, shape (columns,)
+    counts: NDArray[np.int64]  # of finite values, shape (columns,)
+    finite: NDArray[np.bool_] | None  # which values are, shape (before, columns, behind); None where all are
 
 
 class _Differences(NamedTuple):
-    """Of one output of one sample.
+    """Of one output of one sample."""
 
-    Attributes:
-        squares: sum of the squared differences, shape (columns,).
-        largest: absolute difference, shape (columns,); 0 where only the objective is computed.
-        statistics: of all elements, by name.
-    """
-
-    squares: Floats
-    largest: Floats
-    statistics: dict[str, float]
+    squares: Floats  # sum of the squared differences, shape (columns,)
+    largest: Floats  # absolute difference, shape (columns,); 0 where only the objective is computed
+    statistics: dict[str, float]  # of all elements, by name
 
 
 def compare_outputs(

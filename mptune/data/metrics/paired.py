@@ -22,8 +22,7 @@ from mptune.data.metrics.table import METRICS
 
 Floats = NDArray[np.float64]
 
-LEAST_ERROR = 1e-12
-"""Smaller errors count as this one, so that their logarithm exists."""
+LEAST_ERROR = 1e-12  # smaller errors count as this one, so that their logarithm exists
 
 
 @dataclass(frozen=True)

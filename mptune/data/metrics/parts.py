@@ -31,53 +31,35 @@ WORST_PART = "worst_part"
 ADD_IN_SQUARES = ("relative_l2", WORST_PART)
 """Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
 
-SCALES_DIFFER = 10.0
-"""Largest over smallest standard deviation of the columns from which each column is a part."""
+SCALES_DIFFER = 10.0  # largest over smallest standard deviation of the columns from which each column is a part
+MOST_PARTS = 256  # more columns share so many parts, consecutive ones together, each divided by its own scale
+MOST_COLUMNS = 1024  # of an output whose columns' errors are stored one by one
+LEAST_SHARE = 0.01  # of the scale of columns that share a unit: no column of them is divided by less
 
-MOST_PARTS = 256
-"""Of an output: more columns share so many parts, consecutive ones together, each divided by its own scale."""
+PARTS_JSON = "parts.json"  # in the run's data directory, beside the reference that the parts were found from
+HELD_OUT_PARTS_JSON = "held_out_parts.json"  # the search's parts, with scales that count the held-out samples in
 
-MOST_COLUMNS = 1024
-"""Of an output whose columns' errors are stored one by one."""
-
-LEAST_SHARE = 0.01
-"""Of the scale of columns that share a unit: no column of them is divided by less."""
-
+# Ratio of neighbouring columns' scales from which they are of two kinds. Along height, width or time scales glide.
 _STEP = math.sqrt(SCALES_DIFFER)
-"""Ratio of neighbouring columns' scales from which they are of two kinds. Along height, width or time scales glide."""
-
+# A standard deviation below this share of the root mean square is what FP32 rounding makes of a constant.
 _CONSTANT = 1e-6
-"""A standard deviation below this share of the root mean square is what FP32 rounding makes of a constant."""
-
+# FP16's smallest positive number, and what a column's scale is at least, beside a column a million times larger: what a
+# softmax gives a class that no sample has, such as 1e-30, is 0 for all that counts.
 _LEAST_SCALE = 2.0**-24
-"""The smallest positive FP16 number, and what a column's scale is at least, beside a column a million times larger.
-
-What a softmax gives a class that no sample has, such as 1e-30, is 0 for all that counts.
-"""
-
-_CHUNK = 1 << 16
-"""Elements that are widened to float64 at a time, about: what stays in a core's cache."""
+_CHUNK = 1 << 16  # elements that are widened to float64 at a time, about: what stays in a core's cache
 
 _KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
 
 
 @dataclass(frozen=True)
 class OutputParts(JsonForm):
-    """The parts of one output: the whole of it, or its columns.
+    """The parts of one output: the whole of it, or its columns."""
 
-    Attributes:
-        axis: of the columns; None where it has none.
-        whole: scale of the whole output; 0 where all its values are 0.
-        scales: of each column; 0 where all its values are 0.
-        is_split: whether columns are parts.
-        units: of each column, where any share one: those that do have the same number, 0 shares none.
-    """
-
-    axis: int | None
-    whole: float
-    scales: tuple[float, ...] = ()
-    is_split: bool = False
-    units: tuple[int, ...] = ()
+    axis: int | None  # of the columns; None where it has none
+    whole: float  # scale of the whole output; 0 where all its values are 0
+    scales: tuple[float, ...] = ()  # of each column; 0 where all its values are 0
+    is_split: bool = False  # whether columns are parts
+    units: tuple[int, ...] = ()  # of each column, where any share one: the same number for those that do, 0 for others
 
     @cached_property
     def divisors(self) -> Floats:
@@ -98,15 +80,6 @@ class OutputParts(JsonForm):
         ends = [round(count * k / min(count, MOST_PARTS)) for k in range(min(count, MOST_PARTS) + 1)]
         return tuple(range(a, b) for a, b in itertools.pairwise(ends))
 
-    def covering(self, arrays: Sequence[np.ndarray]) -> OutputParts:
-        """These parts, with scales that are no smaller than those of the same columns of other outputs."""
-        if not arrays:
-            return self
-        fits = all(self.fits(array.shape) for array in arrays)
-        other, _ = _parts_along(arrays, self.axis if fits else None, self.units)
-        scales = tuple(map(max, self.scales, other.scales)) if fits else self.scales
-        return replace(self, whole=max(self.whole, other.whole), scales=scales)
-
     def least_scale(self, columns: Sequence[int]) -> float:
         """What columns are divided by at least; 0 where none shares a unit with others."""
         return min((self.scales[k] for k in columns if self.units and self.units[k]), default=0.0)
@@ -118,17 +91,11 @@ class OutputParts(JsonForm):
 
 @dataclass(frozen=True)
 class ColumnErrors(JsonForm):
-    """The error of each column of one output under one plan, over all samples: one value per column in each.
+    """The error of each column of one output under one plan, over all samples: one value per column in each."""
 
-    Attributes:
-        worst_part: root mean square of the difference divided by the column's scale, the mean over the samples.
-        relative_l2: of the column alone, the mean over the samples.
-        max_abs: the largest absolute difference on any sample.
-    """
-
-    worst_part: tuple[float, ...]
-    relative_l2: tuple[float, ...]
-    max_abs: tuple[float, ...]
+    worst_part: tuple[float, ...]  # root mean square of the difference over the column's scale, mean over the samples
+    relative_l2: tuple[float, ...]  # of the column alone, mean over the samples
+    max_abs: tuple[float, ...]  # the largest on any sample
 
     def to_json(self) -> dict[str, Any]:
         """To four digits: non-finite numbers as strings."""
@@ -207,10 +174,15 @@ def cover_held_out(
 
     So a class that the search samples do not have is measured by the samples that have it.
     """
-    return {
-        name: part.covering([np.asarray(sample[name]) for sample in reference if name in sample])
-        for name, part in parts.items()
-    }
+    covering = dict(parts)
+    for name, part in parts.items():
+        arrays = [np.asarray(sample[name]) for sample in reference if name in sample]
+        if arrays:
+            fits = all(part.fits(array.shape) for array in arrays)
+            other, _ = _parts_along(arrays, part.axis if fits else None, part.units)
+            scales = tuple(map(max, part.scales, other.scales)) if fits else part.scales
+            covering[name] = replace(part, whole=max(part.whole, other.whole), scales=scales)
+    return covering
 
 
 def _parts_along(
@@ -290,13 +262,6 @@ def chunks(*arrays: np.ndarray) -> Iterator[Any]:
         for start in range(0, behind, long):
             views = tuple(array[first : first + wide, :, start : start + long] for array in arrays)
             yield views[0] if len(views) == 1 else views
-
-
-PARTS_JSON = "parts.json"
-"""Name of the file in the run's data directory, beside the reference that the parts were found from."""
-
-HELD_OUT_PARTS_JSON = "held_out_parts.json"
-"""The same for the held-out samples: the search's parts, with scales that count these samples in."""
 
 
 def parts_path(reference: Path) -> Path:

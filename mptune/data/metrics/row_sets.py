@@ -26,65 +26,37 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-LEAST_IOU = 0.5
-"""Intersection over union from which two boxes are the same: the threshold of PASCAL VOC and of COCO's AP50."""
-
-MOST_DISTANCE = 1.0
-"""Rows further apart, root mean square over the columns in standard deviations of each, are different rows."""
-
-SAME_DISTANCE = 0.05
-"""Rows nearer than this are the same, boxes without an area included. Where all rows are in their order, it holds."""
-
-_MOST_PAIRS = 4_000_000
-"""Costs that are held at a time, 32 MiB; more rows are paired by a tree of nearest neighbours."""
-
+LEAST_IOU = 0.5  # intersection over union from which two boxes are the same, as in PASCAL VOC and COCO's AP50
+# Rows further apart, root mean square over the columns in standard deviations of each, are different rows; nearer than
+# the second, they are the same, boxes without an area included.
+MOST_DISTANCE, SAME_DISTANCE = 1.0, 0.05
+_MOST_PAIRS = 4_000_000  # costs that are held at a time, 32 MiB; more rows are paired by a tree of nearest neighbours
 _TREE_ROUNDS = 20
-
-_OTHER_COLUMNS = 0.1
-"""Weight of a row's other columns beside intersection over union, which is at most 1."""
-
-_MOST_COLUMNS = 64
-"""Rows are distinguished by the first columns of each output; masks and features have thousands."""
+_OTHER_COLUMNS = 0.1  # weight of a row's other columns beside intersection over union, which is at most 1
+_MOST_COLUMNS = 64  # of an output, by which rows are distinguished; masks and features have thousands
 
 
 class _Rows(NamedTuple):
-    """Rows as they are compared.
+    """Rows as they are compared."""
 
-    Attributes:
-        keys: the set, and whole numbers, which are equal in a pair, shape (rows, keys).
-        floats: other columns in units of their standard deviation, shape (rows, columns).
-        boxes: corners (x1, y1, x2, y2), shape (rows, 4); no columns where the rows have no boxes.
-    """
-
-    keys: Floats
-    floats: Floats
-    boxes: Floats
+    keys: Floats  # the set, and whole numbers, which are equal in a pair, shape (rows, keys)
+    floats: Floats  # other columns in units of their standard deviation, shape (rows, columns)
+    boxes: Floats  # corners (x1, y1, x2, y2), shape (rows, 4); no columns where the rows have no boxes
 
 
 @dataclass(frozen=True, eq=False)
 class RowOutput:
-    """An output of a set of rows, and what its columns are.
-
-    Attributes:
-        axis: of the rows.
-        is_indices: it is what NonZero returns: a column is a row, of all leading axes together.
-        is_number: it holds floats; else its statistics count rows that are there.
-        keys: columns of whole numbers, which must be equal in a pair.
-        boxes: first of four columns that are corners.
-        score: column of scores from 0 to 1.
-        floats: columns that are compared by distance.
-        scale: standard deviation of each of these over all samples of the reference, shape (len(floats),).
-    """
+    """An output of a set of rows, and what its columns are."""
 
     name: str
-    axis: int
-    is_indices: bool
-    is_number: bool
-    keys: tuple[int, ...] = ()
-    boxes: int | None = None
-    score: int | None = None
-    floats: tuple[int, ...] = ()
-    scale: Floats = field(default_factory=lambda: np.ones(0))
+    axis: int  # of the rows
+    is_indices: bool  # it is what NonZero returns: a column is a row, of all leading axes together
+    is_number: bool  # it holds floats; else its statistics count rows that are there
+    keys: tuple[int, ...] = ()  # columns of whole numbers, which must be equal in a pair
+    boxes: int | None = None  # first of four columns that are corners
+    score: int | None = None  # column of scores from 0 to 1
+    floats: tuple[int, ...] = ()  # columns that are compared by distance
+    scale: Floats = field(default_factory=lambda: np.ones(0))  # of each of these: standard deviation in the reference
 
     def fits(self, mine: tuple[int, ...], its: tuple[int, ...]) -> bool:
         """Whether two shapes differ in the number of rows at most."""
@@ -105,9 +77,7 @@ class RowOutput:
 class AlignedRows:
     """One output of one sample, its rows and the reference's brought together.
 
-    Attributes:
-        output: pairs first, then rows that only the reference has (zeros here), then rows that only the output has.
-        reference: the same rows of the reference, zeros in the last part.
+    Pairs come first, then rows that only the reference has, then rows that only the output has, beside zeros.
     """
 
     output: Floats

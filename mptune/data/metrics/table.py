@@ -22,22 +22,17 @@ _PLACE = "mptune.data.metrics.whole_set"
 class Metric:
     """A metric, built in or of the user's.
 
-    Attributes:
-        kind: ``element``: a statistic of every output; ``sample``: one value for all outputs of a sample; ``set``: one
-            value for all samples.
-        function: computes it, or its place as ``module:function``. Built-in ones take ``(outputs, references, inputs,
-            labels)``; statistics have none (``mptune.data.metrics.comparing``).
-        larger_is_better: of a ``sample`` or ``set`` metric the error is the reference's value less the plan's.
-        is_summed: over the samples; else the mean is taken.
-        is_set_with_labels: a ``sample`` metric becomes a ``set`` metric where labels are given.
+    ``kind`` is ``element`` for a statistic of every output (``mptune.data.metrics.comparing``), ``sample`` for a value
+    of all outputs of a sample, ``set`` for a value of all samples. ``function`` computes it, or is its place as
+    ``module:function``; built-in ones take ``(outputs, references, inputs, labels)``.
     """
 
     name: str
     kind: Kind
     function: str | Callable[..., Any] = ""
-    larger_is_better: bool = False
-    is_summed: bool = False
-    is_set_with_labels: bool = False
+    larger_is_better: bool = False  # of a sample or set metric the error is the reference's value less the plan's
+    is_summed: bool = False  # over the samples; else the mean is taken
+    is_set_with_labels: bool = False  # a sample metric that becomes a set metric where labels are given
 
     @property
     def is_ratio(self) -> bool:

@@ -19,8 +19,8 @@ from mptune.files import files_sha256
 if TYPE_CHECKING:
     from mptune.data.scripts import MetricScript
 
-TO_MAXIMISE = ":max"
-"""Ends the name of a script's function whose value is larger for better plans."""
+TO_MAXIMISE = ":max"  # ends the name of a script's function whose value is larger for better plans
+CALLABLE = "callable:"  # before the name of a function of a Python program; a run directory holds the name alone
 
 
 def undirected(metric: str) -> str:
@@ -47,10 +47,6 @@ def refuse_inside(metric: str, run: Path) -> None:
             f"the metric's script {script} lies in the run directory {run}: such a script is never run",
             "read it; if you trust it, copy it elsewhere and give that copy with --metric script.py:function",
         )
-
-
-CALLABLE = "callable:"
-"""Before the name of a metric that a Python program gave as a function. A run directory holds the name alone."""
 
 
 def callable_name(function: TaskMetric) -> str:

@@ -17,14 +17,15 @@ SetFunction: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping
 """``function(outputs, references, inputs, labels) -> float`` over all samples: each maps names to an array with the
 samples' rows concatenated along axis 0, or to a list with an array per sample where their shapes differ."""
 
-IGNORED = 255
-"""A class label that segmentation data sets give to pixels of no class; so do negative ones."""
-
-_GROUPS = 8
-"""Parts of the samples that are left out in turn, at most."""
-
-
-# -- metrics of one output: the worst over the outputs that they judge ------------------------------------------------
+IGNORED = 255  # a class label that segmentation data sets give to pixels of no class; so do negative ones
+THRESHOLDS = np.arange(0.5, 0.96, 0.05)  # of intersection over union, as COCO has them
+_RECALLS = np.linspace(0.0, 1.0, 101)
+_MOST_DETECTIONS = 100
+_LEAST_SCORE = 0.25  # detections of the reference below this score are no labels
+_SCORE, _CLASS = 4, 5  # columns of an image's detections, shape (M, 6), behind the four of the corners
+_GROUPS = 8  # parts of the samples that are left out in turn, at most
+_CLASS_SCORES = "class scores (floating, a batch and a class axis)"
+_NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,28 +67,28 @@ def _judged(
     if is_dense and not any(name in labels for name in fitting):
         sizes = {np.size(references[name]) for name in fitting}
         labels = {name: label for name, label in labels.items() if np.size(label) in sizes}
-    targets = {name: labels[name] for name in fitting if name in labels}
+    targets: Arrays = {name: labels[name] for name in fitting if name in labels}
     if len(labels) == len(fitting) == 1:
         targets = {fitting[0]: next(iter(labels.values()))}
-    if labels and not targets:
+    elif not labels:
+        targets = {name: references[name] for name in fitting}
+    elif not targets:
         raise DataError(
             f"{metric} cannot tell which output the labels {', '.join(map(repr, labels))} belong to",
             f"name them as the outputs are named: {', '.join(map(repr, fitting))}",
         )
-    for name, target in (targets or {name: references[name] for name in fitting}).items():
+    for name, target in targets.items():
         judged = _Judged(metric, name, outputs[name], target, bool(labels))
         if not isinstance(judged.output, np.ndarray) or not isinstance(target, np.ndarray):
             raise judged.error(f"the shapes of {name!r} vary between samples", "use your own script.py:function")
-        if len(judged.output) != len(target):
-            raise judged.error(f"{name!r} has {len(judged.output)} rows, its target {len(target)}", "give one per row")
+        rows, wanted = len(judged.output), len(target)
+        if rows != wanted:
+            raise judged.error(f"{name!r} has {rows} rows, its target {wanted}", "give one per row")
         yield judged
 
 
 def _is_scores(array: np.ndarray) -> bool:
     return array.dtype.kind == "f" and array.ndim >= 2 and max(array.shape[1:]) > 1
-
-
-_CLASS_SCORES = "class scores (floating, a batch and a class axis)"
 
 
 def top1_accuracy(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
@@ -113,13 +114,7 @@ def top1_disagreement(outputs: Arrays, references: Arrays, inputs: Arrays, label
 
 
 def _accuracy(judged: _Judged, count: int) -> float:
-    """The share of labels among the ``count`` largest scores of an output.
-
-    Labels are class numbers, shape of the output without its class axis (an axis of 1 may stand there), or one-hot,
-    shape of the output. Negative labels are left out. The class axis is the one whose removal gives the labels' shape;
-    without labels, which then are the reference's largest classes, it is axis 1 of outputs of rank 4 and up, else the
-    last. A score that is NaN or Inf makes its row a miss.
-    """
+    """The share of labels among the ``count`` largest scores of an output. A score that is NaN or Inf is a miss."""
     scores, wanted = _scores_and_classes(judged)
     valid = wanted >= 0
     if judged.is_label and valid.any() and wanted.max() >= scores.shape[-1]:
@@ -137,7 +132,13 @@ def _accuracy(judged: _Judged, count: int) -> float:
 
 
 def _scores_and_classes(judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
-    """Scores with the classes on the last axis, shape (..., classes), and class numbers, shape (...)."""
+    """Scores with the classes on the last axis, shape (..., classes), and class numbers, shape (...).
+
+    Labels are class numbers, shape of the output without its class axis (an axis of 1 may stand there), or one-hot,
+    shape of the output; negative ones are left out. The class axis is the one whose removal gives the labels' shape.
+    Without labels, which then are the reference's largest classes, it is axis 1 of outputs of rank 4 and up, else the
+    last.
+    """
     output, target = judged.output, judged.target
     if not judged.is_label or target.shape == output.shape:
         axis = 1 if output.ndim >= 4 or output.ndim == 2 else output.ndim - 1
@@ -220,20 +221,6 @@ def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: 
     return float(np.max(values))  # not max, which may lose NaN
 
 
-# -- detections -------------------------------------------------------------------------------------------------------
-
-THRESHOLDS = np.arange(0.5, 0.96, 0.05)
-_RECALLS = np.linspace(0.0, 1.0, 101)
-_MOST_DETECTIONS = 100
-_LEAST_SCORE = 0.25
-"""Detections of the reference below this score are no labels."""
-
-_NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
-
-_SCORE, _CLASS = 4, 5
-"""Columns of an image's detections, shape (M, 6), behind the four of the corners."""
-
-
 def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Mean average precision over the classes and the IoU thresholds 0.5 to 0.95, 0 to 1, as of COCO.
 
@@ -292,8 +279,8 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
     detections = []
     for corner, mark, kind in zip(corners, marks, kinds, strict=True):
         if mark.ndim == 2:  # a score for each class: each is a detection
-            count = mark.shape[1]
-            corner, kind, mark = np.repeat(corner, count, 0), np.tile(np.arange(count), len(corner)), mark.reshape(-1)
+            classes_of = np.tile(np.arange(mark.shape[1]), len(corner))
+            corner, kind, mark = np.repeat(corner, mark.shape[1], 0), classes_of, mark.reshape(-1)
         if corner.ndim != 2 or corner.shape[-1] != 4 or not len(corner) == len(mark) == len(kind):
             shapes = f"boxes {corner.shape}, scores {mark.shape} and classes {kind.shape}"
             raise DataError(f"map: an image has {shapes}", _NAMES)
@@ -337,9 +324,6 @@ def _average_precisions(detections: Sequence[np.ndarray], truths: Sequence[np.nd
     precision = np.concatenate([np.maximum.accumulate(precision[::-1], axis=0)[::-1], np.zeros((1, len(THRESHOLDS)))])
     firsts = [np.searchsorted(recall, _RECALLS - 1e-12, side="left") for recall in (true / total).T]
     return np.array([precision[first, k].mean() for k, first in enumerate(firsts)])
-
-
-# -- any set metric, built in or the user's ---------------------------------------------------------------------------
 
 
 def own_value(spec: str) -> str:
