@@ -53,7 +53,7 @@ def _opened(path: Path, what: str) -> Iterator[Any]:
     except DataError:
         raise
     except (OSError, MemoryError) as error:
-        text = str(getattr(error, "strerror", "it does not fit into memory")).lower()
+        text = (getattr(error, "strerror", None) or str(error) or "it does not fit into memory").lower()
         raise DataError(f"{path} cannot be read: {text}", "check its path, its permissions and its size") from None
     except Exception as error:  # NumPy and zipfile raise nearly anything for a damaged file, tokenizer errors included
         text = " ".join(str(error).splitlines()[:1]) or type(error).__name__

@@ -108,11 +108,11 @@ def cut_samples(
         DataError: The arrays do not fit; ``where`` names them.
     """
     warnings: list[str] = []
-    if len(inputs) == len(arrays) == 1 and inputs[0].name not in arrays:
-        (name, array), only = next(iter(arrays.items())), inputs[0].name
-        arrays = {only: array}
-        warnings.append(f"{where}: array {name!r} is taken for the model's only input {only!r}")
     names = [info.name for info in inputs]
+    if len(names) == len(arrays) == 1 and names[0] not in arrays:
+        ((name, array),) = arrays.items()
+        arrays = {names[0]: array}
+        warnings.append(f"{where}: array {name!r} is taken for the model's only input {names[0]!r}")
     wrong = [f"has no array for input {name!r}" for name in names if name not in arrays]
     wrong += [f"has an array {name!r} that is no input of the model" for name in arrays if name not in names]
     if wrong:
@@ -123,16 +123,12 @@ def cut_samples(
         place = f"{where}: input {info.name!r}"
         array = _checked_values(info, arrays[info.name], place)
         parts[info.name] = _split_rows(info, array, batch, place, is_whole=is_whole)
-    counts = {name: len(rows) for name, rows in parts.items()}
-    total = max(counts.values(), default=1)
-    several = [name for name, count in counts.items() if count > 1]
-    odd = next((name for name in several if counts[name] != total), None)
-    if odd is not None:
-        longest = next(name for name in several if counts[name] == total)
-        raise DataError(
-            f"{where}: input {odd!r} has {counts[odd]} samples, input {longest!r} has {total}",
-            "give every input the same number of samples, or a folder with one .npz per sample",
-        )
+    several = {name: len(rows) for name, rows in parts.items() if len(rows) > 1}
+    total = max(several.values(), default=1)
+    if len(set(several.values())) > 1:
+        counts = ", ".join(f"{name!r} has {count}" for name, count in several.items())
+        hint = "give every input the same number of samples, or a folder with one .npz per sample"
+        raise DataError(f"{where}: the inputs have different numbers of samples: {counts}", hint)
     batches = {parts[name][0].shape[:1] for name in several}
     for name, rows in parts.items():
         if name not in several and rows[0].ndim and rows[0].shape[:1] in batches:
@@ -173,7 +169,7 @@ def _split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str, *, 
     if (static is None and is_whole) or (not shape and array.ndim == 0):
         _check_shape(array.shape, shape, where)
         if shape and batch not in (1, len(array)):
-            hint = f"a file in a folder is one sample: leave --batch out, or put {batch} rows into every file"
+            hint = f"each is one whole sample: leave --batch out, or give {batch} rows in every one"
             raise DataError(f"{where} has {len(array)} rows, --batch is {batch}", hint)
         return [array]
     rows = batch if static is None else static
@@ -181,13 +177,10 @@ def _split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str, *, 
     if rows == 0:
         return [array]
     count, rest = divmod(len(array), rows)
-    if rest and static is None:
-        fitting = ", ".join(str(n) for n in range(1, len(array) + 1) if len(array) % n == 0)
-        hint = f"give --batch {fitting}, or other data"
-        raise DataError(f"{where} has {len(array)} rows, which --batch {rows} does not divide", hint)
     if rest:
-        hint = f"a sample is {rows} rows: give {max(count, 1) * rows} or {(max(count, 1) + 1) * rows} rows"
-        raise DataError(f"{where} has {len(array)} rows, the model's batch is {rows}", hint)
+        fitting = ", ".join(str(n) for n in range(1, len(array) + 1) if len(array) % n == 0)
+        hint = f"give --batch {fitting}, or other data" if static is None else f"give a multiple of {rows} rows"
+        raise DataError(f"{where} has {len(array)} rows, and a sample takes {rows}", hint)
     return [array[k * rows : (k + 1) * rows] for k in range(count)]
 
 

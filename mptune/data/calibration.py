@@ -113,44 +113,30 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
         raise DataError(f"{folder} holds neither .npz or .npy files nor a preprocess.toml for images", hint)
     if {".npy", ".npz"} <= set(suffixes):
         raise DataError(f"{folder} holds both .npz and .npy files", "keep one kind in the folder, one file per sample")
-    samples = _Folder(files, inputs, batch)
-    names = tuple(file.name for file in files) if len(samples) == len(files) else ()
-    return CalibrationSet(samples, folder.resolve().name, warnings=samples.warnings, names=names)
 
-
-class _Folder(LazySamples):
-    """Files of arrays. The last one that was read stays in memory, as its neighbours are often asked for next."""
-
-    def __init__(self, files: Sequence[Path], inputs: Sequence[TensorInfo], batch: int) -> None:
-        """Read all files once, one at a time, to count and check their samples."""
-        self._inputs, self._batch = inputs, batch
-        self._samples_in = lru_cache(maxsize=1)(self._cut)
-        self._places: list[tuple[Path, int]] = []
-        self._digests: list[bytes] = []
-        self.warnings: tuple[str, ...] = ()
-        for file in files:
-            samples = self._samples_in(file)
-            self._places += [(file, k) for k in range(len(samples))]
-            self._digests += [samples_digest([sample]) for sample in samples]
-
-    def _cut(self, file: Path) -> tuple[Arrays, ...]:
+    # The last file that was read stays in memory, as its neighbours are often asked for next.
+    @lru_cache(maxsize=1)
+    def samples_in(file: Path) -> tuple[tuple[Arrays, ...], tuple[str, ...]]:
         is_shard = file.name.lower().startswith("shard")
-        arrays = _read_file(file, self._inputs)
-        samples, warnings = cut_samples(arrays, self._inputs, self._batch, file.name, is_whole=not is_shard)
-        self.warnings = self.warnings or warnings[:1]
-        return samples
+        return cut_samples(_read_file(file, inputs), inputs, batch, file.name, is_whole=not is_shard)
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def read(self, index: int) -> Feed:
-        file, k = self._places[index]
-        samples = self._samples_in(file)
+    def read(index: int) -> Feed:
+        file, k = places[index]
+        samples, _ = samples_in(file)
         # A copy, where the file has more: a view would keep all of it in memory.
         return samples[0] if len(samples) == 1 else {name: array.copy() for name, array in samples[k].items()}
 
-    def digests(self) -> Sequence[bytes]:
-        return self._digests
+    # All files are read once, one at a time, to count and check their samples.
+    places: list[tuple[Path, int]] = []
+    digests: list[bytes] = []
+    warnings: tuple[str, ...] = ()
+    for file in files:
+        samples, doubts = samples_in(file)
+        warnings = warnings or doubts[:1]
+        places += [(file, k) for k in range(len(samples))]
+        digests += [samples_digest([sample]) for sample in samples]
+    names = tuple(file.name for file in files) if len(places) == len(files) else ()
+    return CalibrationSet(LazySamples(read, digests), folder.resolve().name, warnings=warnings, names=names)
 
 
 def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source: str) -> CalibrationSet:

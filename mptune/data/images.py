@@ -30,8 +30,6 @@ PREPROCESS_JSON = "preprocess.json"
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
-_EXAMPLE = 'such as: size = [224, 224]; resize = "crop"; mean = [0.485, 0.456, 0.406]; std = [0.229, 0.224, 0.225]'
-
 
 class _Declared(pydantic.BaseModel):
     """The content of ``preprocess.toml``."""
@@ -54,7 +52,8 @@ class _Declared(pydantic.BaseModel):
 
 def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
     """The images of a folder as samples that are read when they are needed."""
-    declared = read_toml(declaration, _Declared, DataError, _EXAMPLE)
+    example = 'such as: size = [224, 224]; resize = "crop"; mean = [0.485, 0.456, 0.406]; std = [0.229, 0.224, 0.225]'
+    declared = read_toml(declaration, _Declared, DataError, example)
     spec = _spec(declared, inputs, declaration)
     info = inputs[0]
     folder = declaration.parent / (declared.folder or ".")
@@ -66,44 +65,32 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     if not count:
         text = f"{folder} holds {len(files)} images, and one sample takes {rows}"
         raise DataError(text, f"images end in {', '.join(IMAGES)}")
-    samples = _Images([files[k * rows : (k + 1) * rows] for k in range(count)], info, spec)
-    samples.read(0)  # a declaration that does not fit is an error at once
+    files_of = [files[k * rows : (k + 1) * rows] for k in range(count)]
+
+    def read(index: int) -> Feed:
+        images = []
+        for file in files_of[index]:
+            try:
+                images.append(image_input(file, spec))
+            except ImportError:
+                raise DataError("images need Pillow, which is not installed", "pip install pillow") from None
+            except Exception as error:  # Pillow raises nearly anything for a damaged file
+                text = f"{file} cannot be read as an image: {' '.join(str(error).split())}"
+                raise DataError(text, "remove it, or declare its size") from None
+        array = np.concatenate(images)
+        return cut_samples({info.name: array}, inputs, rows, files_of[index][0].name)[0][0]
+
+    read(0)  # a declaration that does not fit is an error at once
+    declared_bytes = repr(sorted(spec.items())).encode()
+    hashes = ([hashlib.sha256(read_bytes(file)).digest() for file in sample] for sample in files_of)
+    digests = [hashlib.sha256(b"".join((declared_bytes, *each))).digest() for each in hashes]
     return CalibrationSet(
-        samples,
+        LazySamples(read, digests),
         declaration.parent.resolve().name,
         warnings=(f"{rest} images are left over: one sample takes {rows}",) if rest else (),
         preprocessing={**spec, "input": info.name},
         names=tuple(file.relative_to(folder).as_posix() for file in files) if rows == 1 else (),
     )
-
-
-class _Images(LazySamples):
-    def __init__(self, files: Sequence[Sequence[Path]], info: TensorInfo, spec: Mapping[str, Any]) -> None:
-        """Take the files of each sample, one for each row."""
-        self._files, self._info, self._spec = files, info, spec
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def read(self, index: int) -> Feed:
-        rows = []
-        for file in self._files[index]:
-            try:
-                rows.append(image_input(file, self._spec))
-            except ImportError:
-                raise DataError("images need Pillow, which is not installed", "pip install pillow") from None
-            except Exception as error:  # Pillow raises nearly anything for a damaged file
-                text = " ".join(str(error).split())
-                hint = "remove it, or declare its size"
-                raise DataError(f"{file} cannot be read as an image: {text}", hint) from None
-        arrays = {self._info.name: np.concatenate(rows)}
-        return cut_samples(arrays, [self._info], len(rows), self._files[index][0].name)[0][0]
-
-    def digests(self) -> Sequence[bytes]:
-        """Of the declaration and the files of each sample."""
-        declared = repr(sorted(self._spec.items())).encode()
-        files = [[hashlib.sha256(read_bytes(file)).digest() for file in sample] for sample in self._files]
-        return [hashlib.sha256(b"".join((declared, *sample))).digest() for sample in files]
 
 
 def _spec(declared: _Declared, inputs: Sequence[TensorInfo], declaration: Path) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,19 +28,21 @@ _MIN_RANK = 3
 
 
 class LazySamples(Sequence[Feed]):
-    """Samples of any total size: each is read and checked anew when it is asked for."""
+    """Samples of any total size: each is read and checked anew when it is asked for.
 
-    @abstractmethod
-    def read(self, index: int) -> Feed:
-        """One sample, checked."""
+    ``digests`` has a hash of each: equal for equal samples. It may stand for the files that they are made from.
+    """
 
-    @abstractmethod
-    def digests(self) -> Sequence[bytes]:
-        """A hash of each sample: equal for equal samples. May stand for the files that they are made from."""
+    def __init__(self, read: Callable[[int], Feed], digests: Sequence[bytes]) -> None:
+        """Take what reads the sample of an index."""
+        self._read, self.digests = read, digests
+
+    def __len__(self) -> int:
+        return len(self.digests)
 
     def __getitem__(self, index: Any) -> Any:
         chosen = range(len(self))[index]
-        return self.read(chosen) if isinstance(chosen, int) else tuple(map(self.read, chosen))
+        return self._read(chosen) if isinstance(chosen, int) else tuple(map(self._read, chosen))
 
 
 def samples_digest(samples: Iterable[Feed]) -> bytes:
@@ -105,7 +106,7 @@ class CalibrationSet:
     def sha256(self) -> str:
         """The identity of the data: of all samples in their order; of images their files and how they are read."""
         if isinstance(self.samples, LazySamples) and self.preprocessing is not None:
-            return hashlib.sha256(b"".join(self.samples.digests())).hexdigest()
+            return hashlib.sha256(b"".join(self.samples.digests)).hexdigest()
         return samples_digest(self.samples).hex()
 
 
@@ -146,9 +147,7 @@ def data_findings(samples: Sequence[Feed], states: Collection[str] = ()) -> tupl
         if name not in states
     ]
     first: dict[bytes, int] = {}
-    digests = (
-        samples.digests() if isinstance(samples, LazySamples) else [samples_digest([sample]) for sample in samples]
-    )
+    digests = samples.digests if isinstance(samples, LazySamples) else [samples_digest([sample]) for sample in samples]
     repeated = tuple(number for number, digest in enumerate(digests) if first.setdefault(digest, number) != number)
     if repeated:
         evidence = {"samples": len(samples), "duplicates": len(repeated)}
@@ -186,4 +185,4 @@ def _looked_at(samples: Sequence[Feed]) -> Sequence[Feed]:
     if not isinstance(samples, LazySamples):
         return samples
     numbers = np.linspace(0, len(samples) - 1, min(_MOST_READ, len(samples))).astype(int)
-    return tuple(samples.read(int(k)) for k in dict.fromkeys(numbers))
+    return tuple(samples[int(k)] for k in dict.fromkeys(numbers))

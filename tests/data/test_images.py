@@ -38,8 +38,8 @@ def load(folder: Path, declared: str, shape: tuple[Any, ...] = (1, 3, 20, 30), b
     return load_calibration(folder, (TensorInfo("image", "float", shape),), DataSettings(batch=batch), 0)
 
 
-def of(found: CalibrationSet, number: int) -> np.ndarray:
-    return np.asarray(found.samples[number]["image"])
+def image_of(data: CalibrationSet, number: int) -> np.ndarray:
+    return np.asarray(data.samples[number]["image"])
 
 
 FILES = [0, 2, 4, 1, 3, 5]
@@ -47,55 +47,55 @@ FILES = [0, 2, 4, 1, 3, 5]
 
 
 def test_pixels_are_scaled_and_normalised_as_declared(folder: Path) -> None:
-    found = load(folder, 'resize = "none"\nmean = [0.5, 0.4, 0.3]\nstd = [0.2, 0.3, 0.4]')
-    assert len(found.samples) == 6
+    data = load(folder, 'resize = "none"\nmean = [0.5, 0.4, 0.3]\nstd = [0.2, 0.3, 0.4]')
+    assert len(data.samples) == 6
     for number, k in enumerate(FILES):
         wanted = (PIXELS[k] / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.4]
-        np.testing.assert_allclose(of(found, number)[0], wanted.transpose(2, 0, 1), rtol=1e-5, atol=1e-6)
-    assert found.preprocessing is not None
-    assert (found.preprocessing["size"], found.preprocessing["layout"]) == ([20, 30], "NCHW")
+        np.testing.assert_allclose(image_of(data, number)[0], wanted.transpose(2, 0, 1), rtol=1e-5, atol=1e-6)
+    assert data.preprocessing is not None
+    assert (data.preprocessing["size"], data.preprocessing["layout"]) == ([20, 30], "NCHW")
 
 
 def test_colour_order_layout_and_scale(folder: Path) -> None:
-    found = load(folder, 'resize = "none"\ncolour = "BGR"\nscale = 1.0', ("batch", 20, 30, 3))
-    np.testing.assert_array_equal(of(found, 0)[0], PIXELS[0][..., ::-1])
+    data = load(folder, 'resize = "none"\ncolour = "BGR"\nscale = 1.0', ("batch", 20, 30, 3))
+    np.testing.assert_array_equal(image_of(data, 0)[0], PIXELS[0][..., ::-1])
     grey = load(folder, 'resize = "none"\ncolour = "GREY"\nscale = 1.0', (1, 1, 20, 30))
-    assert of(grey, 0).shape == (1, 1, 20, 30)
-    assert abs(of(grey, 0) - PIXELS[0].mean(axis=-1)).max() < 110
+    assert image_of(grey, 0).shape == (1, 1, 20, 30)
+    assert abs(image_of(grey, 0) - PIXELS[0].mean(axis=-1)).max() < 110
 
 
 def test_rows_of_a_batch(folder: Path) -> None:
-    assert of(load(folder, 'resize = "none"', (2, 3, 20, 30)), 1).shape == (2, 3, 20, 30)
-    found = load(folder, 'resize = "none"', ("batch", 3, 20, 30), batch=4)
-    assert len(found.samples) == 1
-    assert any("2 images are left over" in text for text in found.warnings)
+    assert image_of(load(folder, 'resize = "none"', (2, 3, 20, 30)), 1).shape == (2, 3, 20, 30)
+    data = load(folder, 'resize = "none"', ("batch", 3, 20, 30), batch=4)
+    assert len(data.samples) == 1
+    assert any("2 images are left over" in text for text in data.warnings)
 
 
 @pytest.mark.parametrize("resize", ["stretch", "crop", "letterbox"])
 def test_every_way_of_resizing_gives_the_size(resize: str, folder: Path) -> None:
     for size in ((8, 8), (40, 10), (10, 64)):
-        found = load(folder, f'size = {list(size)}\nresize = "{resize}"\npad = 114\nscale = 1', (1, 3, "h", "w"))
-        assert of(found, 0).shape == (1, 3, *size)
+        data = load(folder, f'size = {list(size)}\nresize = "{resize}"\npad = 114\nscale = 1', (1, 3, "h", "w"))
+        assert image_of(data, 0).shape == (1, 3, *size)
     if resize == "letterbox":  # 10x64 of 20x30: the sides are grey
-        assert (of(found, 0)[..., :10] == 114).all()
-        assert not (of(found, 0)[..., 28:36] == 114).all()
+        assert (image_of(data, 0)[..., :10] == 114).all()
+        assert not (image_of(data, 0)[..., 28:36] == 114).all()
 
 
 def test_the_shorter_side_is_scaled_before_the_middle_is_cut(folder: Path) -> None:
-    found = load(folder, 'size = [10, 10]\nresize = "crop"\nshorter = 20\nscale = 1', (1, 3, 10, 10))
-    np.testing.assert_array_equal(of(found, 0)[0], PIXELS[0][5:15, 10:20].transpose(2, 0, 1))
+    data = load(folder, 'size = [10, 10]\nresize = "crop"\nshorter = 20\nscale = 1', (1, 3, 10, 10))
+    np.testing.assert_array_equal(image_of(data, 0)[0], PIXELS[0][5:15, 10:20].transpose(2, 0, 1))
 
 
 def test_images_are_read_when_they_are_needed(folder: Path) -> None:
-    found = load(folder, 'resize = "none"')
-    assert isinstance(found.samples, LazySamples)
+    data = load(folder, 'resize = "none"')
+    assert isinstance(data.samples, LazySamples)
     search, held_out = (part[0] for part in split_indices(6, 0, 0.25, 1))
     other = next(number for number in range(6) if number not in (search, held_out))
     (damaged,) = folder.rglob(f"{FILES[other]}.png")
     damaged.write_bytes(b"\x89PNG damaged")
-    assert [len(part.samples) for part in found.split(0, 0.25, 1)] == [1, 1]
+    assert [len(part.samples) for part in data.split(0, 0.25, 1)] == [1, 1]
     with pytest.raises(DataError, match=rf"{damaged.name} cannot be read as an image"):
-        list(found.samples)
+        list(data.samples)
 
 
 def test_a_hash_stands_for_the_files_and_the_declaration(folder: Path) -> None:
@@ -139,14 +139,14 @@ def test_a_declaration_that_does_not_fit(declared: str, shape: tuple[Any, ...], 
 def test_the_declaration_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
     declared = tmp_path / "mine.toml"
     declared.write_text('folder = "val"\nresize = "none"')
-    found = load_calibration(declared, (TensorInfo("image", "float", (1, 3, 20, 30)),), DataSettings(), 0)
-    assert len(found.samples) == 6
+    data = load_calibration(declared, (TensorInfo("image", "float", (1, 3, 20, 30)),), DataSettings(), 0)
+    assert len(data.samples) == 6
 
 
 def test_the_script_of_a_run_reads_images_as_the_search_did(folder: Path, tmp_path: Path) -> None:
     """``chosen/infer.py``, whose other inputs stay what they are."""
-    found = load(folder, 'size = [8, 12]\nresize = "crop"\ncolour = "BGR"\nmean = [0.5]', (1, 3, 8, 12))
-    write_json(tmp_path / PREPROCESS_JSON, dict(found.preprocessing or {}))
+    data = load(folder, 'size = [8, 12]\nresize = "crop"\ncolour = "BGR"\nmean = [0.5]', (1, 3, 8, 12))
+    write_json(tmp_path / PREPROCESS_JSON, dict(data.preprocessing or {}))
     declared = load_preprocessing(tmp_path)
     assert declared is not None
     scope: dict[str, Any] = {"np": np}
@@ -154,7 +154,7 @@ def test_the_script_of_a_run_reads_images_as_the_search_did(folder: Path, tmp_pa
     files = scope["image_files"](folder)
     assert [file.name for file in files] == [f"{k}.png" for k in FILES]
     for k, file in enumerate(files):
-        np.testing.assert_array_equal(scope["image_input"](file, scope["PREPROCESS"]), of(found, k))
+        np.testing.assert_array_equal(scope["image_input"](file, scope["PREPROCESS"]), image_of(data, k))
     assert scope["image_files"](files[0]) == files[:1]
     assert load_preprocessing(tmp_path / "nowhere") is None
 

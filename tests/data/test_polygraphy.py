@@ -45,13 +45,13 @@ def load(path: Path) -> CalibrationSet:
 
 @pytest.mark.parametrize("marker", ["polygraphy_class", "legacy"])
 def test_saved_inputs(marker: str, tmp_path: Path) -> None:
-    given = feeds()
+    saved = feeds()
     path = tmp_path / "inputs.json"
-    path.write_text(json.dumps([{name: encoded(array, marker) for name, array in feed.items()} for feed in given]))
-    found = load(path)
-    assert found.source == "inputs.json"
-    assert len(found.samples) == 3
-    for got, wanted in zip(found.samples, given, strict=True):
+    path.write_text(json.dumps([{name: encoded(array, marker) for name, array in feed.items()} for feed in saved]))
+    data = load(path)
+    assert data.source == "inputs.json"
+    assert len(data.samples) == 3
+    for got, wanted in zip(data.samples, saved, strict=True):
         assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
 
 
@@ -116,16 +116,16 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("function", "count"), [("", 4), (":load_data", 4), (":one", 1)])
 def test_a_loader_script(function: str, count: int, script: Path) -> None:
-    found = load(Path(f"{script}{function}"))
-    assert len(found.samples) == count
-    assert np.array_equal(found.samples[0]["image"], np.random.default_rng(0).random((1, 3, 4, 4)).astype(np.float32))
+    data = load(Path(f"{script}{function}"))
+    assert len(data.samples) == count
+    assert np.array_equal(data.samples[0]["image"], np.random.default_rng(0).random((1, 3, 4, 4)).astype(np.float32))
 
 
 def test_a_loader_script_that_fills_one_buffer_again_gives_every_sample(script: Path) -> None:
-    found, wanted = load(Path(f"{script}:filled_again")), load(script)
-    for one, other in zip(found.samples, wanted.samples, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in other)
-    assert not [finding for finding in found.findings if finding.code == "duplicate-samples"]
+    data, wanted = load(Path(f"{script}:filled_again")), load(script)
+    for sample, other in zip(data.samples, wanted.samples, strict=True):
+        assert all(np.array_equal(sample[name], other[name]) for name in other)
+    assert not [finding for finding in data.findings if finding.code == "duplicate-samples"]
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ def counted(feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def test_each_sequence_starts_at_its_recorded_state_and_goes_on_by_itself() -> None:
     samples = [{"x": np.float32([1]), "state": np.float32([100 * k])} for k in range(11)]
-    found = outputs_of(counted, samples, Rollout((("next", "state"),), 5))
-    assert [one["next"].tolist() for one in found] == [[5.0], [505.0]], "the eleventh sample begins no whole sequence"
-    assert found[0]["next after 1 steps"].tolist() == [1.0]
-    assert found[1]["next after 2 steps"].tolist() == [502.0]
-    assert found[1]["y"].tolist() == [1008.0]
+    outputs = outputs_of(counted, samples, Rollout((("next", "state"),), 5))
+    assert [each["next"].tolist() for each in outputs] == [[5.0], [505.0]], (
+        "the eleventh sample begins no whole sequence"
+    )
+    assert outputs[0]["next after 1 steps"].tolist() == [1.0]
+    assert outputs[1]["next after 2 steps"].tolist() == [502.0]
+    assert outputs[1]["y"].tolist() == [1008.0]
     assert len(outputs_of(counted, samples, None)) == 11
 
 
