@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.engines.tensorrt.builder import engine_faults
 from mptune.engines.tensorrt.library import load_library
 from mptune.engines.toolchains.choose import detect_gpus
 from mptune.errors import TargetError
+from tests.graph import rtx
 
 pytestmark = [
     pytest.mark.tensorrt_rtx,
@@ -43,7 +43,7 @@ def test_the_front_has_engines_and_the_chosen_one_ships(
     kept = {Path(point["engine"]) for point in (*document["points"], *filter(None, document["baseline"].values()))}
     assert kept == set((run / "engines").glob("*.engine"))
     for path in kept:
-        assert engine_faults(library, path.read_bytes()) == ()
+        assert rtx.engine_faults(library, path.read_bytes()) == ()
     assert front.chosen is not None
     assert front.chosen.engine_path is not None
     shipped = run / "chosen" / "model.engine"

@@ -146,8 +146,7 @@ class EngineSession(Protocol):
 class Engine(Protocol):
     """What a backend built of a plan's typed model: a frozen dataclass that crosses to the worker and is opened there.
 
-    A session that is open stays open while its engine compares equal and its file is not written anew. An engine may
-    also have ``compare(candidate, baseline)``: warnings about the session of a candidate beside the baseline's.
+    A session that is open stays open while its engine compares equal and its file is not written anew.
     """
 
     @property
@@ -157,15 +156,6 @@ class Engine(Protocol):
 
     def open(self) -> EngineSession:
         """Load it; in the worker."""
-        ...
-
-
-@runtime_checkable
-class ComparesSessions(Protocol):
-    """What an engine may have: a look at its session beside the baseline's."""
-
-    def compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
-        """Warnings about the candidate."""
         ...
 
 

@@ -32,7 +32,7 @@ _TYPE_NAMES = {
 }
 """As the inspector writes them."""
 
-TensorIOMode = enumeration("TensorIOMode", _NONE=0, INPUT=1, OUTPUT=2)
+TensorIOMode = enumeration("TensorIOMode", _NONE=0, INPUT=1, _OUTPUT=2)
 TensorLocation = enumeration("TensorLocation", _DEVICE=0, HOST=1)
 LayerInformationFormat = enumeration("LayerInformationFormat", _ONELINE=0, JSON=1)
 ProfilingVerbosity = enumeration("ProfilingVerbosity", _LAYER_NAMES_ONLY=0, NONE=1, DETAILED=2)
@@ -101,7 +101,7 @@ class ICudaEngine(Native):
         return list(self._tensors)[index]
 
     def get_tensor_mode(self, name: str) -> Any:
-        return TensorIOMode.INPUT if self._tensors[name].is_input else TensorIOMode.OUTPUT
+        return TensorIOMode.INPUT if self._tensors[name].is_input else TensorIOMode._OUTPUT
 
     def get_tensor_dtype(self, name: str) -> Any:
         return getattr(DataType, self._tensors[name].kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,7 +32,7 @@ def refusal(
             options = BuildOptions("tensorrt-rtx", capabilities=tuple(capabilities))
             build_engine(library, path, options, outlines(path))
         else:
-            parse_network(library, path, open_log(library.trt))
+            parse_network(library, path)
     except EngineError as error:
         return f"{error.kind.value}: {error.message}"
     return None
@@ -52,3 +53,11 @@ def outlines(path: Path) -> tuple[Feed, ...]:
         }
         for size in SIZES
     )
+
+
+def engine_faults(library: Library, data: Any) -> tuple[str, ...]:
+    """Faults of an engine file by TensorRT-RTX's check of its header, as names of ``EngineInvalidityDiagnostics``."""
+    trt = library.trt
+    _, diagnostics = trt.Runtime(open_log(trt)).get_engine_validity(data)
+    faults = trt.EngineInvalidityDiagnostics
+    return tuple(fault.name for fault in (faults.MALFORMED_ENGINE, faults.VERSION_MISMATCH) if diagnostics & int(fault))

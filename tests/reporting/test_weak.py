@@ -15,7 +15,7 @@ import mptune
 from mptune.cli import main
 from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.builder import BuildObjects, parse_network
-from mptune.engines.tensorrt.library import load_library, open_log
+from mptune.engines.tensorrt.library import load_library
 from mptune.errors import ModelError, PlanError
 from mptune.graph.casting.value_types import value_types
 from mptune.graph.grouping.grouped import GroupedModel
@@ -77,7 +77,7 @@ def test_layers_carry_the_names(tmp_path: Path) -> None:
     weak = weak_model(grouped, grouped.uniform(Precision.FP16))
     weak.write(tmp_path / "weak.onnx")
     with closing(BuildObjects()) as objects:
-        _, network, _ = parse_network(library, tmp_path / "weak.onnx", open_log(library.trt), objects)
+        _, network, _ = parse_network(library, tmp_path / "weak.onnx", objects)
         layers = {network.get_layer(k).name for k in range(network.num_layers)}
         del network
     assert weak.precisions.keys() <= layers

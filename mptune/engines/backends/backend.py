@@ -1,25 +1,26 @@
 """What a backend is: it says what it can do for a target here, builds an engine of each plan, and opens it.
 
-``Backend.available`` and ``Builder.build`` run in the parent, ``Engine.open`` runs in the worker. A builder may also be
-a ``ProfilesLayers``, ``NamesKernels`` or ``Rounds``, an engine a ``ComparesSessions``, a session a ``DescribesLayers``.
-Any job reports the progress of a long build by ``WorkerState.report``.
+``Backend.available`` and ``Builder.build`` run in the parent, ``Engine.open`` runs in the worker. A session may also be
+a ``DescribesLayers``. Any job reports the progress of a long build by ``WorkerState.report``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from mptune.engines.base import Engine, Failure, TimesLayers
+from mptune.engines.base import Engine, Failure, MissingKernel, Profiling
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.ort.session import Provider
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues
+from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Call
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
@@ -51,15 +52,15 @@ class Availability:
 
     ability: Literal["measures", "builds", ""] = ""
     """``measures``: builds, runs and times there. ``builds``: builds for a device that is elsewhere. ``""``: neither;
-    then the latency is predicted, unless there is a refusal."""
+    then the latency is predicted, unless the user named this backend."""
     title: str = ""
     """Its name on this device, as ``doctor`` and the self-test show it; "" where it is not installed."""
     obstacle: str = ""
-    """Why it does not measure on the GPU that is here, in a few words."""
-    refusal: tuple[str, str] | None = None
-    """Message and hint for who asks for this backend by its name; None where there is nothing to refuse."""
-    warning: str = ""
-    """For who left the choice to mptune and gets another one; "" where there is nothing to say."""
+    """Why it does neither, in a few words; "" where it is not meant for the place."""
+    hint: str = ""
+    """What to do about the obstacle."""
+    is_unexpected: bool = False
+    """Who left the choice to mptune is told of the obstacle: without it, this backend would serve."""
     is_models_fault: bool = False
     """It would do but for this model."""
     loads_plugins: bool = False
@@ -112,46 +113,43 @@ class Built:
     """Its file stays, for later evaluations and for the user."""
 
 
-class Builder(Protocol):
-    """Builds the engines of one run."""
+class Builder(ABC):
+    """Builds the engines of one run, and says what is particular about them."""
 
+    profiling: Profiling = "none"
+    """Whether ``layer_times`` gives times."""
+    fuses = True
+    """Whether engines fuse nodes into one kernel; else the result of each node is rounded and written to memory."""
+    emulation_holds = True
+    """Whether engines round every value that a plan puts in FP16."""
+
+    @abstractmethod
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         """The engine of a plan.
 
         Args:
             baseline: it is the one that candidates are timed in turn with, and stays until ``close``.
         """
-        ...
 
+    @abstractmethod
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         """The engine of a plan has been evaluated; where it is faulty, its file is not to be used again."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Delete what the run does not keep. Idempotent."""
-        ...
-
-
-@runtime_checkable
-class ProfilesLayers(TimesLayers, Protocol):
-    """What a builder may have: the time of each layer of an engine."""
 
     def layer_times(self, built: Built) -> tuple[LayerTime, ...] | Failure:
-        """In a session that is opened anew: no fault costs the latency."""
-        ...
+        """The time of each layer, in a session that is opened anew: no fault costs the latency."""
+        raise NotImplementedError
 
+    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        """See ``NamesKernels``."""
+        return ()
 
-@runtime_checkable
-class Rounds(Protocol):
-    """What a builder may have: where its engines round, for emulation and prediction.
-
-    Without it, nodes are taken to be fused, and every value that a plan puts in FP16 to be rounded.
-    """
-
-    fuses: bool
-    """Whether engines fuse nodes into one kernel; else the result of each node is rounded and written to memory."""
-    emulation_holds: bool
-    """Whether engines round every value that a plan puts in FP16."""
+    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        """See ``NamesKernels``."""
+        return ()
 
 
 class Backend(Protocol):
@@ -172,7 +170,7 @@ class Backend(Protocol):
         ...
 
 
-class ModelBuilder:
+class ModelBuilder(Builder):
     """Builds for a backend that opens the typed model itself: it is written for each plan and deleted afterwards."""
 
     def __init__(self, bench: Bench, make_engine: Callable[[Path, PrecisionPlan], Engine]) -> None:
@@ -184,13 +182,6 @@ class ModelBuilder:
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         return Built(self._make_engine(self.typed_model(plan, baseline=baseline), plan))
 
-    def typed_model(self, plan: PrecisionPlan, *, baseline: bool = False) -> Path:
-        """The typed model of a plan, written where it is not there."""
-        key = (plan.fingerprint, baseline)
-        if key not in self._written:
-            self._written[key] = self.write(plan, "baseline" if baseline else plan.fingerprint)
-        return self._written[key]
-
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         path = self._written.pop((plan.fingerprint, False), None)
         if path is not None:
@@ -200,10 +191,12 @@ class ModelBuilder:
         while self._written:
             self._written.popitem()[1].unlink(missing_ok=True)
 
-    def write(self, plan: PrecisionPlan, name: str) -> Path:
-        """Write the typed model of a plan beside the weight bank."""
-        workload = self.bench.workload
-        return workload.rewriter.write(plan, workload.workspace.scratch(name), self.bench.folded_values())
+    def typed_model(self, plan: PrecisionPlan, *, baseline: bool = False) -> Path:
+        """The typed model of a plan, written where it is not there."""
+        key = (plan.fingerprint, baseline)
+        if key not in self._written:
+            self._written[key] = self.write(plan, "baseline" if baseline else plan.fingerprint)
+        return self._written[key]
 
     @contextmanager
     def written(self, plan: PrecisionPlan, name: str) -> Iterator[Path]:
@@ -213,3 +206,8 @@ class ModelBuilder:
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+    def write(self, plan: PrecisionPlan, name: str) -> Path:
+        """Write the typed model of a plan beside the weight bank."""
+        workload = self.bench.workload
+        return workload.rewriter.write(plan, workload.workspace.scratch(name), self.bench.folded_values())

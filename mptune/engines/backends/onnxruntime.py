@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -53,10 +53,8 @@ class OnnxRuntime:
         reason = probe("cuda")
         if reason is None:
             return Availability("measures", "onnxruntime-cuda", environment=NO_TF32)
-        gpu = place.gpu
-        refusal = f"--engine onnxruntime cannot measure on {gpu.name}: {reason}", CUDA_INSTALL
-        title = "" if gpu.is_jetson else "onnxruntime-cuda"  # a Jetson has no wheel of onnxruntime-gpu
-        return Availability("", title, reason, refusal, f"{gpu.name} cannot be measured: {reason}")
+        title = "" if place.gpu.is_jetson else "onnxruntime-cuda"  # a Jetson has no wheel of onnxruntime-gpu
+        return Availability("", title, reason, CUDA_INSTALL, is_unexpected=True)
 
     def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
         installed = _version("onnxruntime-gpu") or _version("onnxruntime")
@@ -89,7 +87,6 @@ class OrtBuilder(ModelBuilder):
         # The CPU provider computes FP16 in FP32, and leaves out roundings between nodes.
         self.emulation_holds = bench.provider != "cpu"
         self._grouped = bench.workload.grouped
-        self._call = bench.call
 
     def _engine(self, path: Path, plan: PrecisionPlan) -> OrtEngine:
         settings = self.bench.settings
@@ -120,14 +117,44 @@ class OrtBuilder(ModelBuilder):
         """
         if self.provider == "cpu":
             return _refused_by_cpu(self.bench.workload.model) if precision is Precision.FP16 else ()
-        if precision is Precision.BF16:
-            return self.unopened_in_bf16()
+        return self.unopened_in_bf16() if precision is Precision.BF16 else self._moved(precision, frozenset())[0]
+
+    def _moved(
+        self, precision: Precision, lacking: AbstractSet[str]
+    ) -> tuple[tuple[MissingKernel, ...] | Failure, frozenset[str]]:
+        """Open the plan that is reduced wherever it may be, without the groups of operators that lack a kernel.
+
+        Returns the nodes that another provider runs than in FP32, and the operators that were reduced.
+        """
         grouped = self._grouped
-        kept = {group.id: Precision.FP32 for group in grouped.groups if group.pinned is not None}
-        with self.written(grouped.uniform(Precision.FP16).replace(kept), "all-fp16") as path:
-            return self._call(
-                PlacementJob(path, self.typed_model(grouped.uniform(Precision.FP32), baseline=True), self.provider)
-            )
+        reduced = [g for g in grouped.groups if g.pinned is None and lacking.isdisjoint(g.ops)]
+        fp32 = grouped.uniform(Precision.FP32)
+        with self.written(fp32.replace({g.id: precision for g in reduced}), f"all-{precision.value}") as path:
+            answer = self.bench.call(PlacementJob(path, self.typed_model(fp32, baseline=True), self.provider))
+        return answer, frozenset(op for group in reduced for op in group.ops)
+
+    def unopened_in_bf16(self) -> tuple[MissingKernel, ...] | Failure:
+        """The nodes without a BF16 kernel: where no provider has one the session does not open, and names one node.
+
+        An operator that ONNX defines by others is written out where it has no kernel: then one of those is named.
+        """
+        grouped, lacking = self._grouped, set[str]()
+        while True:
+            answer, reduced = self._moved(Precision.BF16, lacking)
+            if not isinstance(answer, Failure):
+                nodes = (n for n in grouped.model.nodes if n.op_type in lacking and n.name in grouped.owners)
+                provider = PROVIDERS[self.provider]
+                return (*(MissingKernel(n.name, n.op_type, provider, "") for n in nodes), *answer)
+            named = _without_kernel(answer)
+            written_out = sorted(op for op in reduced if is_written_out(op, grouped.model.opset))
+            if named in reduced:
+                lacking.add(named)
+            elif named and written_out:
+                trials = ((op, self._moved(Precision.BF16, {*lacking, op})[0]) for op in written_out)
+                cure = next((op for op, trial in trials if _without_kernel(trial) != named), None)
+                lacking.update(written_out if cure is None else {cure})  # all of them where it takes more than one
+            else:
+                return answer
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """See ``NamesKernels``; asks a session of the all-FP16 plan once, if the model has such nodes."""
@@ -138,55 +165,14 @@ class OrtBuilder(ModelBuilder):
         grouped = self._grouped
         if not may_fuse(grouped):
             return ()
-        with self.written(grouped.uniform(Precision.FP16), "fusions") as path, _folder(path) as folder:
-            answer = self._call(FusionsJob(path, folder, self.provider))
+        with self.written(grouped.uniform(Precision.FP16), "fusions") as path:
+            folder = path.with_suffix(".session")  # for what the session writes
+            try:
+                folder.mkdir()
+                answer = self.bench.call(FusionsJob(path, folder, self.provider))
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         return answer if isinstance(answer, Failure) else fused_nodes(grouped, answer)
-
-    def unopened_in_bf16(self) -> tuple[MissingKernel, ...] | Failure:
-        """The nodes without a BF16 kernel: where no provider has one the session does not open, and names one node.
-
-        An operator that ONNX defines by others is written out where it has no kernel: then one of those is named.
-        """
-        grouped, lacking = self._grouped, set[str]()
-        while True:
-            answer, left = self._open_in_bf16(lacking)
-            if not isinstance(answer, Failure):
-                nodes = (n for n in grouped.model.nodes if n.op_type in lacking and n.name in grouped.owners)
-                provider = PROVIDERS[self.provider]
-                return (*(MissingKernel(n.name, n.op_type, provider, "") for n in nodes), *answer)
-            named = _without_kernel(answer)
-            if not named:
-                return answer
-            if named in left:
-                lacking.add(named)
-                continue
-            written_out = sorted(op for op in left if is_written_out(op, grouped.model.opset))
-            if not written_out:
-                return answer
-            cured = (op for op in written_out if _without_kernel(self._open_in_bf16({*lacking, op})[0]) != named)
-            lacking.update(next(([op] for op in cured), written_out))  # all of them where it takes more than one
-
-    def _open_in_bf16(self, lacking: set[str]) -> tuple[tuple[MissingKernel, ...] | Failure, set[str]]:
-        """Open the all-BF16 plan without the groups of some operators; what it says, and the operators in BF16."""
-        grouped = self._grouped
-        kept = [g.id for g in grouped.groups if g.pinned is not None or not lacking.isdisjoint(g.ops)]
-        plan = grouped.uniform(Precision.BF16).replace(dict.fromkeys(kept, Precision.FP32))
-        with self.written(plan, "all-bf16") as path:
-            answer = self._call(
-                PlacementJob(path, self.typed_model(grouped.uniform(Precision.FP32), baseline=True), self.provider)
-            )
-        return answer, {op for g in grouped.groups if g.id not in kept for op in g.ops}
-
-
-@contextmanager
-def _folder(model: Path) -> Iterator[Path]:
-    """A folder beside a typed model, for what a session writes; it is deleted at the end."""
-    folder = model.with_suffix(".session")
-    try:
-        folder.mkdir()
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refused_by_cpu(model: Model) -> tuple[MissingKernel, ...]:

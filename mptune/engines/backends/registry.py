@@ -22,32 +22,31 @@ _BUILT_IN = {
 
 @cache
 def _entries() -> dict[str, EntryPoint]:
+    """All entry points: mptune's own first, which no other package replaces."""
     own = {name: EntryPoint(name, value, BACKEND_GROUP) for name, value in _BUILT_IN.items()}
-    return {**{entry.name: entry for entry in entry_points(group=BACKEND_GROUP)}, **own}
+    others = sorted(entry_points(group=BACKEND_GROUP), key=lambda entry: entry.name)
+    return {**own, **{entry.name: entry for entry in others if entry.name not in own}}
 
 
 def backend_names() -> tuple[str, ...]:
     """All names, mptune's own first."""
-    return (*_BUILT_IN, *sorted(_entries().keys() - _BUILT_IN.keys()))
-
-
-def find_backend(name: str) -> Backend:
-    """The backend of a name.
-
-    Raises:
-        TargetError: there is none, or its package does not load.
-    """
-    entry = _entries().get(name)
-    if entry is None:
-        raise TargetError(f"there is no engine {name!r}", f"give --engine auto, {', '.join(backend_names())}")
-    try:
-        backend: Backend = entry.load()
-    except Exception as error:
-        message = f"the engine {name} does not load ({entry.value}): {type(error).__name__}: {error}"
-        raise TargetError(message, "install its package again, or uninstall it") from error
-    return backend
+    return tuple(_entries())
 
 
 def find_backends(choice: str = "auto") -> tuple[Backend, ...]:
-    """The backends that a choice leaves: the one that it names; of ``auto`` all, mptune's own first."""
-    return tuple(find_backend(name) for name in (backend_names() if choice == "auto" else (choice,)))
+    """The backends that a choice leaves: the one that it names; of ``auto`` all, mptune's own first.
+
+    Raises:
+        TargetError: there is none of that name, or its package does not load.
+    """
+    backends: list[Backend] = []
+    for name in backend_names() if choice == "auto" else (choice,):
+        entry = _entries().get(name)
+        if entry is None:
+            raise TargetError(f"there is no engine {name!r}", f"give --engine auto, {', '.join(backend_names())}")
+        try:
+            backends.append(entry.load())
+        except Exception as error:
+            message = f"the engine {name} does not load ({entry.value}): {type(error).__name__}: {error}"
+            raise TargetError(message, "install its package again, or uninstall it") from error
+    return tuple(backends)

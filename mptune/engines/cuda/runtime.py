@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,30 +13,12 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda.system import load_system_runtime
+from mptune.engines.ort.session import classify
 from mptune.targets.detect import cuda_series, detect_gpus
 
 INSTALL = {12: "pip install 'cuda-bindings<13'", 13: "pip install cuda-bindings"}
 """By the CUDA of the driver: version 12 works with drivers of 525 and later, 13 only with 580 and later (CUDA's release
 notes, table 3)."""
-
-# A lost device, or one that refuses work, is the machine's fault: the job is tried again. The other sticky errors
-# (illegal address, launch failure, assert) come from a kernel, so from the plan: they count as a crash.
-_DEVICE_LOST = (
-    *("NoDevice", "InvalidDevice", "DevicesUnavailable", "DeviceUninitialized", "ECCUncorrectable"),
-    *("NvlinkUncorrectable", "HardwareStackError", "SystemNotReady", "SystemDriverMismatch"),
-    *("CompatNotSupportedOnDevice", "InitializationError", "Unknown"),
-)
-_CRASHED = (
-    *("IllegalAddress", "LaunchFailure", "LaunchTimeout", "Assert", "MisalignedAddress", "InvalidAddressSpace"),
-    *("InvalidPc", "IllegalInstruction"),
-)
-KINDS: Mapping[str, FailureKind] = {
-    "cudaErrorMemoryAllocation": FailureKind.OUT_OF_MEMORY,
-    "cudaErrorInsufficientDriver": FailureKind.DRIVER,
-    **{f"cudaError{name}": FailureKind.DEVICE_LOST for name in _DEVICE_LOST},
-    **{f"cudaError{name}": FailureKind.CRASH for name in _CRASHED},
-}
-"""Name of a CUDA error -> kind of failure; any other is an ordinary error."""
 
 
 @lru_cache(maxsize=1)
@@ -98,7 +80,7 @@ def check(result: tuple[Any, ...], call: str) -> Any:
         if name.startswith("cudaError"):  # The driver's own errors have other names, and no words here.
             text = runtime().cudaGetErrorString(code)[1]
             words = f": {text.decode(errors='replace')}" if text else ""
-        raise EngineError(KINDS.get(name, FailureKind.ERROR), f"{call} failed with {name}{words}")
+        raise EngineError(classify(f"CUDA error {int(code)}{words}"), f"{call} failed with {name}{words}")
     if not values:
         return None
     return values[0] if len(values) == 1 else values

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mptune.data.rollout import outputs_of
-from mptune.engines.base import ComparesSessions, DescribesLayers, Engine, EngineSession, Measurement, Stage
+from mptune.engines.base import DescribesLayers, Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity, output_error
@@ -107,8 +107,6 @@ class MeasureJob:
         enough = replace(self.enough, error=counted.value(self.metric) if counted.has(self.metric) else math.nan)
         latency, baseline_latency, repetitions = self.time(state, candidate, baseline, enough)
         warnings = [*candidate.warnings, *baseline.session.warnings]
-        if isinstance(self.engine, ComparesSessions):
-            warnings += self.engine.compare(candidate, baseline.session)
         if self.on_gpu:
             warnings += state.cached("state of the gpus", "", GpuWatch).warnings()
         warnings += _jetson_warnings(state, before)

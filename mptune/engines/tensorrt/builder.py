@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import filelock
@@ -16,117 +16,113 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress
 from mptune.engines.jobs.samples import Feed
-from mptune.engines.tensorrt.library import (
-    AHEAD_OF_TIME,
-    Kind,
-    Library,
+from mptune.engines.tensorrt.failures import (
     ParserComplaint,
     build_failure,
-    collector_paused,
-    made,
-    open_log,
+    construct,
     parser_failure,
     skipped_tactics,
 )
+from mptune.engines.tensorrt.library import AHEAD_OF_TIME, Kind, Library, collector_paused, open_log
 from mptune.errors import SettingsError
 from mptune.files import whole_file
 from mptune.settings import ShapeRange, TensorRtSettings
 
-_LOCK_TIMEOUT_S = 60.0
-
-
-class TimingCache:
-    """A timing cache in a file. The lock is held to read and to write, not while an engine is built.
-
-    A file that cannot be used (damaged, or of another version or GPU) is replaced by a fresh one, with a warning.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
-        self._seen = b""
-        self._attached: Any = None
-
-    def attach(self, config: Any, log: Any) -> list[str]:
-        """Load the file into a builder's configuration."""
-        try:
-            self._seen = self._read()
-        except (OSError, filelock.Timeout) as error:
-            return [f"no timing cache ({error}): builds take longer; make {self._path} readable"]
-        warned = len(log.warnings)
-        timing_cache = config.create_timing_cache(self._seen)
-        damaged = any("timing cache" in text.lower() for text in log.warnings[warned:])
-        problem = "is damaged" if damaged or timing_cache is None else ""
-        if not problem and not config.set_timing_cache(timing_cache, ignore_mismatch=False):
-            problem = "was written by another version of TensorRT or on another GPU"
-        self._attached = timing_cache  # The configuration does not own it.
-        if not problem:
-            return []
-        self._attached = config.create_timing_cache(b"")
-        config.set_timing_cache(self._attached, ignore_mismatch=False)
-        return [f"the timing cache {problem}: it was replaced by an empty one, nothing is to be done ({self._path})"]
-
-    def save(self, config: Any) -> list[str]:
-        """Write the cache, merged with what other processes have written meanwhile."""
-        timing_cache = config.get_timing_cache()
-        if timing_cache is None:
-            return []
-        try:
-            with self._lock:
-                written = self._path.read_bytes() if self._path.exists() else b""
-                if written != self._seen:
-                    timing_cache.combine(config.create_timing_cache(written), ignore_mismatch=False)
-                with whole_file(self._path) as partial:
-                    partial.write_bytes(bytes(memoryview(timing_cache.serialize())))
-        except (OSError, filelock.Timeout) as error:
-            return [f"the timing cache could not be written ({error}): later builds take longer; free some space"]
-        return []
-
-    def _read(self) -> bytes:
-        with self._lock:
-            return self._path.read_bytes() if self._path.exists() else b""
-
-
-class RuntimeCache:
-    """The kernels that TensorRT-RTX has compiled for this GPU, for all engines of a run.
-
-    Several sessions are open at a time, each with a cache of its own that began with what the file held then; the
-    largest is kept. Where writing fails, kernels are compiled again.
-    """
-
-    def __init__(self, path: Path, runtime_config: Any) -> None:
-        """Load the file into the configuration of a new context."""
-        self._path = path
-        self._lock = filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
-        self._runtime_cache: Any = runtime_config.create_runtime_cache()
-        self._rejected = b""
-        with contextlib.suppress(OSError, filelock.Timeout), self._lock:
-            written = self._read()
-            if written and not self._runtime_cache.deserialize(written):  # of another GPU or version
-                self._rejected = written
-        runtime_config.set_runtime_cache(self._runtime_cache)
-
-    def save(self) -> None:
-        """Write the kernels."""
-        with contextlib.suppress(OSError, filelock.Timeout), self._lock:
-            kernels, written = bytes(memoryview(self._runtime_cache.serialize())), self._read()
-            if written == self._rejected or len(kernels) > len(written):
-                with whole_file(self._path) as partial:
-                    partial.write_bytes(kernels)
-
-    def close(self) -> None:
-        """Write the kernels and let go of the cache."""
-        self.save()
-        self._runtime_cache = None
-
-    def _read(self) -> bytes:
-        return self._path.read_bytes() if self._path.exists() else b""
-
-
 _MIB = 1 << 20
+_LOCK_TIMEOUT_S = 60.0
+_LOCK_ERRORS = (OSError, filelock.Timeout)
+_REPORT_EVERY_S = 0.25
 AVERAGED_TIMINGS = 8
 """Timings of a tactic that are averaged: trtexec's (``defaultAvgTiming``, sampleOptions.h); Python's default is 1."""
-_REPORT_EVERY_S = 0.25
+
+
+class BuildObjects(list[Any]):
+    """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result."""
+
+    def close(self) -> None:
+        """Free them in reverse order, an object before what it was made with."""
+        with collector_paused():
+            while self:
+                self.pop()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bytes]:
+    """Hold the lock of a file that the processes of a run share; yields what it holds.
+
+    It is held to read and to write, not while an engine is built.
+    """
+    with filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S):
+        yield path.read_bytes() if path.exists() else b""
+
+
+def _write(path: Path, serialized: Any) -> None:
+    with whole_file(path) as partial:
+        partial.write_bytes(bytes(memoryview(serialized)))
+
+
+def attach_timing_cache(path: Path, config: Any, log: Any, objects: BuildObjects) -> list[str]:
+    """Load the run's timing cache into a builder's configuration; returns warnings.
+
+    A file that cannot be used (damaged, or of another version or GPU) is replaced by a fresh one.
+    """
+    try:
+        with _locked(path) as content:
+            pass
+    except _LOCK_ERRORS as error:
+        return [f"no timing cache ({error}): builds take longer; make {path} readable"]
+    logged = len(log.warnings)
+    timing_cache = config.create_timing_cache(content)
+    problem = ""
+    if timing_cache is None or any("timing cache" in text.lower() for text in log.warnings[logged:]):
+        problem = "is damaged"
+    elif not config.set_timing_cache(timing_cache, ignore_mismatch=False):
+        problem = "was written by another version of TensorRT or on another GPU"
+    if problem:
+        timing_cache = config.create_timing_cache(b"")
+        config.set_timing_cache(timing_cache, ignore_mismatch=False)
+    objects.append(timing_cache)  # The configuration does not own it.
+    replaced = f"the timing cache {problem}: it was replaced by an empty one, nothing is to be done ({path})"
+    return [replaced] if problem else []
+
+
+def save_timing_cache(path: Path, config: Any) -> list[str]:
+    """Write the timing cache, merged with what other processes have written meanwhile; returns warnings."""
+    timing_cache = config.get_timing_cache()
+    try:
+        with _locked(path) as content:
+            written = config.create_timing_cache(content) if content and timing_cache is not None else None
+            if written is not None:
+                timing_cache.combine(written, ignore_mismatch=False)
+            if timing_cache is not None:
+                _write(path, timing_cache.serialize())
+    except _LOCK_ERRORS as error:
+        return [f"the timing cache could not be written ({error}): later builds take longer; free some space"]
+    return []
+
+
+def open_runtime_cache(path: Path, runtime_config: Any) -> Any:
+    """Load the kernels that TensorRT-RTX has compiled for this GPU into the configuration of a new context.
+
+    Where the file cannot be read, or is of another GPU or version and deleted, kernels are compiled again.
+    """
+    runtime_cache = runtime_config.create_runtime_cache()
+    with suppress(*_LOCK_ERRORS), _locked(path) as content:
+        if content and not runtime_cache.deserialize(content):
+            path.unlink()
+    runtime_config.set_runtime_cache(runtime_cache)
+    return runtime_cache
+
+
+def save_runtime_cache(path: Path, runtime_cache: Any) -> None:
+    """Write the kernels of a session, for all engines of the run.
+
+    Several sessions are open at a time, each with a cache that began with what the file held then: the largest stays.
+    """
+    with suppress(*_LOCK_ERRORS), _locked(path) as content:
+        serialized = runtime_cache.serialize()
+        if len(memoryview(serialized)) > len(content):
+            _write(path, serialized)
 
 
 @dataclass(frozen=True)
@@ -153,16 +149,6 @@ class BuiltEngine:
     warnings: tuple[str, ...] = ()
 
 
-class BuildObjects(list[Any]):
-    """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result."""
-
-    def close(self) -> None:
-        """Free them in reverse order, an object before what it was made with."""
-        with collector_paused():
-            while self:
-                self.pop()
-
-
 @collector_paused()
 def build_engine(
     library: Library,
@@ -172,7 +158,6 @@ def build_engine(
     *,
     timeout_s: float = math.inf,
     report: Callable[[Progress], None] | None = None,
-    clock: Callable[[], float] = time.monotonic,
     objects: BuildObjects | None = None,
 ) -> BuiltEngine:
     """Parse a typed model as a strongly typed network and build it.
@@ -180,22 +165,22 @@ def build_engine(
     The engine takes the shapes of all samples and is tuned for those of the first. After ``timeout_s`` TensorRT is
     asked to stop; it checks between steps only, so that the caller needs a deadline of its own.
     """
-    trt = library.trt
-    log = open_log(trt)
     objects = BuildObjects() if objects is None else objects
-    shared = None if options.timing_cache is None or library.is_rtx else TimingCache(options.timing_cache)
-    builder, network, _ = parse_network(library, model, log, objects)
-    _check_inputs(network, samples)
+    builder, network, _ = parse_network(library, model, objects)
+    log = objects[0]
     config = builder.create_builder_config()
     objects.append(config)
     _configure(library, config, options)
     profile = builder.create_optimization_profile()
     objects.append(profile)
     if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
-        raise build_failure(log.errors, log.warnings, "TensorRT refuses the optimization profile")
-    warnings = [] if shared is None else shared.attach(config, log)
-    objects.append(shared)
-    monitor = _monitor_class(trt)(clock() + timeout_s, report, clock)
+        raise build_failure(log, "TensorRT refuses the optimization profile")
+    warnings = list(library.warnings)
+    # TensorRT-RTX times nothing, and its timing cache would need a GPU.
+    cache_file = None if library.is_rtx else options.timing_cache
+    if cache_file is not None:
+        warnings += attach_timing_cache(cache_file, config, log, objects)
+    monitor = _monitor_class(library.trt)(monotonic() + timeout_s, report)
     config.progress_monitor = monitor
     objects.append(monitor)
     memory = builder.build_serialized_network(network, config)
@@ -203,66 +188,40 @@ def build_engine(
     if monitor.cancelled:
         raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
     if memory is None or not memory.nbytes:
-        raise build_failure(log.errors, log.warnings)
-    if shared is not None:
-        warnings += shared.save(config)
-    return BuiltEngine(memory, (*library.warnings, *warnings, *skipped_tactics(log.warnings)))
+        raise build_failure(log)
+    if cache_file is not None:
+        warnings += save_timing_cache(cache_file, config)
+    return BuiltEngine(memory, (*warnings, *skipped_tactics(log.warnings)))
 
 
 @collector_paused()
-def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
+def parse_network(library: Library, model: Path, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
     """Parse a typed model as a strongly typed network: builder, network, and the parser, which holds its weights.
 
-    ``objects`` keeps what TensorRT made, also where this raises.
+    ``objects`` keeps what TensorRT made, the log first, also where this raises.
     """
+    import onnx
+
     trt = library.trt
     objects = BuildObjects() if objects is None else objects
-    builder = made(lambda: trt.Builder(log), log)
+    log = open_log(trt)
+    builder = construct(lambda: trt.Builder(log), log)
     objects += [log, builder]
     # TensorRT 11 has no other networks: it accepts the flag and ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     objects += [network, parser]
     if not parser.parse_from_file(str(model)):
-        raise parser_failure([_complaint(parser.get_error(k)) for k in range(parser.num_errors)], log.errors)
+        complaints = []
+        for position in range(parser.num_errors):
+            parser_error = parser.get_error(position)
+            # Of an attribute that it does not support it names no node, but its function is called by the operator.
+            importer = str(parser_error.func() or "").removeprefix("import")
+            operator = parser_error.node_operator() or (importer if onnx.defs.has(importer) else "")
+            words, node = parser_error.desc() or "", parser_error.node_name() or ""
+            complaints.append(ParserComplaint(parser_error.code().name, words, node, operator))
+        raise parser_failure(complaints, log)
     return builder, network, parser
-
-
-def _complaint(parser_error: Any) -> ParserComplaint:
-    import onnx
-
-    # Of an attribute that it does not support it names no node, but its function is called by the operator.
-    importer = str(parser_error.func() or "").removeprefix("import")
-    return ParserComplaint(
-        code=parser_error.code().name,
-        words=parser_error.desc() or "",
-        node=parser_error.node_name() or "",
-        operator=parser_error.node_operator() or (importer if onnx.defs.has(importer) else ""),
-    )
-
-
-def _check_inputs(network: Any, samples: Sequence[Feed]) -> None:
-    """Raise where an input of the network is none of the model: the parser renames one that is an output, too."""
-    for position in range(network.num_inputs):
-        name = network.get_input(position).name
-        if any(name not in feed for feed in samples):
-            raise EngineError(
-                FailureKind.UNSUPPORTED,
-                f"TensorRT calls an input {name!r}, which the model has not: one that is an output, too, is renamed."
-                " Take it off the model's outputs",
-            )
-
-
-@collector_paused()
-def engine_faults(library: Library, data: Any, objects: BuildObjects | None = None) -> tuple[str, ...]:
-    """Faults of an engine file by TensorRT-RTX's check of its header, as names of ``EngineInvalidityDiagnostics``."""
-    trt = library.trt
-    log = open_log(trt)
-    runtime = made(lambda: trt.Runtime(log), log)
-    (BuildObjects() if objects is None else objects).extend((log, runtime))
-    _, diagnostics = runtime.get_engine_validity(data)
-    faults = trt.EngineInvalidityDiagnostics
-    return tuple(fault.name for fault in (faults.MALFORMED_ENGINE, faults.VERSION_MISMATCH) if diagnostics & int(fault))
 
 
 def _configure(library: Library, config: Any, options: BuildOptions) -> None:
@@ -277,94 +236,90 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
     if library.is_rtx and options.capabilities:
         config.num_compute_capabilities = len(options.capabilities)
         for position, capability in enumerate(options.capabilities):
-            name = AHEAD_OF_TIME.get(capability)
-            wanted = None if name is None else getattr(trt.ComputeCapability, name, None)
-            if wanted is None or not config.set_compute_capability(wanted, position):
+            value = getattr(trt.ComputeCapability, AHEAD_OF_TIME.get(capability, ""), None)
+            if value is None or not config.set_compute_capability(value, position):
                 number = ".".join(map(str, capability))
-                raise EngineError(
-                    FailureKind.UNSUPPORTED,
-                    f"TensorRT-RTX {library.version} builds no engines for compute capability {number}",
-                )
+                message = f"TensorRT-RTX {library.version} builds no engines for compute capability {number}"
+                raise EngineError(FailureKind.UNSUPPORTED, message)
 
 
 def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: Sequence[ShapeRange]) -> bool:
-    """Set the shapes of dynamic inputs and the values of those that are shapes; whether there is one, so a profile."""
-    wanted = {given.name: given for given in shapes}
-    needed = False
+    """Set the shapes of dynamic inputs, and the values of inputs that are shapes; returns whether there are any.
+
+    Smallest and largest are those of all samples, the usual one is the first sample's; the user's shapes go before.
+    """
+    ranges = {shape.name: shape for shape in shapes}
     dynamic: dict[str, tuple[int, ...]] = {}
+    has_values = False
     for position in range(network.num_inputs):
         tensor = network.get_input(position)
         name, declared = tensor.name, tuple(tensor.shape)
+        if any(name not in sample for sample in samples):
+            raise EngineError(
+                FailureKind.UNSUPPORTED,
+                f"TensorRT calls an input {name!r}, which the model has not: one that is an output, too, is renamed."
+                " Take it off the model's outputs",
+            )
+        arrays = [np.asarray(sample[name]) for sample in samples]
         if tensor.is_shape_tensor:
-            _set_values(profile, name, [np.asarray(sample[name]).ravel() for sample in samples])
-            needed = True
+            _set_values(profile, name, arrays)
+            has_values = True
         if -1 in declared:
             dynamic[name] = declared
-            observed = _shapes_of(name, samples)
-            chosen = _checked(wanted[name], declared, observed) if name in wanted else observed
-            profile.set_shape(name, chosen.smallest, chosen.usual, chosen.largest)
-            needed = True
-    unknown = sorted(set(wanted) - set(dynamic))
+            usual, smallest, largest = _range([np.array(array.shape) for array in arrays])
+            if name in ranges:
+                _check_range(ranges[name], declared, (smallest, largest))
+                smallest, usual, largest = ranges[name].smallest, ranges[name].usual, ranges[name].largest
+            profile.set_shape(name, smallest, usual, largest)
+    unknown = sorted(set(ranges) - set(dynamic))
     if unknown:
         names = ", ".join(f"{name} ({_text(shape)})" for name, shape in dynamic.items()) or "none"
-        raise SettingsError(
-            f"names {unknown[0]!r}, which is no dynamic input", f"dynamic inputs: {names}", setting="shapes"
-        )
-    return needed
+        message = f"names {unknown[0]!r}, which is no dynamic input"
+        raise SettingsError(message, f"dynamic inputs: {names}", setting="shapes")
+    return has_values or bool(dynamic)
 
 
-def _set_values(profile: Any, name: str, values: Sequence[np.ndarray]) -> None:
+def _set_values(profile: Any, name: str, arrays: Sequence[np.ndarray]) -> None:
     """Set the range of values of an input that is a shape."""
-    kind = values[0].dtype
-    if kind.kind not in "iu":
+    dtype = arrays[0].dtype
+    if dtype.kind not in "iu":
         raise EngineError(
             FailureKind.UNSUPPORTED,
-            f"input {name!r} decides a shape and is of type {kind}: TensorRT takes INT32 and INT64 there, so cast it in"
-            " the model",
+            f"input {name!r} decides a shape and is of type {dtype}: TensorRT takes INT32 and INT64 there, so cast it"
+            " in the model",
         )
-    ranges = [tuple(int(value) for value in row) for row in _range_of(values)]
-    largest = max((abs(value) for row in ranges for value in row), default=0)
+    usual, smallest, largest = _range([array.ravel() for array in arrays])
     try:
-        profile.set_shape_input(name, *ranges)
+        profile.set_shape_input(name, smallest, usual, largest)
     except (TypeError, OverflowError) as error:  # before 10.11 pyCore.cpp takes 32 bits
         raise EngineError(
             FailureKind.UNSUPPORTED,
-            f"input {name!r} decides a shape and holds {largest}, and this TensorRT takes INT32 there: give values"
-            f" of at most {np.iinfo(np.int32).max}",
+            f"input {name!r} decides a shape and holds {max(map(abs, (*smallest, *largest)))}, and this TensorRT takes"
+            f" INT32 there: give values of at most {np.iinfo(np.int32).max}",
         ) from error
 
 
-def _shapes_of(name: str, samples: Sequence[Feed]) -> ShapeRange:
-    shapes = [np.array(sample[name].shape) for sample in samples]
-    smallest, usual, largest = (tuple(int(size) for size in shape) for shape in _range_of(shapes))
-    return ShapeRange(name, smallest, usual, largest)
-
-
-def _range_of(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Smallest, first and largest, element by element."""
+def _range(arrays: Sequence[np.ndarray]) -> tuple[tuple[int, ...], ...]:
+    """First, smallest and largest of integer arrays, element by element."""
     stacked = np.stack(arrays)
-    return stacked.min(axis=0), stacked[0], stacked.max(axis=0)
+    return tuple(tuple(map(int, row)) for row in (stacked[0], stacked.min(axis=0), stacked.max(axis=0)))
 
 
-def _checked(wanted: ShapeRange, declared: tuple[int, ...], observed: ShapeRange) -> ShapeRange:
-    """The user's range, checked against the model and the data."""
-    bounds = list(zip(wanted.smallest, wanted.largest, strict=True))
+def _check_range(given: ShapeRange, declared: tuple[int, ...], observed: Sequence[tuple[int, ...]]) -> None:
+    """Raise where the user's range does not fit the model's declaration or the shapes in the data."""
+    bounds = list(zip(given.smallest, given.largest, strict=True))
     if len(bounds) != len(declared) or any(
-        size != -1 and (low, high) != (size, size) for (low, high), size in zip(bounds, declared, strict=True)
+        size != -1 and pair != (size, size) for pair, size in zip(bounds, declared, strict=True)
     ):
-        raise SettingsError(
-            f"{wanted.name}: {_text(wanted.largest)} does not fit the input's shape {_text(declared)}",
-            "give every dimension, the fixed ones as they are",
-            setting="shapes",
-        )
-    for shape in (observed.smallest, observed.largest):
+        message = f"{given.name}: {_text(given.largest)} does not fit the input's shape {_text(declared)}"
+        raise SettingsError(message, "give every dimension, the fixed ones as they are", setting="shapes")
+    for shape in observed:
         if any(not low <= size <= high for (low, high), size in zip(bounds, shape, strict=True)):
             raise SettingsError(
-                f"{wanted.name}: the data hold the shape {_text(shape)}, which is out of range",
+                f"{given.name}: the data hold the shape {_text(shape)}, which is out of range",
                 "widen the range, or give data of the shapes that you will deploy",
                 setting="shapes",
             )
-    return wanted
 
 
 def _text(shape: Sequence[int]) -> str:
@@ -379,26 +334,23 @@ def _monitor_class(trt: Any) -> Any:
         TensorRT calls it from several threads; they share single assignments only.
         """
 
-        def __init__(
-            self, deadline: float, report: Callable[[Progress], None] | None, clock: Callable[[], float]
-        ) -> None:
+        def __init__(self, deadline: float, report: Callable[[Progress], None] | None) -> None:
             super().__init__()
             self.cancelled = False
             self._deadline = deadline
             self._report = report
-            self._clock = clock
             self._steps: dict[str, int] = {}
-            self._outer: set[str] = set()
+            self._outermost: set[str] = set()
             self._reported = -math.inf
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             if parent_phase is None:
-                self._outer.add(phase_name)
-            if parent_phase is None or parent_phase in self._outer:
+                self._outermost.add(phase_name)
+            if parent_phase is None or parent_phase in self._outermost:
                 self._steps[phase_name] = num_steps
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            now = self._clock()
+            now = monotonic()
             if now >= self._deadline:
                 self.cancelled = True
                 return False

@@ -1,148 +1,35 @@
-"""The jobs of TensorRT in the worker: load, build, measure, profile, check an engine's types, run an engine file."""
+"""The jobs of TensorRT in the worker: load, parse, build, profile, and run an engine file."""
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mptune.data.archive import read_samples
-from mptune.engines.base import EngineError, EngineSession, FailureKind, Stage
+from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, steady_mean
+from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob, Run
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
-from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, engine_faults
-from mptune.engines.tensorrt.library import Kind, install_line, load_library, made, open_log
+from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, parse_network
+from mptune.engines.tensorrt.failures import construct
+from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.library import Kind, install_line, load_library, open_log
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.files import whole_file
-from mptune.graph.plan import PRECISIONS, REDUCED, Precision
 from mptune.processes.child import WorkerState
 from mptune.targets.detect import detect_gpus
-
-_TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")
-
-# "Row major linear FP16 format", "Channel major FP16 format where channel % 8 == 0", "Half"; "Row major linear BF16".
-_BRAIN = re.compile(r"BF16|BFloat16", re.IGNORECASE)
-_HALF = re.compile(r"(?<!B)FP16|(?<!B)Float16|\bHalf\b", re.IGNORECASE)
-_SINGLE = re.compile(r"FP32|Float32|(?<!B)\bFloat\b|\bTF32\b", re.IGNORECASE)
-_NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
-_SEPARATORS = re.compile(r"[\x1e\x1f]")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer of a built engine."""
-
-    name: str
-    nodes: tuple[str, ...]
-    """The ONNX nodes that it came from; empty for a reformat of TensorRT's own."""
-    inputs: frozenset[Precision]
-    outputs: frozenset[Precision]
-
-
-def read_layers(information: str) -> tuple[Layer, ...]:
-    """The layers in the inspector's JSON; none where the engine was built without detailed verbosity."""
-    return tuple(_layer(entry) for entry in _listed(information))
-
-
-def type_warnings(
-    nodes: Mapping[str, Precision], layers: Sequence[Layer], baseline: Sequence[Layer]
-) -> tuple[str, ...]:
-    """Compare an engine with its plan and with the all-FP32 engine.
-
-    Only layers whose nodes all have the same precision count: what is fused across a boundary has both.
-    """
-    warnings = []
-    realised = _realised(nodes, layers)
-    if not {*nodes.values()}.isdisjoint(REDUCED) and realised and realised == _realised(nodes, baseline):
-        warnings.append(
-            "the engine computes in the same types as the all-FP32 engine, so the plan changed nothing: update"
-            " TensorRT, or treat the plan as FP32"
-        )
-    other = [(layer, wanted) for layer in layers if (wanted := _broken(nodes, layer)) is not None]
-    if other and not warnings:
-        layer, wanted = other[0]
-        got = ", ".join(sorted(precision.value for precision in layer.outputs))
-        warnings.append(
-            f"{len(other)} of {len(layers)} layers of the engine run in another type than the plan says, such as"
-            f" {layer.name!r} ({got} in place of {wanted.value}): latency and error are those of this engine; update"
-            " TensorRT to have the plan's"
-        )
-    return tuple(warnings)
-
-
-def _listed(information: str) -> list[Mapping[str, Any]]:
-    """The entries of the layers that have more than a name."""
-    try:
-        document = json.loads(information)
-    except ValueError:
-        return []
-    listed = document.get("Layers", ()) if isinstance(document, dict) else ()
-    return [entry for entry in listed if isinstance(entry, dict)]
-
-
-def _layer(entry: Mapping[str, Any]) -> Layer:
-    metadata = str(entry.get("Metadata") or "")
-    matches = (_NODE.match(part.strip()) for part in _SEPARATORS.split(metadata))
-    return Layer(
-        name=str(entry.get("Name", "")),
-        nodes=tuple(match["name"] for match in matches if match),
-        inputs=_types(entry.get("Inputs", ())),
-        outputs=_types(entry.get("Outputs", ())),
-    )
-
-
-def _types(tensors: Any) -> frozenset[Precision]:
-    precisions = (_type(tensor) for tensor in tensors if isinstance(tensor, dict)) if isinstance(tensors, list) else ()
-    return frozenset(precision for precision in precisions if precision is not None)
-
-
-def _type(description: Mapping[str, Any]) -> Precision | None:
-    """The floating type of a tensor; None for integers, other floats, and where TensorRT gives none."""
-    text = _type_text(description)
-    if _BRAIN.search(text):
-        return Precision.BF16
-    if _HALF.search(text):
-        return Precision.FP16
-    return Precision.FP32 if _SINGLE.search(text) else None
-
-
-def _type_text(description: Mapping[str, Any]) -> str:
-    return next((str(description[key]) for key in _TYPE_KEYS if description.get(key)), "")
-
-
-def _realised(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> dict[str, frozenset[Precision]]:
-    """Types of the inputs and outputs of the layers that each of the plan's nodes became part of."""
-    realised: dict[str, frozenset[Precision]] = {}
-    for layer in layers:
-        for node in layer.nodes:
-            if node in nodes:
-                realised[node] = realised.get(node, frozenset()) | layer.inputs | layer.outputs
-    return {node: types for node, types in realised.items() if types}
-
-
-def _broken(nodes: Mapping[str, Precision], layer: Layer) -> Precision | None:
-    """The precision that a layer should have, where none of its outputs has that type."""
-    wanted = {nodes.get(node) for node in layer.nodes}
-    if len(wanted) != 1 or not layer.outputs:
-        return None
-    precision = wanted.pop()
-    return precision if precision is not None and precision not in layer.outputs else None
-
 
 _OPEN_SESSIONS = ("baseline", "switched", "waists")
 """What stays open in the worker from job to job and holds memory of the device."""
 _SHAPE_VALUES = 64
-"""An integer input of at most so many elements may be a shape; of all others only the shape is needed to build."""
+"""An integer input of at most this many elements may be a shape; of all others only the shape is needed to build."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +39,7 @@ class LibraryReport:
     version: str
     warnings: tuple[str, ...] = ()
     cuda_obstacle: str | None = None
-    """Why no GPU can be used through cuda-python or the system's CUDA."""
-    cuda_install: str = ""
-    """The command that removes the obstacle, where one does."""
+    """Why no GPU can be used, and the command that cures it, where one does."""
 
 
 @dataclass(frozen=True)
@@ -169,22 +54,34 @@ class LibraryJob:
 
     def run(self, state: WorkerState) -> LibraryReport:
         library = load_library(self.kind)
-        obstacle, install = None, ""
-        try:
-            cuda.require_device()
-        except EngineError as error:
-            obstacle = error.message
-            install = "" if error.kind is FailureKind.DEVICE_LOST else cuda.install_line()
+        obstacle = cuda.unavailable_reason()
         if obstacle is None or library.is_rtx:
+            log = open_log(library.trt)
             try:
-                log = open_log(library.trt)
-                made(lambda: library.trt.Builder(log), log)
+                construct(lambda: library.trt.Builder(log), log)
             except EngineError as error:
                 if library.is_rtx:
                     raise
-                obstacle = f"it makes no builder: {error.message}"
-                install = install_line(self.kind, detect_gpus()) if error.kind is FailureKind.DRIVER else ""
-        return LibraryReport(library.version, library.warnings, obstacle, install)
+                cure = f": {install_line(self.kind, detect_gpus())}" if error.kind is FailureKind.DRIVER else ""
+                obstacle = f"it makes no builder ({error.message}){cure}"
+        return LibraryReport(library.version, library.warnings, obstacle)
+
+
+@dataclass(frozen=True)
+class ParseJob:
+    """Whether the parser of TensorRT or TensorRT-RTX takes a model: None where it does, else why not."""
+
+    kind: Kind
+    model: Path
+    plugins: tuple[Path, ...] = ()
+
+    def run(self, state: WorkerState) -> str | None:
+        library = load_library(self.kind, self.plugins)
+        try:
+            parse_network(library, self.model)
+        except EngineError as error:
+            return error.message
+        return None
 
 
 @dataclass(frozen=True)
@@ -227,43 +124,32 @@ class BuildJob:
             objects=objects,
         )
         build_s = time.perf_counter() - started
-        faults = engine_faults(library, built.memory, objects) if library.is_rtx else ()
-        if faults:
-            raise EngineError(FailureKind.ERROR, f"TensorRT-RTX refuses the engine that it built: {', '.join(faults)}")
-        with whole_file(self.engine_path) as partial:
-            partial.write_bytes(built.memory)
+        with whole_file(self.engine_path) as partial_path:
+            partial_path.write_bytes(built.memory)
         return BuildResult(build_s, built.memory.nbytes, built.warnings)
-
-
-@dataclass(frozen=True)
-class TensorRtEngine:
-    """An engine file. Implements ``Engine`` and ``ComparesSessions``."""
-
-    path: Path
-    options: EngineOptions
-    nodes: Mapping[str, Precision] = field(default_factory=dict)
-
-    def open(self) -> TensorRtSession:
-        return TensorRtSession(self.path, self.options)
-
-    def compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
-        """See ``ComparesSessions``: about layers in another type than the plan says."""
-        assert isinstance(candidate, TensorRtSession)
-        assert isinstance(baseline, TensorRtSession)
-        return type_warnings(self.nodes, read_layers(candidate.information()), read_layers(baseline.information()))
 
 
 def _outlines(paths: tuple[Path, ...]) -> tuple[Feed, ...]:
     """The samples' shapes as arrays that take no memory; an input that may be a shape keeps its values."""
-    return tuple(
-        {name: _outline(array) for name, array in sample.items()} for path in paths for sample in read_samples(path)
-    )
+
+    def outline(array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind in "iu" and array.size <= _SHAPE_VALUES:
+            return array
+        return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+    samples = (sample for path in paths for sample in read_samples(path))
+    return tuple({name: outline(array) for name, array in sample.items()} for sample in samples)
 
 
-def _outline(array: np.ndarray) -> np.ndarray:
-    if array.dtype.kind in "iu" and array.size <= _SHAPE_VALUES:
-        return array
-    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+@dataclass(frozen=True)
+class TensorRtEngine:
+    """An engine file. Implements ``Engine``."""
+
+    path: Path
+    options: EngineOptions
+
+    def open(self) -> TensorRtSession:
+        return TensorRtSession(self.path, self.options)
 
 
 @dataclass(frozen=True)
@@ -276,9 +162,8 @@ class EngineProfileJob:
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
         """The layer times of one execution, in the engine's order."""
         feed = cached_samples(state, self.samples)[0]
-        options = self.built.options
-        plain = replace(options, latency=replace(options.latency, cuda_graph=False))
-        session = state.transient(partial(TensorRtSession, self.built.path, plain))
+        options = replace(self.built.options, cuda_graph=False)
+        session = state.transient(partial(TensorRtSession, self.built.path, options))
         state.enter(Stage.TIME)
         profiler = profiler_class(session.library.trt)()
         session.attach(profiler)
@@ -289,51 +174,6 @@ class EngineProfileJob:
             profiler.start_execution()
             watch.run_once()
         return layer_times(profiler.executions, read_layers(session.information()))
-
-
-def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
-    """Combine the profiler's times with the inspector's layers."""
-    nodes: dict[str, tuple[str, ...]] = {}
-    types: dict[str, frozenset[Precision]] = {}
-    for layer in layers:
-        nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
-        types[layer.name] = types.get(layer.name, frozenset()) | layer.outputs
-    names = dict.fromkeys(name for execution in executions for name in execution)
-    if not any(nodes.get(name) for name in names):
-        reported = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
-        raise EngineError(FailureKind.UNSUPPORTED, f"the profiler reports {reported}")
-    return tuple(
-        LayerTime(
-            nodes.get(name, ()),
-            steady_mean([execution.get(name, 0.0) for execution in executions]),
-            name,
-            tuple(precision for precision in PRECISIONS if precision in types.get(name, ())),
-        )
-        for name in names
-    )
-
-
-@cache
-def profiler_class(trt: Any) -> Any:
-    """An ``IProfiler`` of this module that keeps the time of each layer, execution by execution."""
-
-    class Profiler(trt.IProfiler):  # type: ignore[misc]
-        """Times of the same layer name within an execution are summed."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.executions: list[dict[str, float]] = []
-
-        def start_execution(self) -> None:
-            """Begin another execution; what is reported before the first one is dropped."""
-            self.executions.append({})
-
-        def report_layer_time(self, layer_name: str, ms: float) -> None:
-            if self.executions:
-                times = self.executions[-1]
-                times[layer_name] = times.get(layer_name, 0.0) + ms
-
-    return Profiler
 
 
 @dataclass(frozen=True)
@@ -354,7 +194,7 @@ class EngineOutputsJob(OutputsJob):
     """Of the ONNX model's inputs and outputs; the samples have those inputs, the file gets those outputs."""
 
     def _open(self, state: WorkerState) -> Run:
-        return _opened(state, self.model, self.kind, self.names, 1)[0]
+        return _open_runs(state, self.model, self.kind, self.names, 1)[0]
 
 
 @dataclass(frozen=True)
@@ -365,53 +205,35 @@ class EngineRepeatJob(RepeatJob):
     names: ModelNames = ModelNames((), (), ())
 
     def _open(self, state: WorkerState) -> list[Run]:
-        return _opened(state, self.model, self.kind, self.names, self.threads)
+        return _open_runs(state, self.model, self.kind, self.names, self.threads)
 
 
-def _opened(state: WorkerState, path: Path, kind: Kind, names: ModelNames, count: int) -> list[Run]:
+def _open_runs(state: WorkerState, path: Path, kind: Kind, names: ModelNames, count: int) -> list[Run]:
     """What runs an engine file under the names of the model, each in a session of its own until the job ends."""
+
+    def under_model_names(session: TensorRtSession) -> Run:
+        inputs = _correspondence("inputs", [*session.inputs], [*session.inputs], names.inputs)
+        outputs = _correspondence("outputs", names.wanted, names.outputs, [*session.outputs])
+
+        def run(feed: Feed) -> Outputs:
+            values = session.run({name: feed[own] for name, own in inputs.items()})
+            return {own: values[name] for own, name in outputs.items()}
+
+        return run
+
     sessions: ExitStack[bool | None] = state.transient(lambda: ExitStack())
     return [
-        _renamed(sessions.enter_context(closing(TensorRtSession(path, EngineOptions(kind)))), names)
+        under_model_names(sessions.enter_context(closing(TensorRtSession(path, EngineOptions(kind)))))
         for _ in range(count)
     ]
 
 
-def _renamed(session: TensorRtSession, names: ModelNames) -> Run:
-    """Runs a session on a model's feeds: inputs and outputs correspond by name, else by position."""
-    mode = session.library.trt.TensorIOMode
-    theirs = session.tensor_names(mode.INPUT)
-    inputs = _pairs("inputs", theirs, theirs, names.inputs)
-    types = {name: session.tensor_type(name) for name in theirs}
-    outputs = _pairs("outputs", names.wanted, names.outputs, session.tensor_names(mode.OUTPUT))
-
-    def run(feed: Feed) -> Outputs:
-        values = session.run({name: _cast(feed[ours], name, types[name]) for name, ours in inputs.items()})
-        return {ours: values[name] for ours, name in outputs.items()}
-
-    return run
-
-
-def _pairs(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Each wanted name -> the other side's: the same, else the one at its place where there are as many."""
+def _correspondence(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """Each wanted name -> the other side's: the same, else the one at its place among ``names``, where as many."""
     if set(wanted) <= set(others):
         return {name: name for name in wanted}
     if len(names) != len(others):
-        text = f"the {what} of the engine and of the model differ: {', '.join(names)} and {', '.join(others)}"
-        raise EngineError(FailureKind.ERROR, text)
+        message = f"the {what} of the engine and of the model differ: {', '.join(names)} and {', '.join(others)}"
+        raise EngineError(FailureKind.ERROR, message)
     by_place = dict(zip(names, others, strict=True))
     return {name: by_place[name] for name in wanted}
-
-
-def _cast(array: np.ndarray, name: str, dtype: np.dtype[np.generic]) -> np.ndarray:
-    """A feed in the type of the engine's input: other widths of floats, and of integers that keep their values."""
-    if array.dtype == dtype:
-        return array
-    if array.dtype.kind == dtype.kind == "f":
-        return array.astype(dtype)
-    if array.dtype.kind in "iu" and dtype.kind in "iu":
-        cast = array.astype(dtype)
-        if np.array_equal(cast, array):
-            return cast
-        raise EngineError(FailureKind.ERROR, f"input {name!r} is of type {dtype}, which does not hold all its values")
-    return array  # The session says what it wants.

@@ -1,37 +1,19 @@
-"""Which operators TensorRT's parser lacks, asked before a search begins."""
+"""Which operators TensorRT's parser lacks, known before anything is parsed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
-from mptune.engines.base import EngineError, MissingKernel
-from mptune.engines.tensorrt.builder import parse_network
-from mptune.engines.tensorrt.library import Kind, load_library, open_log
+from mptune.engines.base import MissingKernel
+from mptune.engines.tensorrt.library import Kind
 from mptune.graph.loading.model import Model
-from mptune.processes.child import WorkerState
 
 PARSED = frozenset(
     {
-        "Attention",
-        "CausalConvWithState",
-        "DequantizeLinear",
-        "GatherND",
-        "Gelu",
-        "GridSample",
-        "GroupQueryAttention",
-        "LinearAttention",
-        "MatMulNBits",
-        "MultiHeadAttention",
-        "Pad",
-        "QMoE",
-        "QuantizeLinear",
-        "Range",
-        "RotaryEmbedding",
-        "SkipSimplifiedLayerNormalization",
-        "Trilu",
+        *("Attention", "CausalConvWithState", "DequantizeLinear", "GatherND", "Gelu", "GridSample"),
+        *("GroupQueryAttention", "LinearAttention", "MatMulNBits", "MultiHeadAttention", "Pad", "QMoE"),
+        *("QuantizeLinear", "Range", "RotaryEmbedding", "SkipSimplifiedLayerNormalization", "Trilu"),
     }
 )
 """Operators of com.microsoft that the parser of TensorRT-RTX 1.7 takes by their name, some of them in some forms only
@@ -43,23 +25,6 @@ FLOAT, HALF or INT8 input is supported for the HardSwish operator"."""
 CURE = "give the model from before ONNX Runtime's optimiser, or --engine onnxruntime"
 
 
-@dataclass(frozen=True)
-class ParseJob:
-    """Whether the parser of TensorRT or TensorRT-RTX takes a model: None where it does, else why not."""
-
-    kind: Kind
-    model: Path
-    plugins: tuple[Path, ...] = ()
-
-    def run(self, state: WorkerState) -> str | None:
-        library = load_library(self.kind, self.plugins)
-        try:
-            parse_network(library, self.model, open_log(library.trt))
-        except EngineError as error:
-            return error.message
-        return None
-
-
 def foreign_operators(model: Model) -> Counter[str]:
     """Operators of other domains than ONNX's own, with their domain, and how many nodes each has."""
     return Counter(f"{node.domain}.{node.op_type}" for node in model.nodes if not node.is_standard)
@@ -67,10 +32,11 @@ def foreign_operators(model: Model) -> Counter[str]:
 
 def unparsed_operators(model: Model) -> str:
     """The operators of ONNX Runtime's domains that no parser of TensorRT takes, as a text; "" where there are none."""
+    counts = foreign_operators(model)
     return named_operators(
         {
             name: count
-            for name, count in foreign_operators(model).items()
+            for name, count in counts.items()
             if name.startswith("com.microsoft") and name.removeprefix("com.microsoft.") not in PARSED
         }
     )
@@ -83,16 +49,16 @@ def named_operators(counts: Mapping[str, int]) -> str:
 
 def refused_in_bf16(model: Model, kind: Kind) -> tuple[MissingKernel, ...]:
     """The nodes that the parser refuses in BF16."""
-    names = (node for node in model.nodes if node.is_standard and node.op_type in _NOT_IN_BF16)
-    wanted = "TensorRT-RTX" if kind == "tensorrt-rtx" else "TensorRT"
+    title = "TensorRT-RTX" if kind == "tensorrt-rtx" else "TensorRT"
     others = "" if kind == "tensorrt-rtx" else "; TensorRT's own has not been tried"
     return tuple(
         MissingKernel(
             node.name,
             node.op_type,
-            wanted,
+            title,
             "",
             f"the ONNX parser of TensorRT-RTX 1.7 refuses {node.op_type} in BF16{others}",
         )
-        for node in names
+        for node in model.nodes
+        if node.is_standard and node.op_type in _NOT_IN_BF16
     )

@@ -54,7 +54,7 @@ def choose_target(name: str) -> TargetChoice:
         answer = backend.available(Place(target, gpu))
         if answer.ability == "measures":
             return TargetChoice(target, f"{gpu.name} was found")
-        if answer.warning and answer.obstacle:
+        if answer.is_unexpected:
             obstacles.append(f"{backend.name}: {answer.obstacle}")
     why = f"{gpu.name} was found, but cannot be measured ({'; '.join(obstacles)}): latency is predicted"
     return TargetChoice(target, why)
@@ -134,6 +134,7 @@ def open_toolchain(
 
 def _choose(choice: EngineChoice, place: Place) -> tuple[Backend | None, Availability, tuple[str, ...]]:
     """The first backend that measures, else the first that builds, else none; what it can do, and warnings."""
+    where = place.target.title if place.gpu is None else place.gpu.name
     passed_over: list[str] = []
     builds: tuple[Backend, Availability] | None = None
     refusal: tuple[str, str] | None = None
@@ -141,12 +142,12 @@ def _choose(choice: EngineChoice, place: Place) -> tuple[Backend | None, Availab
         answer = backend.available(place)
         if answer.ability == "measures":
             return backend, answer, (*passed_over, *answer.notes)
-        if answer.refusal is not None and (place.is_named or answer.is_models_fault):
-            refusal = refusal or answer.refusal
+        if answer.obstacle and (place.is_named or answer.is_models_fault) and refusal is None:
+            refusal = f"--engine {backend.name} cannot be used for {where}: {answer.obstacle}", answer.hint
         if answer.ability == "builds" and builds is None:
             builds = backend, answer
-        if answer.warning:
-            passed_over.append(answer.warning)
+        if answer.is_unexpected:
+            passed_over.append(f"{backend.name} is passed over for {where}: {answer.obstacle}; {answer.hint}")
     if refusal is not None:
         raise TargetError(*refusal)
     if builds is None:

@@ -12,14 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.backends.backend import (
-    Backend,
-    Bench,
-    Builder,
-    Built,
-    ProfilesLayers,
-    Rounds,
-)
+from mptune.engines.backends.backend import Backend, Bench, Builder, Built
 from mptune.engines.base import (
     EmulatedSamples,
     ErrorSource,
@@ -27,7 +20,6 @@ from mptune.engines.base import (
     FailureKind,
     Measurement,
     MissingKernel,
-    NamesKernels,
     Profiling,
     Progress,
     SampleSet,
@@ -73,10 +65,8 @@ class TargetPredictor:
         self._bench = bench
         self._reference = reference
         self._builder = builder
-        self.fuses = self.emulation_holds = True
-        rounds: object = builder
-        if isinstance(rounds, Rounds):
-            self.fuses, self.emulation_holds = rounds.fuses, rounds.emulation_holds
+        self.fuses = builder is None or builder.fuses
+        self.emulation_holds = builder is None or builder.emulation_holds
         self._terms: LatencyTerms | None = None
 
     @property
@@ -115,7 +105,7 @@ class TargetPredictor:
         return self._terms
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        return self._builder.fused_nodes() if isinstance(self._builder, NamesKernels) else ()
+        return () if self._builder is None else self._builder.fused_nodes()
 
     def predict(self, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:
         """The roofline's latency of a plan, and its emulated error on a set of samples."""
@@ -239,7 +229,7 @@ class TargetToolchain(ABC):
         """See ``NamesKernels``; without a backend as TensorRT's parser refuses them, for a device that is predicted."""
         if self.builder is None:
             return refused_in_bf16(self.workload.model, "tensorrt") if precision is Precision.BF16 else ()
-        return self.builder.missing_kernels(precision) if isinstance(self.builder, NamesKernels) else ()
+        return self.builder.missing_kernels(precision)
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         return self.predictor.fused_nodes()
@@ -373,8 +363,7 @@ class MeasuredToolchain(TargetToolchain):
 
     @property
     def profiling(self) -> Profiling:
-        builder = self.builder
-        return builder.profiling if isinstance(builder, ProfilesLayers) and self._can_profile else "none"
+        return self.builder.profiling if self._can_profile else "none"
 
     def _measured(
         self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built | None
@@ -387,11 +376,10 @@ class MeasuredToolchain(TargetToolchain):
         if built.is_kept and _cannot_be_loaded(result) and _cannot_be_loaded(self._call(ReopenJob(job, 0))):
             self.builder.release(self._fp32, faulty=True)  # The baseline alone: another one has other tactics.
         measurement = self._timer.corrected(plan, result)
-        builder, wanted = self.builder, profile and self.profiling != "none"
-        if isinstance(measurement, Failure) or not wanted or not isinstance(builder, ProfilesLayers):
+        if isinstance(measurement, Failure) or not profile or self.profiling == "none":
             return measurement
         try:
-            layers = builder.layer_times(built)
+            layers = self.builder.layer_times(built)
         except (MptuneError, OSError) as error:
             message = error.message if isinstance(error, MptuneError) else str(error)
             layers = Failure(Stage.TIME, FailureKind.ERROR, message)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,11 @@ from onnx import helper
 
 from mptune.data.archive import save_samples
 from mptune.data.samples import CalibrationSet
-from mptune.engines.base import EngineError, EngineSession
+from mptune.engines.base import EngineError
 from mptune.engines.jobs import measure
 from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
 from mptune.engines.ort.cuda_session import OrtEngine
-from mptune.engines.ort.session import OrtSession, SessionOptions
+from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import Repetitions
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
@@ -63,27 +63,6 @@ def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
     state.close()
     with pytest.raises(EngineError, match="closed"):
         baseline.session.run({"x": np.zeros((1, 2), np.float32)})
-
-
-@dataclass(frozen=True)
-class Opened(OrtEngine):
-    """Keeps how it was opened."""
-
-    seen: list[SessionOptions] = field(default_factory=list)
-
-    def compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
-        assert isinstance(candidate, OrtSession)
-        self.seen.append(candidate.options)
-        return ("look out",)
-
-
-def test_an_engine_may_compare_its_session_with_the_baselines(tmp_path: Path) -> None:
-    job, state = job_of(tmp_path), WorkerState()
-    engine = Opened(job.engine.path, replace(OPTIONS, tf32=True))
-    assert replace(job, engine=engine).run(state).measurement.warnings == ("look out",)
-    assert [options.tf32 for options in engine.seen] == [True]
-    assert not state._cache["baseline"][1].session.options.tf32
-    state.close()
 
 
 def test_sessions_opened_anew_are_timed_beside_the_same_baseline(tmp_path: Path) -> None:

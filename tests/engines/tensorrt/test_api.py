@@ -41,9 +41,6 @@ RTX_ONLY = {
     "ComputeCapability",
     "DynamicShapesKernelSpecializationStrategy",
     "DynamicShapesKernelSpecializationStrategy.EAGER",
-    "EngineInvalidityDiagnostics",
-    "EngineInvalidityDiagnostics.MALFORMED_ENGINE",
-    "EngineInvalidityDiagnostics.VERSION_MISMATCH",
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",
     "ICudaEngine.create_runtime_config",
@@ -52,7 +49,6 @@ RTX_ONLY = {
     "IRuntimeConfig.create_runtime_cache",
     "IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy",
     "IRuntimeConfig.set_runtime_cache",
-    "Runtime.get_engine_validity",
 }
 """Named only where ``library.is_rtx``; TensorRT has some of them too, in its later versions."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, FailureKind, Progress
+from mptune.engines.tensorrt import builder as builder_module
 from mptune.engines.tensorrt.builder import (
     BuildObjects,
     BuildOptions,
     _configure,
     _fill_profile,
     build_engine,
-    engine_faults,
     parse_network,
 )
 from mptune.engines.tensorrt.jobs import BuildJob
@@ -35,8 +36,9 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.processes.child import WorkerState
+from mptune.processes.child import TRANSIENT, WorkerState
 from mptune.settings import ShapeRange, TensorRtSettings
+from tests.graph import rtx
 
 pytestmark = pytest.mark.tensorrt_rtx
 
@@ -79,7 +81,7 @@ def test_typed_models_beside_the_weight_bank_are_built(library: Library, mlp_pat
         plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], precision)
         built = build_engine(library, rewriter.write(plan, tmp_path / "typed.onnx"), OPTIONS, rows(2, 1, 4))
         assert built.warnings == ()
-        assert engine_faults(library, built.memory) == ()
+        assert rtx.engine_faults(library, built.memory) == ()
         sizes[precision] = built.memory.nbytes
     assert min(sizes.values()) > 1000
     assert sizes[Precision.FP32] != sizes[Precision.FP16]
@@ -105,9 +107,9 @@ def test_an_input_that_is_an_output_is_refused_by_name(library: Library, mlp_pat
 
 def test_the_header_check_finds_what_is_no_engine(library: Library, mlp_path: Path) -> None:
     data = bytes(build_engine(library, mlp_path, OPTIONS, rows(1)).memory)
-    assert engine_faults(library, data) == ()
+    assert rtx.engine_faults(library, data) == ()
     for damaged in (b"no engine" * 100, data[:10], bytes(64) + data[64:]):
-        assert engine_faults(library, damaged) == ("MALFORMED_ENGINE",)
+        assert rtx.engine_faults(library, damaged) == ("MALFORMED_ENGINE",)
 
 
 def test_every_capability_that_is_named_is_built_for(library: Library, mlp_path: Path) -> None:
@@ -207,30 +209,31 @@ def test_files_that_are_not_there(library: Library, tmp_path: Path) -> None:
     assert "Input file cannot be found" in vanished.message
 
 
-def test_progress_is_told_and_not_too_often(library: Library, mlp_path: Path) -> None:
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes a second."""
+    ticks = itertools.count()
+    monkeypatch.setattr(builder_module, "monotonic", lambda: float(next(ticks)))
+
+
+@pytest.mark.usefixtures("ticking")
+def test_progress_is_told_and_not_too_often(library: Library, mlp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Progress] = []
-    ticks = iter(range(1_000_000))
-    build_engine(library, mlp_path, OPTIONS, rows(1), report=heard.append, clock=lambda: float(next(ticks)))
+    build_engine(library, mlp_path, OPTIONS, rows(1), report=heard.append)
     assert len(heard) > 10
     assert all(0 < one.done <= one.steps and one.phase for one in heard)
     assert "Building engine" in {one.phase for one in heard}
+    monkeypatch.setattr(builder_module, "monotonic", lambda: 0.0)
     few: list[Progress] = []
-    build_engine(library, mlp_path, OPTIONS, rows(1), report=few.append, clock=lambda: 0.0)
+    build_engine(library, mlp_path, OPTIONS, rows(1), report=few.append)
     assert len(few) == 1
 
 
+@pytest.mark.usefixtures("ticking")
 def test_nothing_is_collected_while_tensorrt_runs(library: Library, mlp_path: Path) -> None:
     """A collection within a callback may destroy TensorRT's objects under its own locks, and never end."""
     enabled: list[bool] = []
-    ticks = iter(range(1_000_000))
-    build_engine(
-        library,
-        mlp_path,
-        OPTIONS,
-        rows(1),
-        report=lambda progress: enabled.append(gc.isenabled()),
-        clock=lambda: float(next(ticks)),
-    )
+    build_engine(library, mlp_path, OPTIONS, rows(1), report=lambda progress: enabled.append(gc.isenabled()))
     assert enabled
     assert not any(enabled)
     assert gc.isenabled()
@@ -303,16 +306,16 @@ def test_what_a_build_made_is_freed_once_the_answer_is_sent(
     job = BuildJob(mlp_path, tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0)
     assert job.run(state).nbytes > 0
     assert freed == []
-    state.end_job()
+    state.drop(TRANSIENT)
     ((*names,),) = freed
-    assert {"Builder", "INetworkDefinition", "OnnxParser", "IBuilderConfig", "IHostMemory", "Runtime"} <= set(names)
+    assert {"Builder", "INetworkDefinition", "OnnxParser", "IBuilderConfig", "IHostMemory"} <= set(names)
     assert names.index("Builder") < names.index("INetworkDefinition") < names.index("IHostMemory")
 
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(EngineError):
         BuildJob(tmp_path / "bad.onnx", tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0).run(state)
     assert len(freed) == 1
-    state.end_job()
+    state.drop(TRANSIENT)
     assert "Builder" in freed[1]
 
 
@@ -349,8 +352,8 @@ def test_which_inputs_are_shapes_is_known_without_tensorrt(
     graph = helper.make_graph(nodes, "g", inputs, [info("y", FLOAT, None)], one)
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    log, objects = open_log(library.trt), BuildObjects()
-    _, network, _ = parse_network(library, path, log, objects)
+    objects = BuildObjects()
+    _, network, _ = parse_network(library, path, objects)
     tensors = [network.get_input(k) for k in range(network.num_inputs)]
     shapes = {tensor.name for tensor in tensors if tensor.is_shape_tensor}
     objects.close()

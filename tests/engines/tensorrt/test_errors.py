@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.tensorrt.library import ParserComplaint, build_failure, clean, made, parser_failure, skipped_tactics
+from mptune.engines.tensorrt.failures import (
+    ParserComplaint,
+    build_failure,
+    clean,
+    construct,
+    parser_failure,
+    skipped_tactics,
+)
+
+
+def logged(*errors: str, warnings: Sequence[str] = ()) -> Any:
+    """A log that holds these."""
+    return SimpleNamespace(errors=[*errors], warnings=[*warnings])
+
 
 BUILDS = [
     (
@@ -83,7 +98,7 @@ BUILDS = [
 
 @pytest.mark.parametrize(("text", "kind", "begins"), BUILDS, ids=[text[:40] for text, _, _ in BUILDS])
 def test_kind_and_words_of_a_failed_build(text: str, kind: FailureKind, begins: str) -> None:
-    failure = build_failure([text])
+    failure = build_failure(logged(text))
     assert failure.kind is kind
     assert failure.message.startswith(begins)
     assert "/_src/" not in failure.message
@@ -96,12 +111,12 @@ def test_the_telling_error_is_taken_whatever_stands_around_it() -> None:
         " /_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: CUDA driver version is insufficient))"
     )
     usage = "IBuilder::x: Error Code 4: API Usage Error (Network has no outputs In validate at /_src/network.cpp:3)"
-    assert build_failure([no_device, usage, no_device]).message == "Network has no outputs"
-    assert build_failure([no_device]).kind is FailureKind.DRIVER
-    assert build_failure([no_device.replace("35", "100")]).kind is FailureKind.DEVICE_LOST
+    assert build_failure(logged(no_device, usage, no_device)).message == "Network has no outputs"
+    assert build_failure(logged(no_device)).kind is FailureKind.DRIVER
+    assert build_failure(logged(no_device.replace("35", "100"))).kind is FailureKind.DEVICE_LOST
     out_of_memory = "[x.cpp::y::1] Error Code 2: OutOfMemory (Requested size was 8 bytes.)"
     no_tactic = "10: Could not find any implementation for node a."
-    assert build_failure([no_tactic, out_of_memory]).kind is FailureKind.OUT_OF_MEMORY
+    assert build_failure(logged(no_tactic, out_of_memory)).kind is FailureKind.OUT_OF_MEMORY
 
 
 def test_layers_without_a_kernel_for_want_of_memory() -> None:
@@ -110,30 +125,30 @@ def test_layers_without_a_kernel_for_want_of_memory() -> None:
         "Skipping tactic 3 due to insufficient memory on requested size of 68719476736 detected for tactic"
         " 0x0000000000000074."
     )
-    failure = build_failure(["10: Could not find any implementation for node a."], [skipped])
+    failure = build_failure(logged("10: Could not find any implementation for node a.", warnings=[skipped]))
     assert failure.kind is FailureKind.OUT_OF_MEMORY
     assert failure.message.endswith("tactics were skipped because of too little memory")
 
 
 def test_a_constructor_that_gives_nothing() -> None:
-    log = SimpleNamespace(errors=["CUDA initialization failure with error: 35"], warnings=[])
+    log = logged("CUDA initialization failure with error: 35")
 
     def refuse() -> None:
         raise TypeError("pybind11::init(): factory function returned nullptr")
 
     with pytest.raises(EngineError, match="CUDA initialization failure") as caught:
-        made(refuse, log)
+        construct(refuse, log)
     assert caught.value.kind is FailureKind.DRIVER
     log.errors.clear()
     with pytest.raises(EngineError, match="returned nullptr"):
-        made(refuse, log)
-    assert made(lambda: 3, log) == 3
+        construct(refuse, log)
+    assert construct(lambda: 3, log) == 3
 
 
 def test_silence_is_a_failure_too() -> None:
-    assert build_failure([]).message == "TensorRT failed without a message"
-    assert build_failure([], otherwise="no context").message == "no context"
-    assert parser_failure([]).kind is FailureKind.ERROR
+    assert build_failure(logged()).message == "TensorRT failed without a message"
+    assert build_failure(logged(), "no context").message == "no context"
+    assert parser_failure([], logged()).kind is FailureKind.ERROR
 
 
 def test_parser_errors() -> None:
@@ -164,12 +179,12 @@ def test_parser_errors() -> None:
 def test_the_complaint_about_an_operator_counts_most() -> None:
     first = ParserComplaint("INVALID_GRAPH", "something follows from it")
     operator = ParserComplaint("UNSUPPORTED_NODE", "false", "d", "Det")
-    assert parser_failure([first, operator]).message.startswith("Det node")
+    assert parser_failure([first, operator], logged()).message.startswith("Det node")
 
 
 def test_a_weights_file_that_is_not_there_is_named() -> None:
     complaint = ParserComplaint("INVALID_GRAPH", "Failed to import initializer: w0")
-    failure = parser_failure([complaint], ["WeightsContext.cpp:203: Failed to open file: fp16.bin"])
+    failure = parser_failure([complaint], logged("WeightsContext.cpp:203: Failed to open file: fp16.bin"))
     assert (failure.kind, failure.message) == (FailureKind.PARSER, "Failed to open file: fp16.bin")
 
 

@@ -16,9 +16,8 @@ import mptune
 from mptune.data.archive import save_samples
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.jobs import BuildJob
+from mptune.engines.tensorrt.jobs import BuildJob, ParseJob
 from mptune.engines.tensorrt.library import exports_creators
-from mptune.engines.tensorrt.operators import ParseJob
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError

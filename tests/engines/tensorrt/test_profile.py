@@ -21,15 +21,9 @@ from mptune.engines.jobs.layer_times import LayerTime, group_times
 from mptune.engines.jobs.measure import MeasureResult
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_network
-from mptune.engines.tensorrt.jobs import (
-    EngineProfileJob,
-    Layer,
-    TensorRtEngine,
-    layer_times,
-    profiler_class,
-    read_layers,
-)
-from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library, open_log
+from mptune.engines.tensorrt.jobs import EngineProfileJob, TensorRtEngine
+from mptune.engines.tensorrt.layers import Layer, layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import toolchain as toolchain_module
@@ -51,7 +45,6 @@ from tests.engines.engine_support import run_here
 
 DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
 QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
-NONE = frozenset[Precision]()
 
 
 @pytest.fixture
@@ -70,7 +63,7 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
     engine.write_bytes(PROGRAMS[program]().to_bytes())
     shape = (4,) if program == "nonzero" else (2, 3)
     CalibrationSet(({"x": np.ones(shape, np.float32)},), "test", False).save(samples)
-    options = EngineOptions(kind, QUICK, folder / "runtime.cache" if kind == "tensorrt-rtx" else None)
+    options = EngineOptions(kind, True, folder / "runtime.cache" if kind == "tensorrt-rtx" else None)
     return EngineProfileJob(TensorRtEngine(engine, options), samples)
 
 
@@ -94,12 +87,12 @@ def test_an_engine_that_tells_no_layers_is_an_error(device: FakeCuda, tmp_path: 
 
 def test_layers_that_lead_nowhere_are_an_error() -> None:
     with pytest.raises(EngineError, match="reports 1 layers, none of which"):
-        layer_times([{"a": 1.0}], [Layer("b", ("n",), NONE, NONE)])
+        layer_times([{"a": 1.0}], [Layer("b", ("n",))])
 
 
 def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() -> None:
     executions = [{"a": 1.0, "b": 4.0}, {"a": 90.0}, {"a": 2.0}]
-    layers = [Layer("a", ("m",), NONE, NONE), Layer("a", ("n",), NONE, NONE)]
+    layers = [Layer("a", ("m",)), Layer("a", ("n",))]
     assert layer_times(executions, layers) == (LayerTime(("m", "n"), 1.5, "a"), LayerTime((), 0.0, "b"))
 
 
@@ -128,7 +121,7 @@ def test_layers_of_a_real_network_lead_to_every_group(every: int, tmp_path: Path
     half = {group.id for group in groups[::every] if group.pinned is None} if every else set()
     plan = PrecisionPlan(model.sha256, {g.id: Precision.FP16 if g.id in half else Precision.FP32 for g in groups})
     typed = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "typed.onnx")
-    _builder, network, _parser = parse_network(library, typed, open_log(library.trt))
+    _builder, network, _parser = parse_network(library, typed)
     parsed = [network.get_layer(index) for index in range(network.num_layers)]
     described = [{"Name": layer.name, "Metadata": layer.metadata} for layer in parsed]
     layers = read_layers(json.dumps({"Layers": described}))
@@ -223,9 +216,7 @@ def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_worksp
     options = BuildOptions(kind, capabilities=(capability,) if kind == "tensorrt-rtx" and capability else ())
     path = tmp_path / "x.engine"
     path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((3, 32), np.float32)}]).memory)
-    found = run_here(
-        EngineProfileJob(TensorRtEngine(path, EngineOptions(kind, QUICK)), mlp_workspace.samples("search"))
-    )
+    found = run_here(EngineProfileJob(TensorRtEngine(path, EngineOptions(kind)), mlp_workspace.samples("search")))
     model = load_model(mlp_path)
     owners = {node: group.id for group in find_groups(model) for node in group.nodes}
     assert sum(group_times(found, owners).values()) > 0

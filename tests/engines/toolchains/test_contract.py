@@ -67,7 +67,7 @@ def _tensorrt_opener(kind: Kind, latency: LatencySettings, folder: Path) -> Open
         samples = () if not model.exists() else outlines(model)
         path = folder / f"{model.stem}.engine"
         path.write_bytes(build_engine(library, model, options, samples).memory)
-        return TensorRtSession(path, EngineOptions(kind, latency))
+        return TensorRtSession(path, EngineOptions(kind, latency.cuda_graph))
 
     return open_one
 

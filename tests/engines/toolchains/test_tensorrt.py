@@ -12,11 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.engines.backends.backend import Built
 from mptune.engines.backends.tensorrt import TENSORRT
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
-from mptune.engines.tensorrt.builder import BuildOptions, engine_faults
-from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport, TensorRtEngine
+from mptune.engines.tensorrt.builder import BuildOptions
+from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
 from mptune.engines.tensorrt.library import is_installed, load_library
 from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
@@ -74,7 +73,7 @@ def test_engines_are_built_beside_predictions(
         assert found.build_s > 0
         assert found.engine_path is not None
         assert found.engine_path.parent == mlp_workload.workspace.engines_dir
-        assert engine_faults(library, found.engine_path.read_bytes()) == ()
+        assert rtx.engine_faults(library, found.engine_path.read_bytes()) == ()
         written = found.engine_path.stat().st_mtime_ns
         again = ahead.evaluate(plan, "held_out")
         assert isinstance(again, Measurement)
@@ -143,7 +142,7 @@ def test_tensorrt_is_not_for_cpus(
     mlp_workload: Workload,
     settings: SearchSettings,
 ) -> None:
-    with pytest.raises(TargetError, match=f"--engine {engine} is for NVIDIA GPUs"):
+    with pytest.raises(TargetError, match=f"--engine {engine} cannot be used for .*: it is for NVIDIA GPUs"):
         open_toolchain(engine, load_target("cpu"), mlp_workload, settings)
 
 
@@ -215,7 +214,7 @@ def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
     assert opened("onnxruntime").name == "onnxruntime"
     install(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
     assert opened().name == "tensorrt-rtx"
-    with pytest.raises(TargetError, match=r"cannot measure on NVIDIA RTX 4500 Ada.*: tensorrt is not installed"):
+    with pytest.raises(TargetError, match=r"cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed"):
         opened("tensorrt")
     install(monkeypatch, tensorrt="tensorrt is installed, but a library is missing")
     tools = opened()
@@ -347,36 +346,6 @@ def test_builds_on_a_jetson_are_alone_and_limited(
     (job,) = jobs
     assert isinstance(job, BuildJob)
     assert (job.alone, job.options.settings.workspace_mb) == (is_jetson, wanted)
-
-
-@without_gpu
-def test_inputs_that_the_model_declares_fp64_are_named_to_the_session(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: SearchSettings
-) -> None:
-    """TensorRT's parser makes them FP32, and the engine does not know what they were."""
-    info, double = helper.make_tensor_value_info, TensorProto.DOUBLE
-    nodes = [
-        helper.make_node("Cast", ["d"], ["f"], to=TensorProto.FLOAT),
-        helper.make_node("Add", ["x", "f"], ["s"]),
-        helper.make_node("Exp", ["s"], ["y"]),
-    ]
-    inputs = [info("x", TensorProto.FLOAT, [3]), info("d", double, [3])]
-    graph = helper.make_graph(nodes, "g", inputs, [info("y", TensorProto.FLOAT, [3])])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    model = load_model(tmp_path / "m.onnx")
-    grouped = GroupedModel(model, find_groups(model))
-    feed = {"x": np.zeros(3, np.float32), "d": np.zeros(3)}
-    workload = Workload(grouped, make_workspace(tmp_path / "m.onnx", tmp_path, feed))
-    gpu = Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "580")
-    install(monkeypatch, tensorrt=LibraryReport("10.16.2"))
-    plan = grouped.uniform(Precision.FP16)
-    workload.workspace.engines_dir.mkdir(exist_ok=True)
-    (workload.workspace.engines_dir / f"{plan.fingerprint}.tensorrt-10.16.2.engine").touch()
-    with MeasuredToolchain(TENSORRT, load_target("rtx-4500-ada"), workload, settings, gpu=gpu) as tools:
-        built = tools.builder.build(plan)
-    assert isinstance(built, Built)
-    assert isinstance(built.engine, TensorRtEngine)
-    assert built.engine.options.fp64_inputs == {"d"}
 
 
 @pytest.mark.tensorrt_rtx

@@ -12,7 +12,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.engines.tensorrt.builder import parse_network
-from mptune.engines.tensorrt.library import open_log
 from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -196,7 +195,7 @@ def test_tensorrt_sees_the_same_quantisation_under_every_plan(name: str, tmp_pat
         is_built = name in WRITTEN or number in (1, 3)
         capabilities = rtx.COMPUTE_CAPABILITIES if name == "per tensor" else [(8, 9)]
         assert rtx.refusal(library, path, build=is_built, capabilities=capabilities) is None, plan
-        _, network, parser = parse_network(library, path, open_log(library.trt))
+        _, network, parser = parse_network(library, path)
         layers = [network.get_layer(k) for k in range(network.num_layers)]
         kinds = {"QUANTIZE", "DEQUANTIZE"}
         seen.append(Counter((x.type.name, str(x.get_output(0).dtype)) for x in layers if x.type.name in kinds))

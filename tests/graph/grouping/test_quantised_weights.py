@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 from mptune.engines.tensorrt.builder import parse_network
-from mptune.engines.tensorrt.library import open_log
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -88,7 +87,7 @@ def test_tensorrt_rtx_dequantises_to_fp16(tmp_path: Path) -> None:
     trt = library.trt
     grouped = _network(tmp_path)
     path = Rewriter(grouped).export(grouped.uniform(Precision.FP16), tmp_path / "fp16.onnx")
-    _, network, _parser = parse_network(library, path, open_log(trt))
+    _, network, _parser = parse_network(library, path)
     layers = [network.get_layer(k) for k in range(network.num_layers)]
     made = [layer.get_output(0).dtype for layer in layers if layer.type == trt.LayerType.DEQUANTIZE]
     assert made == [trt.float16] * 2

@@ -57,7 +57,7 @@ class Evaluator:
     def available(self, place: Place) -> Availability:
         if place.target.kind == "cpu":
             return Availability("measures", "evaluator")
-        return Availability(refusal=("--engine evaluator runs on a CPU", "add --target cpu"))
+        return Availability(obstacle="it runs on a CPU", hint="add --target cpu")
 
     def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
         return (BackendStatus("evaluator", True, f"onnx {onnx.__version__}: measures with --target cpu"),)
