@@ -10,14 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mptune
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.errors import DataError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
-from tests.graph import models
-from tests.graph.models import node, value, weight
 
 INPUTS = (TensorInfo("image", "float", (1, 3, 4, 4)), TensorInfo("ids", "int64", (1, 5)))
 
@@ -29,25 +26,21 @@ def feeds(count: int = 3) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def encoded(array: np.ndarray, marker: str = "polygraphy_class") -> dict[str, str]:
-    """As Polygraphy's ``Encoder`` writes an array; 0.3x named the type with another key."""
+def encoded(array: np.ndarray) -> dict[str, str]:
+    """As Polygraphy's ``Encoder`` writes an array."""
     stream = io.BytesIO()
     np.save(stream, array, allow_pickle=False)
-    text = base64.b64encode(stream.getvalue()).decode()
-    if marker == "polygraphy_class":
-        return {"array": text, marker: "ndarray"}
-    return {"array": text, "__polygraphy_encoded_ndarray": "polygraphy_serialized_json_type"}
+    return {"array": base64.b64encode(stream.getvalue()).decode(), "polygraphy_class": "ndarray"}
 
 
 def load(path: Path) -> CalibrationSet:
     return load_calibration(path, INPUTS, DataSettings(), 0)
 
 
-@pytest.mark.parametrize("marker", ["polygraphy_class", "legacy"])
-def test_saved_inputs(marker: str, tmp_path: Path) -> None:
+def test_saved_inputs(tmp_path: Path) -> None:
     saved = feeds()
     path = tmp_path / "inputs.json"
-    path.write_text(json.dumps([{name: encoded(array, marker) for name, array in feed.items()} for feed in saved]))
+    path.write_text(json.dumps([{name: encoded(array) for name, array in feed.items()} for feed in saved]))
     data = load(path)
     assert data.source == "inputs.json"
     assert len(data.samples) == 3
@@ -144,15 +137,3 @@ def test_a_loader_script_that_fails(function: str, says: str, script: Path) -> N
     assert ("array.filled" if function == ":masked" else "dictionary of arrays") in caught.value.hint
     with pytest.raises(DataError, match="no such file"):
         load(script.with_name("nowhere.py"))
-
-
-def test_inspect_runs_a_script_that_is_named(tmp_path: Path) -> None:
-    model = models.save(
-        models.model(
-            [node("MatMul", ["x", "w"], "y", "fc")], [value("x", [1, 8])], [value("y", [1, 4])], [weight("w", 8, 4)]
-        ),
-        tmp_path,
-    )
-    text = "import numpy as np\ndef load_data():\n    return [{'x': np.full((1, 8), k, np.float32)} for k in (1, 2)]\n"
-    (tmp_path / "loader.py").write_text(text)
-    assert mptune.inspect(model, data=tmp_path / "loader.py").samples == 2

@@ -36,7 +36,12 @@ def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> flo
     except (MptuneError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's code may raise anything
-        raise MetricFailedError(what_failed(error, function)) from error
+        text = f"{type(error).__name__}: {error}".replace("\n", " ").removesuffix(": ")
+        # The line of the metric's own file at which it came up.
+        file = getattr(getattr(function, "__code__", None), "co_filename", "")
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        place = f" ({file}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+        raise MetricFailedError(f"{text}{place}") from error
     try:
         if isinstance(value, str | bytes):
             raise TypeError
@@ -46,19 +51,6 @@ def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> flo
     except (TypeError, ValueError) as error:
         shown = f"{value!r:.60}".replace("\n", " ")
         raise MetricFailedError(f"it returned {shown}, which is not one number{definition_of(function)}") from error
-
-
-def what_failed(error: BaseException, function: Callable[..., Any]) -> str:
-    """What a function raised, in one line, with the line of its file."""
-    text = f"{type(error).__name__}: {error}".replace("\n", " ").removesuffix(": ")
-    return f"{text}{_line_of(error, function)}"
-
-
-def _line_of(error: BaseException, function: Callable[..., Any]) -> str:
-    """The line of the metric's own file at which the error came up; empty where it has none."""
-    file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
 def definition_of(function: Callable[..., Any]) -> str:

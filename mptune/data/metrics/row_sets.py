@@ -194,10 +194,15 @@ def _with_columns(
     has_boxes = any(other.boxes is not None for _, other, _ in together)
     columns = range(min(rows.shape[1], _MOST_COLUMNS))
     others = [k for k in columns if output.boxes is None or not output.boxes <= k < output.boxes + 4]
-    keys = tuple(k for k in others if has_boxes and _is_class(rows[:, k]))
+    keys: tuple[int, ...] = ()
+    score = None
+    if len(rows):
+        low, high, is_whole = rows.min(axis=0), rows.max(axis=0), (rows == np.round(rows)).all(axis=0)
+        # Whole numbers beside boxes are classes or the like; zeros or ones alone may be scores.
+        keys = tuple(k for k in others if has_boxes and is_whole[k] and (high[k] > 1 or low[k] != high[k]))
+        if rows.shape[1] == 1 or output.boxes is not None:
+            score = next((k for k in others if low[k] >= 0 and high[k] <= 1 and not is_whole[k]), None)
     floats = tuple(k for k in columns if k not in keys)
-    may_score = rows.shape[1] == 1 or output.boxes is not None
-    score = next((k for k in others if may_score and _is_score(rows[:, k])), None)
     scale = np.ones(len(floats))
     if len(rows):
         values = rows[:, list(floats)]
@@ -217,16 +222,6 @@ def _boxes(rows: Floats) -> int | None:
         if (sizes >= 0).all() and (sizes > 0).all(axis=1).mean() > 0.5:
             return start
     return None
-
-
-def _is_class(values: Floats) -> bool:
-    """Whether a column beside boxes holds classes or the like; zeros or ones alone may be scores."""
-    is_whole = len(values) > 0 and (values == np.round(values)).all()
-    return bool(is_whole and (values.max() > 1 or values.min() != values.max()))
-
-
-def _is_score(values: Floats) -> bool:
-    return bool(len(values)) and bool(((values >= 0) & (values <= 1)).all()) and bool((values % 1 != 0).any())
 
 
 def _pair(mine: _Rows, its: _Rows) -> tuple[Indices, Indices]:

@@ -383,12 +383,12 @@ def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetA
 def errors_of(
     metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float], reference: Sequence[float] = ()
 ) -> dict[str, tuple[float, ...]]:
-    """The statistics of one set metric: its error and its own value, one number per sample.
+    """The error and the own value of one set metric, one number per sample, by statistic.
 
     ``reference`` are the ``set_values`` of the reference, where the metric is larger for better plans.
     """
     values = set_values(metric, data, call)
-    if not metric.larger_is_better:
-        return {metric.name: values, own_value(metric.name): values}
-    differences = tuple(wanted - value for wanted, value in zip(reference, values, strict=True))
-    return {metric.name: differences, own_value(metric.name): values}
+    errors = values
+    if metric.larger_is_better:
+        errors = tuple(wanted - value for wanted, value in zip(reference, values, strict=True))
+    return {metric.name: errors, own_value(metric.name): values}
