@@ -154,7 +154,7 @@ LINES = [
         "latency is predicted",
         "tests",
         "test_findings.py::test_a_target_that_is_not_here",
-        "targets/test_mismatch.py::test_the_profile_of_the_device_is_no_warning",
+        "targets/test_findings.py::test_the_profile_of_the_device_is_no_warning",
     ),
     Line("emulation-differs", "", "device", ""),
     Line("already-mixed", "a layer in FP16; no FP16 weights alone", "graphs", "already-mixed"),
