@@ -26,7 +26,6 @@ _LABELS = {
     "precisions": "set of precisions",
     "opset": "operator set (--opset)",
     "shapes": "--shapes",
-    "shared_units": "scale of the columns of a Softmax or Sigmoid",
 }
 """How messages name a fixed setting; the others by their field's name."""
 

@@ -66,8 +66,6 @@ class FixedSettings(_Section):
     """The settings that change what is measured: they cannot change within a run.
 
     ``space_sha256`` is of the search-space file's bytes, ``groups_sha256`` of which nodes are in which layer group.
-    ``shared_units`` says that columns of a Softmax or Sigmoid share a unit (``mptune.data.metrics.parts``): False where
-    no output holds any.
     """
 
     target: str
@@ -90,7 +88,6 @@ class FixedSettings(_Section):
     feedback: tuple[str, ...]
     steps: int | None
     labels_sha256: str | None
-    shared_units: bool
     plugins_sha256: tuple[str, ...]
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from onnx import helper
 
 import mptune
-from mptune.errors import RunError
 from mptune.settings import LatencySettings
 from tests.engines.engine_support import save_graph
 
@@ -52,17 +50,6 @@ def test_a_search_and_a_check_judge_probabilities_on_their_own_scale(files: Path
     mptune.apply(files / "model.onnx", fp16.plan, files / "mixed.onnx")
     options = {"against": files / "model.onnx", "data": files / "data.npz"}
     assert mptune.check(files / "mixed.onnx", max_error=5e-3, **options).agrees
-
-
-def test_a_run_that_divided_each_class_by_its_own_scale_is_not_gone_on_with(files: Path) -> None:
-    search(files)
-    path = files / "run" / "run.json"
-    document = json.loads(path.read_text())
-    assert document["fixed_settings"].pop("shared_units") is True
-    path.write_text(json.dumps(document))
-    with pytest.raises(RunError, match="another scale of the columns of a Softmax or Sigmoid"):
-        search(files, budget=4)
-    assert mptune.report(files / "run").points, "what it found is still shown"
 
 
 def test_a_confirmation_takes_the_scales_of_the_search(files: Path) -> None:

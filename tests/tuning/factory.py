@@ -99,4 +99,4 @@ def evaluation_of(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
 def make_fixed_settings(settings: SearchSettings, **resolved: object) -> FixedSettings:
     """The fixed settings of a search, with empty hashes where none are given."""
     hashes = {"space_sha256": "", "groups_sha256": "", "labels_sha256": None, "plugins_sha256": ()}
-    return FixedSettings.of(settings, **{**hashes, "granularity": "fusion", "shared_units": False, **resolved})
+    return FixedSettings.of(settings, **{**hashes, "granularity": "fusion", **resolved})

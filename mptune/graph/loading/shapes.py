@@ -170,14 +170,9 @@ Units = Mapping[int, tuple[int, ...]]
 _HEADS = SOFTMAX | {"Sigmoid"}
 
 
-def has_shared_units(model: Model) -> bool:
-    """Whether an output holds values of such an operator."""
-    return any(_heads(model, info.name) for info in model.outputs)
-
-
 def shared_units(model: Model, given: Mapping[str, tuple[int, ...]] | None) -> dict[str, Units]:
     """Output -> its units; only outputs that hold values of such an operator, and whose shapes can be inferred."""
-    if not has_shared_units(model):
+    if not any(_heads(model, info.name) for info in model.outputs):
         return {}
     shapes = static_shapes(model, given=given).shapes
     units: dict[str, Units] = {}

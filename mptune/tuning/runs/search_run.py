@@ -23,7 +23,6 @@ from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_g
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.shapes import has_shared_units
 from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_confirmation
 from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
@@ -202,7 +201,6 @@ class SearchRun(MeasuringRun):
             groups_sha256=groups_sha256(self.grouped.groups),
             labels_sha256=labels_sha256(settings.labels),
             plugins_sha256=plugins_sha256(settings.plugins),
-            shared_units=has_shared_units(model),
         )
         recorded = earlier = self.directory.load()
         place = self.directory.path
