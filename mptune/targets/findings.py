@@ -41,20 +41,21 @@ def not_measured(device: str) -> Finding:
 
 
 def not_here_findings(
-    device: str, grouped: GroupedModel, target: Target | None, shapes: Mapping[str, Shape], *, tf32: bool = False
+    predicted: Finding, grouped: GroupedModel, target: Target | None, shapes: Mapping[str, Shape], *, tf32: bool = False
 ) -> tuple[Finding, ...]:
     """What a search says of a device that is not here, once it has seen the model.
 
-    That latency is predicted, with the latency that all-FP32 would have with TF32, TensorRT's default; and of which
-    operators the emulated errors are too small.
+    That latency is ``predicted``, with the latency that all-FP32 would have with TF32, TensorRT's default; and of which
+    operators the emulated errors are too small. Without a target, as where a finished search is read again, the
+    prediction's finding stays as it is.
     """
-    findings = [not_measured(device)]
+    findings = [predicted]
     if target is not None and target.tf32_tflops is not None:
         terms = roofline(grouped, target, shapes, tf32=True)
         tf32_ms = terms.base_ms - terms.tf32_gain_ms
         if terms.tf32_gain_ms > _TF32_COUNTS * terms.base_ms:
             evidence: dict[str, int | float | str]
-            evidence = {"target": device, "fp32_ms": terms.base_ms, "tf32_ms": tf32_ms}
+            evidence = {"target": predicted.evidence["target"], "fp32_ms": terms.base_ms, "tf32_ms": tf32_ms}
             ratio, kind = terms.base_ms / tf32_ms, "beside TF32"
             findings = [Finding.of(TARGET_CODE, "search", Where(), evidence, kind=kind, ratio=ratio, tf32=tf32)]
     groups = [group for group in grouped.groups if not RECURRENT.isdisjoint(group.ops) and group.pinned is None]

@@ -82,15 +82,17 @@ def test_what_is_unknown_is_not_held_against_it() -> None:
 def test_all_fp32_is_held_beside_tf32_where_the_device_has_it(name: str, tf32_ms: float | None) -> None:
     model = load_model(Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx")
     grouped, target = GroupedModel(model, find_groups(model)), load_target(name)
-    (finding,) = not_here_findings("a device", grouped, target, {})
+    (finding,) = not_here_findings(not_measured("a device"), grouped, target, {})
     assert (finding == not_measured("a device")) == (tf32_ms is None)
     if tf32_ms is not None:
         assert finding.evidence["target"] == "a device"
         assert finding.evidence["fp32_ms"] == pytest.approx(0.379, abs=1e-3)
         assert finding.evidence["tf32_ms"] == pytest.approx(tf32_ms, abs=1e-3)
         assert "true FP32, 0.379 ms: in TF32, TensorRT's own default, the model would take 0.362 ms" in finding.text
-        (allowed,) = not_here_findings("a device", grouped, target, {}, tf32=True)
+        (allowed,) = not_here_findings(not_measured("a device"), grouped, target, {}, tf32=True)
         assert allowed.text.endswith("emulated errors leave out what it rounds")
+    # A finished search that is read again opens no target: what it said stays.
+    assert not_here_findings(finding, grouped, None, {}) == (finding,)
 
 
 def test_a_device_that_is_not_measured() -> None:
@@ -104,7 +106,7 @@ def test_a_device_that_is_not_measured() -> None:
 def test_recurrent_layers_are_not_emulated(name: str, operator: str) -> None:
     model = load_model(CORPUS[0].parent / f"{name}.onnx")
     grouped = GroupedModel(model, find_groups(model))
-    _, *findings = not_here_findings("Jetson Orin Nano 8 GB", grouped, None, {})
+    _, *findings = not_here_findings(not_measured("Jetson Orin Nano 8 GB"), grouped, None, {})
     assert [finding.code for finding in findings] == ["emulation-differs"] * bool(operator)
     for finding in findings:
         assert finding.text.startswith(f"the errors of {operator} are not emulated here")

@@ -159,8 +159,8 @@ class SearchRun(MeasuringRun):
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
         if predicted is None:
             return ()
-        device, tf32 = str(predicted.evidence["target"]), self._settings.tf32
-        return not_here_findings(device, self.grouped, self._target, observations.shapes, tf32=tf32)
+        tf32 = self._settings.tf32
+        return not_here_findings(predicted, self.grouped, self._target, observations.shapes, tf32=tf32)
 
     def _about_model(self, observations: Observations, hazards: Sequence[Hazard]) -> tuple[Finding, ...]:
         rollout, shapes = self._settings.rollout, observations.shapes
