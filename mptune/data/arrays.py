@@ -155,7 +155,8 @@ def _checked_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarr
     if array.size == 0 and not may_be_empty:
         raise DataError(f"{where} is empty, its shape is {shape_text(array.shape)}", "give at least one sample")
     if expected.kind == "f" and not (finite := np.isfinite(array)).all():
-        text = f"{where} holds {np.sum(~finite)} NaN or infinite values, the first at {tuple(np.argwhere(~finite)[0].tolist())}"
+        place = tuple(np.argwhere(~finite)[0].tolist())
+        text = f"{where} holds {np.sum(~finite)} NaN or infinite values, the first at {place}"
         raise DataError(text, "a reference computed from them says nothing; clean the data")
     return np.asarray(array, dtype=expected, order="C")
 

@@ -154,7 +154,7 @@ def test_never_a_silent_cast(npz, declared: str, given: str, hint: str) -> None:
 def test_values_that_are_not_finite(npz, bad: float) -> None:
     array = images(2)
     array[1, 0, 2, 3] = bad
-    refused(npz(image=array), IMAGE, match=r"'image' holds 1 NaN or infinite.*first at \[1 0 2 3\]", hint="clean")
+    refused(npz(image=array), IMAGE, match=r"'image' holds 1 NaN or infinite.*first at \(1, 0, 2, 3\)", hint="clean")
 
 
 def test_files_that_are_no_data(tmp_path: Path) -> None:
