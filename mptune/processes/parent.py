@@ -216,7 +216,7 @@ class WorkerProcess:
         return not self.connection.closed and self.popen.poll() is None
 
     def exchange(self, job: Job[T], start_timeout_s: float, timeout_s: float, worker: Worker) -> T | Failure:
-        """Run a job; ``worker`` hears of its progress and answers its questions. Raises the job's ``MptuneError``.
+        """Run a job; ``worker`` receives its progress and answers its questions. Raises the job's ``MptuneError``.
 
         After a failure the process is killed, unless it is fit for the next job.
         """

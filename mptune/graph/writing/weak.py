@@ -54,7 +54,7 @@ _BROADCASTING = _words("Add Div Equal Greater Less MatMul Max Min Mul PRelu Pow 
 
 @dataclass(frozen=True)
 class WeakModel:
-    """A model in FP32, and what TensorRT is told of its layers, by the names of their nodes.
+    """A model in FP32, and the precisions of its layers, by the names of their nodes.
 
     Attributes:
         proto: the model without ``constants``.
