@@ -293,7 +293,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return EngineError(FailureKind.CRASH, "closed its connection without an answer")
         if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-            return EngineError(FailureKind.OUT_OF_MEMORY, "killed by SIGKILL, probably because memory ran out")
+            return EngineError(FailureKind.OUT_OF_MEMORY, "killed by SIGKILL, as the system does where memory runs out")
         last_words = os.pread(self._output, 4096, max(0, os.fstat(self._output).st_size - 4096)).lower()
         is_starved = any(words in last_words for words in (b"bad_alloc", b"out of memory", b"memoryerror"))
         names = {-number.value: f"killed by {number.name}" for number in signal.Signals}
