@@ -13,22 +13,18 @@ from typing import Any, Literal
 
 from mptune.errors import SettingsError
 
-Kind = Literal["element", "sample", "set"]
-
-_PLACE = "mptune.data.metrics.whole_set"
-
 
 @dataclass(frozen=True)
 class Metric:
     """A metric, built in or of the user's.
 
     ``kind`` is ``element`` for a statistic of every output (``mptune.data.metrics.comparing``), ``sample`` for a value
-    of all outputs of a sample, ``set`` for a value of all samples. ``function`` computes it, or is its place as
-    ``module:function``; built-in ones take ``(outputs, references, inputs, labels)``.
+    of all outputs of a sample, ``set`` for a value of all samples. ``function`` computes it, or is its name in
+    ``mptune.data.metrics.whole_set``; built-in ones take ``(outputs, references, inputs, labels)``.
     """
 
     name: str
-    kind: Kind
+    kind: Literal["element", "sample", "set"]
     function: str | Callable[..., Any] = ""
     larger_is_better: bool = False  # of a sample or set metric the error is the reference's value less the plan's
     is_summed: bool = False  # over the samples; else the mean is taken
@@ -41,12 +37,13 @@ class Metric:
 
     def load(self) -> Callable[..., Any]:
         """The function."""
-        if not isinstance(self.function, str):
-            return self.function
-        module, _, name = self.function.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return function
+        if isinstance(self.function, str):
+            function: Callable[..., Any] = getattr(importlib.import_module(_FUNCTIONS), self.function)
+            return function
+        return self.function
 
+
+_FUNCTIONS = "mptune.data.metrics.whole_set"
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
@@ -65,18 +62,23 @@ METRICS: Mapping[str, Metric] = {
         Metric("sqnr_db", "element", larger_is_better=True),
         # Values that are NaN or Inf where the reference is finite.
         Metric("non_finite", "element", is_summed=True),
-        Metric("top1_disagreement", "sample", f"{_PLACE}:top1_disagreement"),
-        Metric("endpoint_error", "sample", f"{_PLACE}:endpoint_error", is_set_with_labels=True),
-        Metric("top1_accuracy", "set", f"{_PLACE}:top1_accuracy", larger_is_better=True),
-        Metric("top5_accuracy", "set", f"{_PLACE}:top5_accuracy", larger_is_better=True),
-        Metric("map", "set", f"{_PLACE}:mean_average_precision", larger_is_better=True),
-        Metric("miou", "set", f"{_PLACE}:mean_iou", larger_is_better=True),
+        Metric("top1_disagreement", "sample", "top1_disagreement"),
+        Metric("endpoint_error", "sample", "endpoint_error", is_set_with_labels=True),
+        Metric("top1_accuracy", "set", "top1_accuracy", larger_is_better=True),
+        Metric("top5_accuracy", "set", "top5_accuracy", larger_is_better=True),
+        Metric("map", "set", "mean_average_precision", larger_is_better=True),
+        Metric("miou", "set", "mean_iou", larger_is_better=True),
     )
 }
 """By name, in the order of the help."""
 
 STATISTICS = tuple(name for name, metric in METRICS.items() if metric.kind == "element")
 """Names of those that are taken of every output."""
+
+
+def own_value(metric: str) -> str:
+    """The statistic under which the own value of a metric stands, beside its error."""
+    return f"{metric}:value"
 
 
 def unknown_metric(metric: str, names: Iterable[str]) -> SettingsError:

@@ -1,8 +1,14 @@
-"""Which metric a name means: a row of the table, a user's script (only if the caller names it), or a function."""
+"""Which metric a name means (a row of the table, a user's script, a function), and calling one that is the user's.
+
+A script is loaded only if the caller names it. What a metric raises, or returns that is no number, is one clear error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import linecache
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, takes_whole_set
-from mptune.data.metrics.table import METRICS, Metric, unknown_metric
-from mptune.data.metrics.whole_set import own_value
-from mptune.errors import DataError, RunError, SettingsError
+from mptune.data.metrics.table import METRICS, Metric, own_value, unknown_metric
+from mptune.errors import DataError, MptuneError, RunError, SettingsError
 from mptune.files import files_sha256
 
 if TYPE_CHECKING:
     from mptune.data.scripts import MetricScript
 
+METRIC_TIMEOUT_S = 300.0  # one call of a script's metric may take this long by default
 TO_MAXIMISE = ":max"  # ends the name of a script's function whose value is larger for better plans
 CALLABLE = "callable:"  # before the name of a function of a Python program; a run directory holds the name alone
 
@@ -49,10 +54,21 @@ def refuse_inside(metric: str, run: Path) -> None:
         )
 
 
+def script_sha256(metric: str) -> str | None:
+    """Of the content of a metric's script, whatever its path, and whatever it imports; None where there is none."""
+    script = script_of(metric)
+    return files_sha256(script) if script is not None and script.is_file() else None
+
+
 def callable_name(function: TaskMetric) -> str:
     """The name of a metric that is given as a function: ``callable:`` and the function's own name."""
     name = getattr(function, "__name__", type(function).__name__)
     return CALLABLE + ("lambda" if name == "<lambda>" else name)
+
+
+def is_own(metric: str) -> bool:
+    """Whether a metric is the user's own: a script's, or a function."""
+    return metric not in METRICS
 
 
 def resolve_metric(
@@ -85,6 +101,19 @@ def resolve_metric(
     raise unknown_metric(spec, [*METRICS])
 
 
+def load_metric(spec: str, timeout_s: float = METRIC_TIMEOUT_S) -> MetricScript:
+    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
+    file, _, name = undirected(spec).rpartition(":")
+    path = Path(file)
+    if path.suffix != ".py" or not name.isidentifier():
+        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
+    if not path.is_file():
+        raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
+    from mptune.data.scripts import MetricScript  # with what runs processes: reading a run needs none of it
+
+    return MetricScript(path, name, timeout_s)
+
+
 def sample_functions(metric: Metric) -> Mapping[str, TaskMetric]:
     """What is taken of each sample for a metric of single samples, by the statistic's name; nothing for others."""
     if metric.kind != "sample":
@@ -112,25 +141,50 @@ def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> 
     return "relative_l2" if metric.kind == "set" or metric.larger_is_better else spec
 
 
-def is_own(spec: str) -> bool:
-    """Whether a metric is the user's own: a script's, or a function."""
-    return spec not in METRICS
+class MetricFailedError(MptuneError):
+    """A metric gave no number. The text says why, without the metric's name."""
 
 
-def script_sha256(spec: str) -> str | None:
-    """Of the content of a metric's script, whatever its path, and whatever it imports; None where there is none."""
-    script = script_of(spec)
-    return files_sha256(script) if script is not None and script.is_file() else None
+def number_of(metric: str, function: Callable[..., Any], arguments: Sequence[Any], where: str = "") -> float:
+    """What a metric returns, as one number; ``where`` says on which sample, for the message."""
+    try:
+        return called_number(function, arguments)
+    except MetricFailedError as error:
+        names = "outputs, reference" if len(arguments) == 2 else "outputs, references, inputs, labels"
+        called = f"it is called as function({names}) with arrays by name, and returns one number"
+        raise DataError(f"metric {metric} failed{where}: {error}", called) from error
 
 
-def load_metric(spec: str, timeout_s: float = METRIC_TIMEOUT_S) -> MetricScript:
-    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
-    file, _, name = undirected(spec).rpartition(":")
-    path = Path(file)
-    if path.suffix != ".py" or not name.isidentifier():
-        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
-    if not path.is_file():
-        raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
-    from mptune.data.scripts import MetricScript  # with what runs processes: reading a run needs none of it
+def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    """What a function returns, as one number; MetricFailedError where it raises, or returns something else."""
+    code = getattr(function, "__code__", None)
+    try:
+        value: Any = function(*arguments)
+    except (MptuneError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the user's code may raise anything
+        text = f"{type(error).__name__}: {error}".replace("\n", " ").removesuffix(": ")
+        # The line of the metric's own file at which it came up.
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
+        place = f" ({code.co_filename}:{frames[-1].lineno}: {frames[-1].line})" if code and frames else ""
+        raise MetricFailedError(f"{text}{place}") from error
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        is_huge = isinstance(error, OverflowError)
+        what = "a number beyond float64" if is_huge else f"{value!r:.60}, which is not one number".replace("\n", " ")
+        line = linecache.getline(code.co_filename, code.co_firstlineno).strip() if code else ""
+        place = f" ({code.co_filename}:{code.co_firstlineno}: {line})" if code else ""
+        raise MetricFailedError(f"it returned {what}{place}") from error
 
-    return MetricScript(path, name, timeout_s)
+
+def takes_whole_set(function: Callable[..., Any]) -> bool:
+    """Whether a function asks for ``(outputs, references, inputs, labels)``: four arguments that must be given."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 4 and len([p for p in positional if p.default is p.empty]) >= 3

@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 
 from mptune.data.archive import labels_beside, read_samples
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, number_of, takes_whole_set
+from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.comparing import Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.table import Metric
-from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
+from mptune.data.metrics.tasks import (
+    CALLABLE,
+    METRIC_TIMEOUT_S,
+    is_own,
+    number_of,
+    resolve_metric,
+    sample_functions,
+    takes_whole_set,
+)
 from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import save_sketches, sketch_outputs
@@ -69,8 +76,8 @@ class MetricQuestion:
 
 def set_errors(
     state: WorkerState, metrics: Sequence[Metric], scoring: Scoring, outputs: Sequence[Arrays], reference: Path
-) -> OutputError | None:
-    """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one.
+) -> dict[str, tuple[float, ...]]:
+    """The errors of all metrics over the whole set, by the statistic's name.
 
     Samples and labels lie beside the file of the reference outputs.
     """
@@ -93,7 +100,7 @@ def set_errors(
             make_values = partial(set_values, metric, data.of_reference(), call)
             wanted = state.cached(f"{metric.name} of {reference}", key, make_values)
         errors.update(errors_of(metric, data, call, wanted))
-    return OutputError({ALL_OUTPUTS: errors}) if errors else None
+    return errors
 
 
 def _inputs(state: WorkerState, path: Path, rollout: Rollout | None) -> Sequence[Arrays]:
@@ -172,7 +179,7 @@ def output_error(
     if scoring.sketches is not None:
         sketches = sketch_outputs(outputs, wanted, error, metric, compared.parts, row_sets)
         save_sketches(scoring.sketches, metric, len(outputs), sketches)
-    return error.beside(set_errors(state, metrics, scoring, outputs, reference))
+    return error.with_metrics(set_errors(state, metrics, scoring, outputs, reference))
 
 
 def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool) -> Metric:

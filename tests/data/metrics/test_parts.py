@@ -42,10 +42,10 @@ def test_each_column_is_a_part_where_scales_differ() -> None:
         ]
         assert error.per_output["y"][f"worst_part[{column}]"] == pytest.approx(wanted)
         kept = error.columns["y"]
-        assert kept.worst_part[column] == pytest.approx(np.mean(wanted))
+        assert kept.worst_part[column] == pytest.approx(np.mean(wanted), rel=1e-3)
         apart = [np.abs(y[..., column] - r[..., column]).max() for y, r in zip(outputs, reference, strict=True)]
-        assert kept.max_abs[column] == pytest.approx(max(apart))
-    assert error.value("worst_part") == pytest.approx(max(kept.worst_part))
+        assert kept.max_abs[column] == pytest.approx(max(apart), rel=1e-3)
+    assert error.value("worst_part") == pytest.approx(max(kept.worst_part), rel=1e-3)
     assert error.deciding_part("worst_part") == OutputColumns("y", (4,))
     assert error.value("worst_part") > 10 * error.value("relative_l2")
     assert error.summary()["y"]["worst_part"] == error.value("worst_part")
@@ -149,7 +149,7 @@ def test_what_was_seen_over_all_samples_decides_for_others(tmp_path: Path) -> No
     assert load_parts(tmp_path / "parts.json") == found
     held_out = detections(1)
     error = compare_outputs(of([array + 1.0 for array in held_out]), of(held_out), parts=found)
-    assert error.columns["y"].worst_part == pytest.approx([1.0 / scale for scale in found["y"].scales])
+    assert error.columns["y"].worst_part == pytest.approx([1.0 / scale for scale in found["y"].scales], rel=1e-3)
     assert load_parts(tmp_path / "none.json") is None
 
 

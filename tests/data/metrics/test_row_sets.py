@@ -135,8 +135,8 @@ def test_rows_in_one_output_with_image_class_and_score() -> None:
     found = error({"rows": first}, wanted, dependent)
     assert found.unmatched_rows == 1
     assert statistic(found, "rows", "matched_relative_l2") == 0
-    (rows,) = find_row_sets(dependent, [wanted])[0].outputs
-    assert (rows.keys, rows.boxes, rows.score) == ((0, 5), 1, 6)
+    (rows,) = find_row_sets(dependent, [wanted])
+    assert (rows.keys, rows.boxes, rows.score) == ((0, 1, 6), 2, 7), "behind the column with the set"
 
 
 def test_rows_beside_a_batch_axis_stay_in_their_image() -> None:
