@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import EmulatedSamples, Failure, SampleSet, in_parts
-from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
+from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.engines.workload import Workload
@@ -91,10 +91,6 @@ class Emulation:
     unshared: Failure | None = field(default=None, init=False)
     _written: dict[str, Path] = field(default_factory=dict, init=False)
 
-    @cached_property
-    def _scoring(self) -> Scoring:
-        return Scoring.of(self.settings)
-
     def errors(
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
     ) -> tuple[OutputError, ...] | Failure:
@@ -131,7 +127,7 @@ class Emulation:
         # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around a
         # switch, so an all-FP32 plan matches the reference bit by bit only in a session of its own.
         # What is fed back changes the values at waists, and every step runs the whole model.
-        if self._scoring.rollout is not None:
+        if self.settings.rollout is not None:
             return self._one_by_one(plans, which, part)
         apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in plans))
         if apart or self.unshared is not None:
@@ -155,7 +151,7 @@ class Emulation:
             for plan in plans
         ]
         try:
-            return self.call(ErrorsJob(tuple(paths), self._comparison(which, part, plans)))
+            return self.call(ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes))
         finally:
             for path in filter(None, paths):
                 path.unlink(missing_ok=True)
@@ -178,8 +174,10 @@ class Emulation:
             head,
             tuple(map(emulator.on, plans)),
             tuple(emulator.switches[p][g] for p in precisions for g in groups if g in emulator.switches[p]),
-            self._comparison(which, part, plans),
-            slot=self._slot(stretch),
+            self._scoring(which, part, plans),
+            self.provider,
+            self._run_bytes,
+            self._slot(stretch),
         )
         return self.call(job)
 
@@ -192,20 +190,17 @@ class Emulation:
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         return f"switched {number % room}" if room else None
 
-    def _comparison(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Comparison:
+    def _scoring(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Scoring:
         space = self.workload.workspace
-        sketches = space.sketches(plans[0], which) if len(plans) == 1 and part is None else None
-        return Comparison(
+        return Scoring.of(
+            self.settings,
             space.samples(which),
             space.reference(which),
-            self.provider,
-            self.settings.metric,
-            part,
             self.workload.dependent_outputs,
-            replace(self._scoring, sketches=sketches),
-            self._run_bytes,
+            part=part,
             # Absolute tolerances, and those of columns, need more than what orders plans.
             is_proposal=part is not None and not self.settings.tolerance,
+            sketches=space.sketches(plans[0], which) if len(plans) == 1 and part is None else None,
         )
 
     @cached_property
@@ -218,10 +213,10 @@ class Emulation:
     def samples(self) -> EmulatedSamples:
         """The search samples that errors are emulated on before a plan is built, ``EMULATED_ROWS`` rows."""
         count = len(read_sample_shapes(self.workload.workspace.samples("search")))
-        steps = 1 if self._scoring.rollout is None else self._scoring.rollout.steps
+        steps = 1 if self.settings.rollout is None else self.settings.rollout.steps
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
-        few = min(self._few if self._scoring.rollout is None else 2, count)
+        few = min(self._few if self.settings.rollout is None else 2, count)
         seconds = one_group_errors_s(self.workload.grouped, self.shapes(), few * steps)
         if self.provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)

@@ -411,17 +411,19 @@ class MeasuredToolchain(TargetToolchain):
         return MeasureJob(
             engine=built.engine,
             baseline=baseline.engine,
-            samples=paths.samples(which),
+            scoring=Scoring.of(
+                self.settings,
+                paths.samples(which),
+                paths.reference(which),
+                self.workload.dependent_outputs,
+                sketches=paths.sketches(plan, which),
+            ),
             timing_samples=paths.samples("search"),
-            reference=paths.reference(which),
             on_gpu=self.target.kind != "cpu",
             latency=self.settings.latency,
             repetitions=self._timer.repetitions,
             enough=self._timer.standings.enough(plan.fingerprint),
             ignored=self.settings.ignore,
-            metric=self.settings.metric,
-            dependent=self.workload.dependent_outputs,
-            scoring=Scoring.of(self.settings, paths.sketches(plan, which)),
         )
 
 
