@@ -24,7 +24,7 @@ from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
 from mptune.engines.ort.session import PROVIDERS, Bound, OrtSession, Provider, SessionOptions, translated
-from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
+from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 
@@ -44,11 +44,7 @@ _NOT_CAPTURABLE = frozenset(
 
 
 class CudaSession(OrtSession):
-    """ONNX Runtime's CUDA provider on a stream of its own.
-
-    Without cuda-python there is neither the stream nor events: a host clock around synchronised executions takes
-    their place, with a warning.
-    """
+    """ONNX Runtime's CUDA provider on a stream of its own."""
 
     def _start(self) -> None:
         import onnxruntime
@@ -57,33 +53,29 @@ class CudaSession(OrtSession):
             onnxruntime.preload_dlls()
         self._stream: cuda.Stream | None = None
         self._bindings: dict[tuple[Any, ...], Bound] = {}
-        options = self.options
-        reason = cuda.unavailable_reason()
-        if reason is not None and options.replays:
-            self._warn(f"latency is timed by the host's clock, not by CUDA events ({reason}): {cuda.install_line()}")
-        obstacle = graph_obstacle(self._model) if options.replays else None
+        cuda.require_device()
+        is_timed = self.options.preset in ("timed", "emulation")
+        obstacle = graph_obstacle(self._model) if is_timed else None
         self._has_dynamic_outputs = obstacle is not None
-        wants_graph = options.replays and options.cuda_graph
+        wants_graph = is_timed and self.options.cuda_graph
         if wants_graph and obstacle is not None:
             self._warn(
                 f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs: cut it off the model"
             )
-        self._open(graph=wants_graph and obstacle is None, stream=reason is None)
+        self._open(graph=wants_graph and obstacle is None)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        enqueue = partial(self._execute, self._settled(feeds))
-        if self._stream is None:
-            return HostStopwatch(enqueue)
+        enqueue, stream = partial(self._execute, self._settled(feeds)), self._opened_stream()
         delay: Callable[[], None] | None = None
         if self._has_graph:
             # A graph is one launch, and ONNX Runtime waits for its end inside it: the stream is empty at the next one.
-            delay = partial(enqueue_delay, self._stream)
+            delay = partial(enqueue_delay, stream)
             try:
                 delay()
             except EngineError as error:
                 self._warn(f"latency contains the cost of a launch ({error.message}): update the driver")
                 delay = lambda: None  # noqa: E731  enqueueing still takes as long as executing
-        return StreamStopwatch(enqueue, self._stream, monotonic_ms, delay=delay)
+        return StreamStopwatch(enqueue, stream, monotonic_ms, delay=delay)
 
     def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See ``OrtSession``; by a CUDA graph where one is captured, else as ``run``.
@@ -108,17 +100,21 @@ class CudaSession(OrtSession):
         if text not in self._warnings:
             self._warnings.append(text)
 
-    def _open(self, *, graph: bool, stream: bool) -> None:
+    def _opened_stream(self) -> cuda.Stream:
+        if self._stream is None:
+            raise EngineError(FailureKind.ERROR, "the session is closed")
+        return self._stream
+
+    def _open(self, *, graph: bool) -> None:
         """Load the model on a new stream; without a CUDA graph where ONNX Runtime refuses one."""
         self.close()
-        if stream:
-            cuda.set_device(0)
-            self._stream = cuda.Stream()
+        cuda.set_device(0)
+        self._stream = cuda.Stream()
         self._has_graph = graph
         refusal: str | None = None
-        address = None if self._stream is None else self._stream.address
+        provider = provider_options(self.options, self._stream.address, graph=graph)
         try:
-            self._load([(PROVIDERS["cuda"], provider_options(self.options, address, graph=graph)), PROVIDERS["cpu"]])
+            self._load([(PROVIDERS["cuda"], provider), PROVIDERS["cpu"]])
         except EngineError as error:
             if not graph or error.kind in _FATAL:
                 self.close()
@@ -134,7 +130,7 @@ class CudaSession(OrtSession):
             )
 
     def _open_without_graph(self, refusal: str) -> None:
-        self._open(graph=False, stream=self._stream is not None)
+        self._open(graph=False)
         self._warn(f"no CUDA graph ({refusal}): latency contains launch costs; keep every node of the model on the GPU")
 
     def _run_options(self) -> Any:
@@ -153,7 +149,7 @@ class CudaSession(OrtSession):
         Args:
             unchanged: arrays that were fed before have the values that they had.
         """
-        self._open_session()
+        stream = self._opened_stream()
         try:
             return self._bind(feeds, unchanged=unchanged)
         except EngineError as error:
@@ -161,8 +157,7 @@ class CudaSession(OrtSession):
                 raise
             refusal = error.message
         # A failed capture leaves session and stream in an unknown state: start over without.
-        if self._stream is not None:
-            self._stream.abandon_capture()
+        stream.abandon_capture()
         self._open_without_graph(refusal)
         return self._bind(feeds)
 
@@ -184,11 +179,9 @@ class CudaSession(OrtSession):
             self._bindings[key] = bound
             self._bound_anywhere.add(bound)
         bound.fed = dict(feeds)
-        if self._stream is not None:
-            cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
+        cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
         self._execute(bound)
-        if self._stream is not None:
-            self._stream.synchronize()
+        self._opened_stream().synchronize()
         return bound
 
     def _new_binding(self, feeds: Mapping[str, np.ndarray]) -> Bound:
@@ -196,9 +189,8 @@ class CudaSession(OrtSession):
 
         outputs = {} if self._has_dynamic_outputs else self.run(feeds)  # Only for their shapes and types.
         options = onnxruntime.RunOptions()
-        if self._stream is not None:
-            # Otherwise every run waits for the device, and an event pair would contain the host's way there and back.
-            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        # Otherwise every run waits for the device, and an event pair would contain the host's way there and back.
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if self._has_graph:
             options.add_run_config_entry("gpu_graph_id", str(len(self._bindings) + 1))
 
@@ -221,15 +213,15 @@ class CudaSession(OrtSession):
         return bound
 
 
-def provider_options(options: SessionOptions, stream: int | None, *, graph: bool) -> dict[str, str]:
-    """What the CUDA provider is opened with; ``stream`` is an address."""
+def provider_options(options: SessionOptions, stream_address: int, *, graph: bool) -> dict[str, str]:
+    """What the CUDA provider is opened with."""
     by_environment = options.tf32 == "off by environment" and NO_TF32.items() <= os.environ.items()
-    provider = {
+    return {
         "device_id": "0",
         "use_tf32": "1" if options.tf32 == "on" or by_environment else "0",
         "enable_cuda_graph": "1" if graph else "0",
+        "user_compute_stream": str(stream_address),
     }
-    return provider if stream is None else {**provider, "user_compute_stream": str(stream)}
 
 
 def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:

@@ -52,11 +52,6 @@ class SessionOptions:
     optimised_dir: Path | None = None
     """An empty folder for the graph as it was optimised."""
 
-    @property
-    def replays(self) -> bool:
-        """Whether the session runs again and again on feeds that are bound to the device."""
-        return self.preset in ("timed", "emulation")
-
 
 @dataclass(frozen=True)
 class Placed:

@@ -97,7 +97,7 @@ def test_who_switches_tf32_off(
     else:
         monkeypatch.setenv(name, variable)
     options = SessionOptions("cuda", "timed", tf32=tf32)
-    assert provider_options(options, None, graph=False)["use_tf32"] == expected
+    assert provider_options(options, 1, graph=False)["use_tf32"] == expected
 
 
 def product_error(path: Path, *, tf32: Tf32) -> float:
