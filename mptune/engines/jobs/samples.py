@@ -21,10 +21,11 @@ from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_f
 from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import save_sketches, sketch_outputs
-from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.base import EngineError, FailureKind, SampleSet
+from mptune.engines.context import RunContext
 from mptune.graph.facts import DependentOutput
+from mptune.graph.plan import PrecisionPlan
 from mptune.processes.child import WorkerState
-from mptune.settings import SearchSettings
 
 Feed = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
@@ -89,29 +90,28 @@ class Scoring:
     @classmethod
     def of(
         cls,
-        settings: SearchSettings,
-        samples: Path,
-        reference: Path,
-        dependent: tuple[DependentOutput, ...] = (),
+        context: RunContext,
+        which: SampleSet,
+        plan: PrecisionPlan | None = None,
         *,
         part: range | None = None,
         is_proposal: bool = False,
-        sketches: Path | None = None,
     ) -> Scoring:
-        """That of a search."""
+        """That of a search; with a plan, what its held-out outputs look like is written."""
+        settings = context.settings
         function = settings.metric_function
         return cls(
-            samples,
-            reference,
+            context.samples(which),
+            context.reference(which),
             settings.metric,
-            dependent,
+            context.dependent_outputs,
             part,
             is_proposal,
             settings.rollout,
             settings.reported_metrics,
             function is not None and takes_whole_set(function),
             settings.worker.metric_timeout_s,
-            sketches,
+            None if plan is None else context.sketches(plan, which),
         )
 
     def feeds(self, state: WorkerState) -> Sequence[Feed]:
