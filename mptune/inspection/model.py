@@ -13,10 +13,10 @@ from onnx import TensorProto
 
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
-from mptune.engines.base import Failure, Workspace
+from mptune.engines.base import Failure
+from mptune.engines.context import RunContext
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.toolchains.toolchain import PredictedToolchain
-from mptune.engines.workload import Workload
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.facts import facts_of, node_rule
@@ -134,13 +134,9 @@ def observe_values(
 ) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
     """Run the model over the samples in a worker: the range and shape of every value, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
-        places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
-        for place in places:
-            place.mkdir()
-        workspace = Workspace(grouped.model.path.resolve(), *places)
-        samples.save(workspace.samples("search"))
-        workload = Workload(grouped, workspace, tuple(precisions))
-        with PredictedToolchain(None, load_target("cpu"), workload, SearchSettings()) as toolchain:
+        context = RunContext.in_folder(grouped, Path(folder), SearchSettings(precisions=tuple(precisions)))
+        samples.save(context.samples("search"))
+        with PredictedToolchain(None, load_target("cpu"), context) as toolchain:
             reference, ranges = toolchain.reference_model.inspect(stage)
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)
