@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import mptune.graph.writing.rewrite
+from mptune.graph.facts import node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
-from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
