@@ -1,10 +1,10 @@
 """Layer groups: nodes that always share a precision, the unit of the search.
 
 Indivisible patterns come first, recognised by structure (``patterns``). At ``op`` granularity each pattern and each
-other node is a group; views belong to the group of their input. At ``fusion`` each pattern and each remaining heavy node
-(convolution, matrix product, norm, ...) starts a group; every other node joins the group of the latest producer among
-its inputs, as a fused epilogue would; a node that reads no group (masks, views of constants) joins its reader. At
-``block`` these groups are merged by module or, where names say nothing, by repeated structure. A coarser granularity
+other node is a group; views belong to the group of their input. At ``fusion`` each pattern and each remaining heavy
+node (convolution, matrix product, norm, ...) starts a group; every other node joins the group of the latest producer
+among its inputs, as a fused epilogue would; a node that reads no group (masks, views of constants) joins its reader.
+At ``block`` these groups are merged by module or, where names say nothing, by repeated structure. A coarser granularity
 only ever merges groups of the finer one.
 """
 
@@ -20,11 +20,10 @@ from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.facts import facts_of
+from mptune.graph.facts import casts_integers, dequantises_weights, facts_of, node_rules
 from mptune.graph.grouping.patterns import QUANTISED, Pattern, find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fixed_shape
-from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules
 from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, HEAVY, MOVEMENT, QUANTISING, anchor_kind, operator
 from mptune.settings import Granularity
 
