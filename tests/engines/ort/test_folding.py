@@ -16,7 +16,6 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.reference import ObserveJob
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.facts import facts_of
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.grouping.grouped import GroupedModel
@@ -28,7 +27,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
-from tests.engines.engine_support import make_workspace, run_here
+from tests.engines.engine_support import make_context, run_here
 from tests.graph.helpers import feeds, plans, run
 from tests.networks.networks import filled
 
@@ -174,13 +173,11 @@ def test_a_search_folds_once_and_where_it_pays(
     chains: int, fails: bool, kept: int, folds: int, settings: SearchSettings, tmp_path: Path
 ) -> None:
     path = make_chains(tmp_path / "chains.onnx", chains)
-    workspace = make_workspace(path, tmp_path, {"x": np.ones((2, 96), np.float32)})
-    model = load_model(path)
-    grouped = GroupedModel(model, find_groups(model))
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), Workload(grouped, workspace), settings) as toolchain:
+    context = make_context(load_model(path), tmp_path, {"x": np.ones((2, 96), np.float32)}, settings=settings)
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         toolchain.reference_model.call = calls = Calls(toolchain, fails=fails)
         for precision in (Precision.FP32, Precision.FP16):
-            typed = toolchain.builder.write(grouped.uniform(precision), str(precision))
+            typed = toolchain.builder.write(context.grouped.uniform(precision), str(precision))
             assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept
         assert calls.folds == folds
         assert not list(tmp_path.rglob("*folded*")), "what was written to fold is gone"
