@@ -15,8 +15,7 @@ import numpy as np
 
 from mptune.errors import SettingsError
 
-Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-"""One run of the model: inputs to outputs."""
+Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]  # one run of the model: inputs to outputs
 
 RunAll = Callable[[Sequence[Callable[[], Mapping[str, np.ndarray]]]], Sequence[Mapping[str, np.ndarray]]]
 """Makes several runs, at once or one after another, and gives their outputs in order."""

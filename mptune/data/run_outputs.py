@@ -26,8 +26,7 @@ from mptune.json_form import encode_float
 Outputs = Mapping[str, np.ndarray]
 Floats = NDArray[np.float64]
 Source = Literal["measured", "emulated"]
-Sketch: TypeAlias = dict[str, Any]
-"""JSON; see the module."""
+Sketch: TypeAlias = dict[str, Any]  # JSON; see the module
 
 HELD_OUT_NAMES_JSON = "held_out_names.json"
 """In the run's data directory: the file names of the held-out samples, where each was a file."""

@@ -17,8 +17,7 @@ from mptune.settings import ShapeRange
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
 
-Feed = Mapping[str, np.ndarray]
-"""One sample: every input of the model by name."""
+Feed = Mapping[str, np.ndarray]  # one sample: every input of the model by name
 
 _MOST_READ = 64  # samples that are looked at, evenly spaced, where each is read from a file when it is needed
 # A vector may well hold one number; images, sounds, sequences and feature maps do not.
