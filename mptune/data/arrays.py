@@ -139,9 +139,9 @@ def cut_samples(
                 other_size, other = sizes.setdefault(dim, (size, info.name)) if isinstance(dim, str) else (size, "")
                 if other_size != size:
                     place = where if total == 1 else f"{where}, sample {number}"
-                    both = f"{other_size} in input {other!r} and {size} in input {info.name!r}"
+                    text = f"{other_size} in input {other!r} and {size} in input {info.name!r}"
                     hint = "inputs that share a symbolic dimension need the same size there"
-                    raise DataError(f"{place}: dimension {dim!r} is {both}", hint)
+                    raise DataError(f"{place}: dimension {dim!r} is {text}", hint)
     return samples, tuple(warnings)
 
 

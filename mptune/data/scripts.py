@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from mptune.data.arrays import arrays_of, copied_samples
-from mptune.data.metrics.tasks import METRIC_TIMEOUT_S, MetricFailedError, called_number, takes_whole_set
+from mptune.data.metrics.table import METRIC_TIMEOUT_S, MetricFailedError, called_number, takes_whole_set
 from mptune.errors import DataError
 from mptune.processes.child import WorkerState, describe
 from mptune.processes.failure import Failure, FailureKind

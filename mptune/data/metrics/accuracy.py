@@ -110,8 +110,8 @@ class OutputError(JsonForm):
 
     def with_samples_of(self, other: OutputError) -> OutputError:
         """The error over the samples of both, of the statistics that both hold."""
-        both = ((o, mine, other.per_output[o]) for o, mine in self.per_output.items() if o in other.per_output)
-        return OutputError({o: {s: (*mine[s], *its[s]) for s in mine if s in its} for o, mine, its in both})
+        pairs = ((o, mine, other.per_output[o]) for o, mine in self.per_output.items() if o in other.per_output)
+        return OutputError({o: {s: (*mine[s], *its[s]) for s in mine if s in its} for o, mine, its in pairs})
 
     def with_metrics(self, values: Mapping[str, tuple[float, ...]]) -> OutputError:
         """With metrics that see all outputs at once, by name one value per sample."""

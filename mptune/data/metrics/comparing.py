@@ -26,8 +26,7 @@ from mptune.data.metrics.parts import (
     part_statistic,
 )
 from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
-from mptune.data.metrics.table import STATISTICS
-from mptune.data.metrics.tasks import number_of
+from mptune.data.metrics.table import STATISTICS, number_of
 from mptune.errors import DataError
 
 # Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision.

@@ -1,4 +1,4 @@
-"""The metrics: one row each, with how it is computed and how its values are judged.
+"""The metrics: one row each, with how it is computed and how its values are judged; and calling one.
 
 A new metric is a row here, and the function that the row names. Nothing here imports NumPy: the help lists the names.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+import linecache
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mptune.errors import SettingsError
+from mptune.errors import DataError, MptuneError, SettingsError
+
+METRIC_TIMEOUT_S = 300.0  # one call of a script's metric may take this long by default
 
 
 @dataclass(frozen=True)
@@ -88,3 +93,52 @@ def unknown_metric(metric: str, names: Iterable[str]) -> SettingsError:
     close = within[:3] or difflib.get_close_matches(metric, candidates, 3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(candidates)}"
     return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")
+
+
+class MetricFailedError(MptuneError):
+    """A metric gave no number. The text says why, without the metric's name."""
+
+
+def number_of(metric: str, function: Callable[..., Any], arguments: Sequence[Any], where: str = "") -> float:
+    """What a metric returns, as one number; ``where`` says on which sample, for the message."""
+    try:
+        return called_number(function, arguments)
+    except MetricFailedError as error:
+        names = "outputs, reference" if len(arguments) == 2 else "outputs, references, inputs, labels"
+        called = f"it is called as function({names}) with arrays by name, and returns one number"
+        raise DataError(f"metric {metric} failed{where}: {error}", called) from error
+
+
+def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    """What a function returns, as one number; MetricFailedError where it raises, or returns something else."""
+    code = getattr(function, "__code__", None)
+    try:
+        value: Any = function(*arguments)
+    except (MptuneError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the user's code may raise anything
+        text = f"{type(error).__name__}: {error}".replace("\n", " ").removesuffix(": ")
+        # The line of the metric's own file at which it came up.
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
+        place = f" ({code.co_filename}:{frames[-1].lineno}: {frames[-1].line})" if code and frames else ""
+        raise MetricFailedError(f"{text}{place}") from error
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        is_huge = isinstance(error, OverflowError)
+        what = "a number beyond float64" if is_huge else f"{value!r:.60}, which is not one number".replace("\n", " ")
+        line = linecache.getline(code.co_filename, code.co_firstlineno).strip() if code else ""
+        place = f" ({code.co_filename}:{code.co_firstlineno}: {line})" if code else ""
+        raise MetricFailedError(f"it returned {what}{place}") from error
+
+
+def takes_whole_set(function: Callable[..., Any]) -> bool:
+    """Whether a function asks for ``(outputs, references, inputs, labels)``: four arguments that must be given."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 4 and len([p for p in positional if p.default is p.empty]) >= 3

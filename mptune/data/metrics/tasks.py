@@ -1,14 +1,8 @@
-"""Which metric a name means (a row of the table, a user's script, a function), and calling one that is the user's.
-
-A script is loaded only if the caller names it. What a metric raises, or returns that is no number, is one clear error.
-"""
+"""Which metric a name means: a row of the table, a user's script (only if the caller names it), or a function."""
 
 from __future__ import annotations
 
-import inspect
-import linecache
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.table import METRICS, Metric, own_value, unknown_metric
-from mptune.errors import DataError, MptuneError, RunError, SettingsError
+from mptune.data.metrics.table import (
+    METRIC_TIMEOUT_S,
+    METRICS,
+    Metric,
+    own_value,
+    takes_whole_set,
+    unknown_metric,
+)
+from mptune.errors import DataError, RunError, SettingsError
 from mptune.files import files_sha256
 
 if TYPE_CHECKING:
     from mptune.data.scripts import MetricScript
 
-METRIC_TIMEOUT_S = 300.0  # one call of a script's metric may take this long by default
 TO_MAXIMISE = ":max"  # ends the name of a script's function whose value is larger for better plans
 CALLABLE = "callable:"  # before the name of a function of a Python program; a run directory holds the name alone
 
@@ -139,52 +139,3 @@ def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> 
     """
     metric = resolve_metric(spec, function, has_labels=has_labels)
     return "relative_l2" if metric.kind == "set" or metric.larger_is_better else spec
-
-
-class MetricFailedError(MptuneError):
-    """A metric gave no number. The text says why, without the metric's name."""
-
-
-def number_of(metric: str, function: Callable[..., Any], arguments: Sequence[Any], where: str = "") -> float:
-    """What a metric returns, as one number; ``where`` says on which sample, for the message."""
-    try:
-        return called_number(function, arguments)
-    except MetricFailedError as error:
-        names = "outputs, reference" if len(arguments) == 2 else "outputs, references, inputs, labels"
-        called = f"it is called as function({names}) with arrays by name, and returns one number"
-        raise DataError(f"metric {metric} failed{where}: {error}", called) from error
-
-
-def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
-    """What a function returns, as one number; MetricFailedError where it raises, or returns something else."""
-    code = getattr(function, "__code__", None)
-    try:
-        value: Any = function(*arguments)
-    except (MptuneError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # the user's code may raise anything
-        text = f"{type(error).__name__}: {error}".replace("\n", " ").removesuffix(": ")
-        # The line of the metric's own file at which it came up.
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
-        place = f" ({code.co_filename}:{frames[-1].lineno}: {frames[-1].line})" if code and frames else ""
-        raise MetricFailedError(f"{text}{place}") from error
-    try:
-        if isinstance(value, str | bytes):
-            raise TypeError
-        return float(value)
-    except (OverflowError, TypeError, ValueError) as error:
-        is_huge = isinstance(error, OverflowError)
-        what = "a number beyond float64" if is_huge else f"{value!r:.60}, which is not one number".replace("\n", " ")
-        line = linecache.getline(code.co_filename, code.co_firstlineno).strip() if code else ""
-        place = f" ({code.co_filename}:{code.co_firstlineno}: {line})" if code else ""
-        raise MetricFailedError(f"it returned {what}{place}") from error
-
-
-def takes_whole_set(function: Callable[..., Any]) -> bool:
-    """Whether a function asks for ``(outputs, references, inputs, labels)``: four arguments that must be given."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) >= 4 and len([p for p in positional if p.default is p.empty]) >= 3
