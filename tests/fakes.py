@@ -33,13 +33,13 @@ from mptune.engines.base import (
     Workspace,
 )
 from mptune.engines.environment import Environment
-from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.apart import KIND
 from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
