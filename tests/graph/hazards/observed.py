@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,28 +30,30 @@ def seen_at(magnitudes: Mapping[str, float]) -> Seen:
 
 def ranges_on(
     model: Model,
-    feed: Mapping[str, np.ndarray],
-    path: Path,
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    folder: Path,
     bank: WeightBank | None = None,
-    precisions: tuple[Precision, ...] = DEFAULT_PRECISIONS,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
 ) -> dict[str, TensorRange]:
-    """What the values of a model are on one sample; ``path``: of the observing model."""
+    """What the values of a model are on samples; ``folder``: of the observing model."""
+    reduced = [Precision.named(name) for name in precisions if name != Precision.FP32]
     ranges: dict[str, TensorRange] = {}
     for part in observed_parts(model, {}):
-        write_with_outputs(model, bank, path, part.outputs)
-        values = run(path, feed)
+        write_with_outputs(model, bank, folder / "observe.onnx", part.outputs)
+        every = [run(folder / "observe.onnx", feed) for feed in feeds]
         facts: dict[str, list[NodeFacts]] = {}
-        for precision in precisions[1:]:
-            for probed in part.nodes:
-                numbers = {name: (number,) for name, number in facts_on(probed, values, precision).items()}
-                facts.setdefault(probed.key, []).append(NodeFacts(probed.node.name, numbers, precision))
+        for probed, precision in itertools.product(part.nodes, reduced):
+            each = [facts_on(probed, values, precision) for values in every]
+            numbers = {name: tuple(one[name] for one in each) for name in each[0]}
+            facts.setdefault(probed.key, []).append(NodeFacts(probed.node.name, numbers, precision))
         for name, axes in part.rows.items():
-            ranges[name] = TensorRange.over_samples([range_of(values[name], axes)], facts.get(name, ()))
+            on_each = [range_of(values[name], axes) for values in every]
+            ranges[name] = TensorRange.over_samples(on_each, facts.get(name, ()))
     return ranges
 
 
 def hazards_on(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray], folder: Path) -> tuple[Hazard, ...]:
     """Hazards of a model on one sample."""
     model = load_model(models.save(proto, folder))
-    seen = Seen(ranges_on(model, feed, folder / "observe.onnx"))
+    seen = Seen(ranges_on(model, [feed], folder))
     return find_hazards(GroupedModel(model, find_groups(model)), seen)
