@@ -23,15 +23,15 @@ from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Toolchain
+from mptune.engines.context import RunContext
 from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.errors import MptuneError
 from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
-from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
+from mptune.settings import LatencySettings, WorkerSettings
 from mptune.targets.target import load_target
 from mptune.tuning.listener import Silent
 from tests.fakes import FakeToolchain, Law
@@ -118,7 +118,7 @@ class KilledToolchain(FakeToolchain):
 
     log: Diary
     session: Session
-    workload: Workload
+    context: RunContext
     worker: Worker
     last_pid: int | None = None
 
@@ -155,8 +155,8 @@ class KilledToolchain(FakeToolchain):
 
     def _work(self, plan: PrecisionPlan | None = None, count: int = 1) -> Failure | None:
         """Have the worker read a typed model; None where that works."""
-        plan = plan or self.workload.grouped.uniform(Precision.FP32)
-        path = self.workload.rewriter.write(plan, self.workload.workspace.scratch(plan.fingerprint))
+        plan = plan or self.context.grouped.uniform(Precision.FP32)
+        path = self.context.rewriter.write(plan, self.context.scratch(plan.fingerprint))
         try:
             seconds = count * self.session.job_s
             result = self.worker.call(Busy(path, seconds), self.session.timeout_s + seconds)
@@ -178,16 +178,16 @@ class Stages(Silent):
             self.stopped = text.removeprefix("stopped: ")
 
 
-def open_toolchain(session: Session, workload: Workload, settings: SearchSettings) -> Toolchain:
+def open_toolchain(session: Session, context: RunContext) -> Toolchain:
     """The toolchain of the session's mode, with its diary."""
     log = Diary(Path(session.diary), session.number)
     if session.mode == "onnxruntime":
-        real = RealToolchain(ONNXRUNTIME, load_target("cpu"), workload, settings, "cpu", device="CPU")
+        real = RealToolchain(ONNXRUNTIME, load_target("cpu"), context, "cpu", device="CPU")
         real.log = log
         return real
-    fake = KilledToolchain(Law([group.id for group in workload.groups]))
-    fake.log, fake.session, fake.workload = log, session, workload
-    fake.worker = Worker(workload.workspace.logs_dir, settings.worker)
+    fake = KilledToolchain(Law([group.id for group in context.groups]))
+    fake.log, fake.session, fake.context = log, session, context
+    fake.worker = Worker(context.logs_dir, context.settings.worker)
     fake.restarts = 1000 * session.number  # a process of its own has a session of the baseline of its own
     return fake
 

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: a workspace, plans as text, records of measurements, result files."""
+"""Shared by the benchmarks: a model with samples, plans as text, records of measurements, result files."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ import numpy as np
 
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
-from mptune.engines.base import Failure, Workspace
+from mptune.engines.base import Failure
+from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
 from mptune.files import write_text
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import decode_float, encode_float
-from mptune.settings import DataSettings
+from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
 
 T = TypeVar("T")
 
 
-def workspace(model: Path, data: Path, folder: Path, samples: int, batch: int) -> Workspace:
-    """A run's folders under ``folder``, with the first samples for the search, and the next ones held out.
+def make_context(
+    grouped: GroupedModel, data: Path, folder: Path, samples: int, batch: int, settings: SearchSettings | None = None
+) -> RunContext:
+    """A model with a run's folders under ``folder``, with the first samples for the search, and the next ones held out.
 
     Where there are no more than ``samples`` samples, the same are held out.
     """
-    made = Workspace(model, *(folder / name for name in ("weights", "data", "engines", "logs")))
-    for path in (made.weights_dir, made.data_dir, made.engines_dir, made.logs_dir):
-        path.mkdir(parents=True, exist_ok=True)
-    loaded = load_calibration(data, load_model(model).inputs, DataSettings(batch=batch), seed=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = RunContext.in_folder(grouped, folder, settings)
+    loaded = load_calibration(data, grouped.model.inputs, DataSettings(batch=batch), seed=0)
     held_out = loaded.samples[samples : 2 * samples] or loaded.samples[:samples]
     for which, chosen in (("search", loaded.samples[:samples]), ("held_out", held_out)):
         CalibrationSet(chosen, loaded.source, loaded.is_random, loaded.warnings).save(made.samples(which))

@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks.common import (
     bits_of,
     check_groups,
+    make_context,
     one_group_plans,
     plan_of,
     random_plans,
@@ -37,19 +38,18 @@ from benchmarks.common import (
     rounded,
     save,
 )
-from benchmarks.common import workspace as make_workspace
 from benchmarks.measuring import Emulating
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
+from mptune.engines.context import RunContext
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.settings import LatencySettings, SearchSettings
+from mptune.settings import LatencySettings
 from mptune.targets.target import load_target
 
 _AT_A_TIME = 8
@@ -100,26 +100,26 @@ def value(error: OutputError) -> float:
     return error.value("relative_l2") if error.non_finite == 0 else math.inf
 
 
-def measure(workload: Workload, random: int) -> list[Pair]:
+def measure(context: RunContext, random: int) -> list[Pair]:
     gpus = read_gpus()
     if not gpus:
         raise SystemExit("no GPU here: give the figures of one with --plans")
-    settings = SearchSettings(latency=LatencySettings(warmup_ms=1, duration_ms=1))
-    model, groups = workload.model, workload.groups
+    context = context.with_settings(latency=LatencySettings(warmup_ms=1, duration_ms=1))
+    model, groups = context.model, context.groups
     plans = [("one-group", plan) for plan in one_group_plans(model, groups).values()]
     plans += [("random", plan_of(model, groups, bits)) for bits in random_plans(groups, random, seed=0)]
     pairs = []
     target = load_target("h200")
-    with MeasuredToolchain(ONNXRUNTIME, target, workload, settings, "cuda", device=gpus[0].name) as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, target, context, "cuda", device=gpus[0].name) as toolchain:
         require(toolchain.reference_model.reference("search"))
         for kind, plan in plans:
             pairs.append(Pair(kind, bits_of(groups, plan), value(require(toolchain.evaluate(plan)).error)))
     return pairs
 
 
-def emulate(workload: Workload, plans: Sequence[PrecisionPlan], *, few: bool) -> list[float]:
+def emulate(context: RunContext, plans: Sequence[PrecisionPlan], *, few: bool) -> list[float]:
     provider: Provider = "cuda" if read_gpus() else "cpu"
-    toolchain = Emulating(ONNXRUNTIME, load_target("h200"), workload, SearchSettings(), provider)
+    toolchain = Emulating(ONNXRUNTIME, load_target("h200"), context, provider)
     toolchain.predictor.fuses = False  # as the CUDA provider, since that is what was measured, on any device
     with toolchain:
         require(toolchain.reference_model.reference("search"))
@@ -198,15 +198,14 @@ def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]
     model = load_model(path)
     groups = find_groups(model)
     with tempfile.TemporaryDirectory() as folder:
-        space = make_workspace(path.resolve(), data, Path(folder), options.samples, options.batch)
-        workload = Workload(GroupedModel(model, groups), space)
+        context = make_context(GroupedModel(model, groups), data, Path(folder), options.samples, options.batch)
         if options.time:
             alone = list(one_group_plans(model, groups).values())
             chosen = np.linspace(0, len(alone) - 1, min(options.first or len(alone), len(alone))).astype(int)
-            emulate(workload, [alone[index] for index in chosen], few=True)
+            emulate(context, [alone[index] for index in chosen], few=True)
             return {}
         if options.plans is None:
-            pairs = measure(workload, options.random)
+            pairs = measure(context, options.random)
         else:
             known = read_measured_plans(options.plans)
             check_groups(known, groups)
@@ -217,7 +216,7 @@ def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]
             ]
         if options.again or options.few or any(math.isnan(pair.emulated) for pair in pairs):
             plans = [plan_of(model, groups, pair.precision) for pair in pairs]
-            errors = emulate(workload, plans, few=options.few)
+            errors = emulate(context, plans, few=options.few)
             pairs = [replace(pair, emulated=error) for pair, error in zip(pairs, errors, strict=True)]
     found = report(groups, pairs)
     rows = [{**asdict(p), "measured": rounded(p.measured), "emulated": rounded(p.emulated)} for p in pairs]

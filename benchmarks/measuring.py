@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Record, bits_of, plan_of, require, rounded, workspace
+from benchmarks.common import Record, bits_of, make_context, plan_of, require, rounded
 from benchmarks.timing import FIRST_WARMUP_MS, ReadyJob, Timed, TimeJob
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
@@ -24,7 +24,6 @@ from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -69,22 +68,23 @@ class Bench:
         self.model = load_model(options.model)
         self.groups = find_groups(self.model)
         self.provider: Provider = options.provider
-        self.space = workspace(options.model.resolve(), options.data, options.folder, options.samples, options.batch)
         self.settings = SearchSettings(
             latency=LatencySettings(FIRST_WARMUP_MS, options.duration_ms, min_iterations=5),
             worker=WorkerSettings(max_jobs=None),
         )
-        self.workload = Workload(GroupedModel(self.model, self.groups), self.space)
+        grouped = GroupedModel(self.model, self.groups)
+        shares = options.data, options.folder, options.samples, options.batch
+        self.context = make_context(grouped, *shares, self.settings)
         target = load_target(options.target)
-        self._emulating = Emulating(ONNXRUNTIME, target, self.workload, self.settings, self.provider)
+        self._emulating = Emulating(ONNXRUNTIME, target, self.context, self.provider)
         for one in dict.fromkeys(("search", which)):
             require(self._emulating.reference_model.reference(one))
         self.ranges = require(self._emulating.reference_model.observe())
         self.terms = require(self._emulating.predictor.latency_terms())
         self.kernels = self._missing_kernels()
-        self.without_kernel = self.kernels.pins(self.workload.grouped)
+        self.without_kernel = self.kernels.pins(self.context.grouped)
         self._tf32_by_environment = self._emulating.builder.tf32_by_environment
-        self._rewriter = self.workload.rewriter
+        self._rewriter = self.context.rewriter
         self._baseline = self._rewriter.write(self.plan("0" * len(self.groups)), self._scratch("baseline"))
         self.record = Record(options.folder / "plans.jsonl", len(self.groups))
         self.samples, self._which = options.samples, which
@@ -158,7 +158,7 @@ class Bench:
         known = self.record.repetitions
         job = ReadyJob(
             baseline=self._baseline,
-            samples=self.space.samples(self._which),
+            samples=self.context.samples(self._which),
             provider=self.provider,
             latency=self.settings.latency,
             repetitions=None if known is None else Repetitions.from_json(known),
@@ -173,13 +173,13 @@ class Bench:
 
         On the CPU no node can fall to another provider.
         """
-        path = self.space.data_dir / KERNELS_JSON
+        path = self.context.data_dir / KERNELS_JSON
         if self.provider == "cuda" and not path.exists():
             ask_for_kernels(self._emulating).save(path)
         return MissingKernels.load(path)
 
     def _scratch(self, name: str) -> Path:
-        return self.space.weights_dir / f"{name}.onnx"
+        return self.context.weights_dir / f"{name}.onnx"
 
     @contextlib.contextmanager
     def _written(self, bits: str) -> Iterator[Path]:
@@ -200,8 +200,8 @@ class Bench:
         job = TimeJob(
             model=plan,
             baseline=self._baseline,
-            samples=self.space.samples(self._which),
-            reference=self.space.reference(self._which),
+            samples=self.context.samples(self._which),
+            reference=self.context.reference(self._which),
             provider=self.provider,
             latency=self.settings.latency,
             repetitions=Repetitions.from_json(self.record.repetitions),

@@ -24,7 +24,7 @@ import numpy as np
 
 import mptune
 from benchmarks.common import rounded, save
-from mptune.engines.workload import Workload
+from mptune.engines.context import RunContext
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.front import hypervolume, pareto
@@ -40,8 +40,8 @@ class FixedDurations:
 
     build_s: float
 
-    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
-        law = Law([group.id for group in workload.groups])
+    def __call__(self, context: RunContext) -> FakeToolchain:
+        law = Law([group.id for group in context.groups])
         return FakeToolchain(law, delay_s=self.build_s, device="fixed durations")
 
 

@@ -31,7 +31,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _numbers = itertools.count()
 
 
-def is_disk_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException | None) -> bool:
     """Whether the error says that a disk, or the user's quota on it, is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 

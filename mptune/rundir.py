@@ -16,10 +16,13 @@ from pathlib import Path
 
 import filelock
 
-from mptune.engines.base import SKETCHES, Workspace
+from mptune.engines.base import SKETCHES
+from mptune.engines.context import RunContext
 from mptune.errors import RunError
-from mptune.files import delete_scratch, read_json, read_text, write_json, write_text, writing
+from mptune.files import delete_scratch, is_disk_full, read_json, read_text, write_json, write_text, writing
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
+from mptune.settings import SearchSettings
 
 HOME = "../.."
 """The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
@@ -51,12 +54,12 @@ class RunDirectory:
         self.sketches = path / "data" / SKETCHES
         self.observed_json = self.data / "observed.json"
 
-    def workspace(self, model_path: Path) -> Workspace:
-        """The paths that jobs share; their directories exist afterwards."""
+    def context(self, grouped: GroupedModel, settings: SearchSettings) -> RunContext:
+        """What the engines of this run work on; its directories exist afterwards."""
         for directory in (self.weights, self.engines, self.logs, self.data):
             with writing(directory):
                 directory.mkdir(exist_ok=True)
-        return Workspace(model_path, self.weights, self.data, self.engines, self.logs)
+        return RunContext(grouped, settings, self.weights, self.data, self.engines, self.logs)
 
     def load(self) -> RunFile | None:
         """Read run.json; None where there is none."""
@@ -92,7 +95,7 @@ class RunDirectory:
 class LateFaults:
     """Faults of what accompanies a result: each is a warning, with its traceback in ``logs/``, and takes nothing away.
 
-    Errors of the system, such as a full disk, are not among them: they are raised, and the same command goes on.
+    A full disk is not among them: it is raised, and the same command goes on once there is space.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -104,9 +107,9 @@ class LateFaults:
         """Turn an exception in the block, which makes ``what``, into a warning."""
         try:
             yield
-        except (OSError, RunError):
-            raise
         except Exception as error:
+            if is_disk_full(error) or is_disk_full(error.__cause__):
+                raise
             log = self._logs / f"{what.replace('/', '-').replace(' ', '-')}.log"
             log.parent.mkdir(exist_ok=True)
             write_text(log, "".join(traceback.format_exception(error)))

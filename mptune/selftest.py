@@ -19,13 +19,13 @@ import numpy as np
 from mptune.data.archive import save_samples
 from mptune.engines.backends.backend import Availability, Backend, Place
 from mptune.engines.backends.registry import find_backends
-from mptune.engines.base import Engine, EngineError, Failure, SampleSet, Stage, Workspace
+from mptune.engines.base import Engine, EngineError, Failure, SampleSet, Stage
+from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.ort.cuda_session import probe
 from mptune.engines.timing.latency import Stopwatch
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -151,23 +151,20 @@ def run_selftest(
 def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> list[Figures]:
     """Evaluate the plans on one engine, and look at it."""
     path, data = demo_model()
-    workspace = Workspace(path, *(folder / name for name in ("weights", "data", "engines", "logs")))
-    for place in (workspace.weights_dir, workspace.data_dir, workspace.engines_dir, workspace.logs_dir):
-        place.mkdir()
     with np.load(data) as arrays:
         rows = {name: np.split(values[: _SAMPLES * _ROWS], _SAMPLES) for name, values in arrays.items()}
-    for which in get_args(SampleSet):
-        save_samples(workspace.samples(which), [{name: rows[name][k] for name in rows} for k in range(_SAMPLES)])
     model, gpu, name = load_model(path), each.place.gpu, each.can.title
     grouped = GroupedModel(model, find_groups(model))
+    context = RunContext.in_folder(grouped, folder, _SETTINGS)
+    for which in get_args(SampleSet):
+        save_samples(context.samples(which), [{name: rows[name][k] for name in rows} for k in range(_SAMPLES)])
     fp32 = grouped.uniform(Precision.FP32)
     free = [group.id for group in grouped.groups if group.pinned is None]
     tested = []
     with _Toolchain(
         each.backend,
         each.place.target,
-        Workload(grouped, workspace),
-        _SETTINGS,
+        context,
         "cuda" if gpu is not None and probe("cuda") is None else "cpu",
         gpu=gpu,
         device=cpu_model() if gpu is None else gpu.name,
@@ -194,7 +191,7 @@ class _Toolchain(MeasuredToolchain):
             measured = _require(self.evaluate(plan))
             (emulated,) = _require(self.predictor.emulation.errors([plan]))
             built = _require(self.builder.build(plan))
-            change, span_ratio = _require(self._call(LookJob(built.engine, self.workload.workspace.samples("search"))))
+            change, span_ratio = _require(self._call(LookJob(built.engine, self.context.samples("search"))))
             self.builder.release(plan)
         except EngineError as failure:
             return Figures(engine, name, str(failure))

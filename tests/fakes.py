@@ -30,12 +30,11 @@ from mptune.engines.base import (
     ReferenceReport,
     SampleSet,
     Stage,
-    Workspace,
 )
+from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.spread import SessionTiming
-from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.apart import KIND
 from mptune.graph.grouping.groups import LayerGroup, find_groups
@@ -129,7 +128,7 @@ class FakeToolchain:
         profiled: fingerprints of the plans that a profile was asked of.
         kernel_answers: answers to the question for FP16 kernels, one after another; the last stays.
         asked_for_kernels: how often that was asked.
-        workspace: where reference outputs are written; None writes none.
+        context: where reference outputs are written; None writes none.
     """
 
     law: Law
@@ -176,7 +175,7 @@ class FakeToolchain:
     kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)
     asked_for_kernels: int = 0
     fused: tuple[FusedNodes, ...] = ()
-    workspace: Workspace | None = None
+    context: RunContext | None = None
 
     @property
     def built(self) -> list[str]:
@@ -203,8 +202,8 @@ class FakeToolchain:
         return self
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        if self.workspace is not None:
-            save_samples(self.workspace.reference(which), [{"y": np.zeros(1, np.float32)}])
+        if self.context is not None:
+            save_samples(self.context.reference(which), [{"y": np.zeros(1, np.float32)}])
         return self._kill() or self.report
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
@@ -339,10 +338,10 @@ class FakeToolchain:
     def close(self) -> None:
         self.closed += 1
 
-    def open(self, workload: Workload, settings: object) -> FakeToolchain:
+    def open(self, context: RunContext) -> FakeToolchain:
         """For ``mptune.api.search(open_toolchain=...)``: the law must be of the model's groups."""
-        assert [g.id for g in workload.groups if g.kind != KIND] == list(self.law.groups), "and nodes set apart"
-        self.workspace = workload.workspace
+        assert [g.id for g in context.groups if g.kind != KIND] == list(self.law.groups), "and nodes set apart"
+        self.context = context
         return self
 
 

@@ -287,7 +287,7 @@ def test_settings_that_change_what_is_measured_cannot_change(place: Path, search
 def test_a_run_without_an_evaluation_pins_nothing(place: Path, storage: str | None, changes: dict[str, object]) -> None:
     """A first command that failed, or was interrupted before anything ran, does not block the corrected one."""
 
-    def unavailable(workload: object, settings: object) -> NoReturn:
+    def unavailable(context: object) -> NoReturn:
         raise TargetError("TensorRT is not installed", "pip install tensorrt")
 
     rng = np.random.default_rng(5)

@@ -17,8 +17,8 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.engines.base import Failure, Measurement, SampleSet
+from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
-from mptune.engines.workload import Workload
 from mptune.errors import BaselineError, DataError, EndedEarlyError, RunError, SettingsError, TargetError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -271,9 +271,9 @@ def test_the_cpu_does_not_stand_in_for_a_gpu(prepared, monkeypatch: pytest.Monke
 class Builds(FakeToolchain):
     """Leaves an engine file of every plan, as TensorRT's toolchain does."""
 
-    def open(self, workload: Workload, settings: object) -> FakeToolchain:
-        self.engines = workload.workspace.engines_dir
-        return super().open(workload, settings)
+    def open(self, context: RunContext) -> FakeToolchain:
+        self.engines = context.engines_dir
+        return super().open(context)
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False

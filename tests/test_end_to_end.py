@@ -15,8 +15,8 @@ import pytest
 
 import mptune
 from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
+from mptune.engines.context import RunContext
 from mptune.engines.toolchains.toolchain import PredictedToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
@@ -164,8 +164,8 @@ def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
         groups[30].id: faults.Abort("terminate called"),
     }
 
-    def opened(workload: Workload, settings: SearchSettings) -> Misbehaving:
-        made = Misbehaving(None, load_target("jetson-orin-nano-8gb"), workload, settings)
+    def opened(context: RunContext) -> Misbehaving:
+        made = Misbehaving(None, load_target("jetson-orin-nano-8gb"), context)
         made.faults = bad
         return made
 

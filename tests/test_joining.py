@@ -15,8 +15,8 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 import mptune
+from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
-from mptune.engines.workload import Workload
 from mptune.errors import RunError, SettingsError
 from mptune.rundir import has_workers, joined_run, open_run, read_run
 from mptune.tuning.front import Front
@@ -37,11 +37,11 @@ class Opener:
     device: str = "Fake 1000"
     gate: Path | None = None
 
-    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
-        law = Law([group.id for group in workload.groups])
+    def __call__(self, context: RunContext) -> FakeToolchain:
+        law = Law([group.id for group in context.groups])
         diary = self.folder / f"diary.{os.getpid()}"
         fake = FakeToolchain(law, noise=0.0, delay_s=self.delay_s, diary=diary, gate=self.gate, device=self.device)
-        return fake.open(workload, settings)
+        return fake.open(context)
 
     def built(self) -> dict[int, list[str]]:
         """Process id -> fingerprints whose evaluation on the search samples it has begun."""
@@ -62,15 +62,15 @@ class VersionedToolchain(FakeToolchain):
 class VersionedOpener(Opener):
     """Opens fake toolchains of another version."""
 
-    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
-        return VersionedToolchain(Law([group.id for group in workload.groups]), noise=0.0, device=self.device)
+    def __call__(self, context: RunContext) -> FakeToolchain:
+        return VersionedToolchain(Law([group.id for group in context.groups]), noise=0.0, device=self.device)
 
 
 class ByGpu(Opener):
     """Each GPU is another device."""
 
-    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
-        toolchain = super().__call__(workload, settings)
+    def __call__(self, context: RunContext) -> FakeToolchain:
+        toolchain = super().__call__(context)
         toolchain.device = f"GPU {os.environ['CUDA_VISIBLE_DEVICES']}"
         return toolchain
 
@@ -78,8 +78,8 @@ class ByGpu(Opener):
 class Stops(Opener):
     """Interrupted before the first evaluation."""
 
-    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
-        toolchain = super().__call__(workload, settings)
+    def __call__(self, context: RunContext) -> FakeToolchain:
+        toolchain = super().__call__(context)
         toolchain.interrupt_after = 0
         return toolchain
 

@@ -62,19 +62,26 @@ def test_the_result_is_written_and_the_fault_is_a_warning(function: str, monkeyp
     assert (front.run_dir / "report.html").exists(), "made by the next call"
 
 
-def test_errors_of_mptune_are_faults_of_that_part_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [DataError("no such rows"), RunError("the samples were changed"), OSError(5, "Input/output error", "samples.npz")],
+)
+def test_errors_of_mptune_and_of_the_system_are_faults_too(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise DataError("no such rows")
+        raise error
 
     monkeypatch.setattr("mptune.reporting.run_files.check_set_of", refuse)
     front = search(make_toolchain())
-    assert any("chosen/check.npz could not be made (DataError: no such rows)" in text for text in front.warnings)
+    assert any(f"chosen/check.npz could not be made ({type(error).__name__}: {error})" in w for w in front.warnings)
+    assert (front.run_dir / "chosen" / "model.onnx").exists()
     assert (front.run_dir / "chosen" / "infer.py").exists()
+    assert (front.run_dir / "front.json").exists()
 
 
-def test_a_full_disk_is_an_error_and_the_result_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cause", [OSError(28, "No space left on device"), RunError("disk full: cannot write")])
+def test_a_full_disk_is_an_error_and_the_result_is_there(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> NoReturn:
-        raise OSError(28, "No space left on device")
+        raise cause from OSError(28, "No space left on device")
 
     monkeypatch.setattr("mptune.reporting.run_files.write_report", full)
     with pytest.raises(RunError, match="disk full"):

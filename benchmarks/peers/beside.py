@@ -19,16 +19,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import plan_of, require, workspace
+from benchmarks.common import make_context, plan_of, require
 from benchmarks.measuring import Bench, Emulating
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.environment import usable_cores
-from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 
 _LEAST_PLANS = 4
@@ -49,16 +47,16 @@ class AsOnDevice(Emulating):
             fused: what the device's engine computes as one in FP16.
         """
         model = load_model(options.model)
-        space = workspace(options.model.resolve(), options.data, options.folder, options.samples, options.batch)
-        workload = Workload(GroupedModel(model, find_groups(model)), space)
-        super().__init__(ONNXRUNTIME, load_target(options.target), workload, SearchSettings(), "cpu")
+        grouped = GroupedModel(model, find_groups(model))
+        context = make_context(grouped, options.data, options.folder, options.samples, options.batch)
+        super().__init__(ONNXRUNTIME, load_target(options.target), context, "cpu")
         self.predictor.fuses = False  # as the CUDA provider
         self.builder._fused = fused
         require(self.reference_model.reference("search"))
 
     def relative_l2(self, bits: str) -> float:
         """Of a plan; infinite where it is not finite."""
-        grouped = self.workload.grouped
+        grouped = self.context.grouped
         error = self.emulate_all(plan_of(grouped.model, grouped.groups, bits))
         return error.value("relative_l2") if error.non_finite == 0 else math.inf
 

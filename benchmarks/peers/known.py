@@ -66,7 +66,7 @@ class Known:
 def know(bench: Bench, path: Path) -> None:
     """Write what the tool would know of the bench's model with the default search space."""
     absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
-    grouped = bench.workload.grouped
+    grouped = bench.context.grouped
     without_kernel = {Precision.FP16: bench.without_kernel}
     space = make_space(
         grouped, load_space("default"), find_hazards(grouped, Seen(bench.ranges)), absmax, without_kernel

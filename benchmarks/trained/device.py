@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import plan_of, rounded, workspace
+from benchmarks.common import make_context, plan_of, rounded
 from benchmarks.emulation import agreement, emulate, measure, name_of
 from benchmarks.trained.archive import SAMPLES
 from benchmarks.trained.judging import compared, held_out
@@ -29,7 +29,6 @@ from mptune.engines.base import EngineError
 from mptune.engines.ort.cuda_session import NO_TF32, open_session
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import calibrate, monotonic_ms, time_in_turn
-from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -117,10 +116,9 @@ def measure_groups(folder: Path, out: Path) -> None:
     model = load_model(file_of(folder, FP32))
     groups = find_groups(model)
     with tempfile.TemporaryDirectory() as scratch:
-        space = workspace(file_of(folder, FP32).resolve(), folder / "search", Path(scratch), SAMPLES, 1)
-        workload = Workload(GroupedModel(model, groups), space)
-        pairs = measure(workload, 0)
-        errors = emulate(workload, [plan_of(model, groups, pair.precision) for pair in pairs], few=False)
+        context = make_context(GroupedModel(model, groups), folder / "search", Path(scratch), SAMPLES, 1)
+        pairs = measure(context, 0)
+        errors = emulate(context, [plan_of(model, groups, pair.precision) for pair in pairs], few=False)
     pairs = [replace(pair, emulated=error) for pair, error in zip(pairs, errors, strict=True)]
     rows = [{"group": name_of(groups, pair.precision), "ops": dict(groups[pair.precision.index("1")].ops),
              "measured": rounded(pair.measured), "emulated": rounded(pair.emulated)} for pair in pairs]  # fmt: skip

@@ -13,12 +13,12 @@ import numpy as np
 from mptune.data.archive import read_samples, save_samples
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.samples import Feed
-from mptune.engines.base import Failure, Workspace
+from mptune.engines.base import Failure
+from mptune.engines.context import RunContext
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
-from mptune.engines.workload import Workload
 from mptune.errors import BaselineError
 from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel
@@ -81,15 +81,12 @@ class Runner(InWorker):
         self._listener, self._stage = listener or Silent(), ""
         self.model = model
         self.name = name or str(model.path)
-        places = [folder / each for each in ("weights", "data", "engines", "logs")]
-        for place in places:
-            place.mkdir(parents=True)
-        self.workspace = Workspace(model.path.resolve(), *places)
         self.grouped = GroupedModel(model, find_groups(model))
-        self.workload = Workload(self.grouped, self.workspace, tuple(map(str, PRECISIONS)))
-        self._settings = replace(SearchSettings(), data_settings=DataSettings(batch=batch))
-        super().__init__(Worker(self.workspace.logs_dir, environment=NO_TF32))
-        self.samples_path = self.workspace.samples("search")
+        folder.mkdir(exist_ok=True)
+        settings = SearchSettings(data_settings=DataSettings(batch=batch), precisions=tuple(map(str, PRECISIONS)))
+        self.context = RunContext.in_folder(self.grouped, folder, settings)
+        super().__init__(Worker(self.context.logs_dir, environment=NO_TF32))
+        self.samples_path = self.context.samples("search")
         self.samples = samples
         save_samples(self.samples_path, samples)
         self._kept: dict[str, Outputs] = {}
@@ -117,7 +114,7 @@ class Runner(InWorker):
     @cached_property
     def widened(self) -> Path:
         """The model as the CPU is to run it."""
-        return write_widened(self.model, self.workload.bank, self.workspace.scratch("widened"))
+        return write_widened(self.model, self.context.bank, self.context.scratch("widened"))
 
     @cached_property
     def planned_fp16(self) -> PrecisionPlan:
@@ -153,7 +150,7 @@ class Runner(InWorker):
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self.grouped, self.workload.bank)
+        return Emulator(self.grouped, self.context.bank)
 
     def tf32(self, rounding: Rounding) -> Outputs | None:
         """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""
@@ -163,30 +160,30 @@ class Runner(InWorker):
         if rounding not in self._kept:
             self.begin("emulating TF32")
         try:
-            return self._outputs(rounding, lambda: write_tf32(self.model, self.workload.bank, path, rounding))
+            return self._outputs(rounding, lambda: write_tf32(self.model, self.context.bank, path, rounding))
         except BaselineError:
             return None
 
     def on(self, name: str, feeds: Sequence[Feed]) -> Outputs:
         """Outputs in true FP32 on other samples; ``name`` is theirs alone."""
         self.begin("trying other inputs")
-        samples = self.workspace.data_dir / f"{name}-samples.npz"
+        samples = self.context.data_dir / f"{name}-samples.npz"
         save_samples(samples, feeds)
         return self.run(f"{name}-outputs", self.widened, samples)
 
     def run(self, name: str, model: Path, samples: Path | None = None) -> Outputs:
         """Outputs of a model's file as it stands, on the samples of this run or others; ``name`` is of their file."""
-        into = self.workspace.data_dir / f"{name}.npz"
+        into = self.context.data_dir / f"{name}.npz"
         self.call(OutputsJob(model, samples or self.samples_path, into))
         return read_samples(into)
 
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
         """Emulated errors of plans against ``exact``; on the first sample where more would take long."""
         self.begin(f"emulating {len(plans)} groups, each alone")
-        save_samples(self.workspace.reference("search"), self.exact)
+        save_samples(self.context.reference("search"), self.exact)
         used = {str(precision) for plan in plans for precision in plan.precision.values()}
-        workload = replace(self.workload, precisions=tuple(sorted(used)))  # a switch that nobody turns costs time
-        emulation = Emulation(workload, self.grouped, "cpu", self._settings, self.answer, lambda: self.shapes)
+        context = self.context.with_settings(precisions=tuple(sorted(used)))  # a switch that nobody turns costs time
+        emulation = Emulation(context, self.grouped, "cpu", self.answer, lambda: self.shapes)
         errors = emulation.errors(plans, part=emulation.samples.parts[0])
         if isinstance(errors, Failure):
             raise did_not_run(f"{self.name} cannot be emulated", replace(errors, log_path=None))
@@ -201,7 +198,7 @@ class Runner(InWorker):
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
         self.begin(f"running {self.name} {times} times, threads: {threads}")
-        isolated, worst = (self.workspace.data_dir / f"{name}.npz" for name in ("isolated", f"worst_{threads}"))
+        isolated, worst = (self.context.data_dir / f"{name}.npz" for name in ("isolated", f"worst_{threads}"))
         save_samples(isolated, self.exact)
         error = self.call(RepeatJob(self.widened, self.samples_path, isolated, times, threads, worst))
         return error, read_samples(worst) if error > 0 else None
@@ -215,12 +212,12 @@ class Runner(InWorker):
     def seen(self) -> Seen:
         """What the values were on the samples; empty where they cannot be observed."""
         self.begin("observing the ranges of values")
-        ranges = ReferenceModel(self.workload, "cpu", self.answer).observe()
+        ranges = ReferenceModel(self.context, "cpu", self.answer).observe()
         return Seen() if isinstance(ranges, Failure) else Seen(ranges)
 
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank."""
-        return self.workspace.scratch(f"compared-{name}")
+        return self.context.scratch(f"compared-{name}")
 
     def _outputs(self, name: str, write: Callable[[], Path]) -> Outputs:
         if name not in self._kept:

@@ -18,7 +18,6 @@ from mptune.engines.environment import Environment
 from mptune.engines.jobs.reference_report import ReferenceReport as ReferenceReport
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.engines.timing.spread import SessionTiming
-from mptune.files import scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
 from mptune.processes.failure import EngineError as EngineError
@@ -40,34 +39,6 @@ SampleSet = Literal["search", "held_out"]
 SKETCHES = "outputs"
 """Folder in the run's data directory: a file for each plan that was run on the held-out samples."""
 Profiling = Literal["none", "along"]
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """The paths that every job of one run shares. Only paths and figures cross the worker's pipe, never tensors."""
-
-    model_path: Path
-    weights_dir: Path
-    """The weight bank; typed and emulated models are written beside it."""
-    data_dir: Path
-    engines_dir: Path
-    logs_dir: Path
-
-    def samples(self, which: SampleSet) -> Path:
-        """The file of a set of samples."""
-        return self.data_dir / f"{which}.npz"
-
-    def reference(self, which: SampleSet) -> Path:
-        """Path of the reference outputs of a set of samples."""
-        return self.data_dir / f"{which}_reference.npz"
-
-    def sketches(self, plan: PrecisionPlan, which: SampleSet) -> Path | None:
-        """Where the job that runs a plan writes what its held-out outputs look like; None for other samples."""
-        return self.data_dir / SKETCHES / f"{plan.fingerprint}.json" if which == "held_out" else None
-
-    def scratch(self, name: str) -> Path:
-        """A path for a model beside the weight bank, of this process alone: several may share a run directory."""
-        return self.weights_dir / scratch_name(name, ".onnx")
 
 
 @dataclass(frozen=True)

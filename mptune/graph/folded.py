@@ -67,11 +67,11 @@ class FoldedValues:
         if not self.values:
             return LeftOut()
         reduced = frozenset(i for i in types.facts.folded_nodes if resolution.node_precisions[i] in REDUCED)
-        integers = frozenset(types.integers[value] for value in resolution.casts.keys() & types.integers.keys())
-        key = reduced, integers  # nearly always the same
+        sources = frozenset(types.own.sources[value] for value in resolution.casts.keys() & types.own.sources.keys())
+        key = reduced, sources  # nearly always the same
         if key not in self._left_out_by:
-            allowed = types.facts.folded_nodes - reduced - {cast.index for cast in types.own_casts}
-            self._left_out_by[key] = self._left_out(types.model, allowed, integers)
+            allowed = types.facts.folded_nodes - reduced - {cast.index for cast in types.own.casts}
+            self._left_out_by[key] = self._left_out(types.model, allowed, sources)
         return self._left_out_by[key]
 
     def unread(self, model: Model, wanted: Collection[str]) -> LeftOut:

@@ -68,7 +68,7 @@ def fused_reads(types: ValueTypes, fused: Sequence[FusedNodes]) -> Mapping[int, 
     Returns:
         Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced.
     """
-    model, own_casts = types.model, {cast.source for cast in types.own_casts}
+    model, own_casts = types.model, {cast.source for cast in types.own.casts}
     index = {node.name: node.index for node in model.nodes}
     others: dict[int, tuple[str, frozenset[int]]] = {}
     for operator in fused:

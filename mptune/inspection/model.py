@@ -13,12 +13,12 @@ from onnx import TensorProto
 
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
-from mptune.engines.base import Failure, Workspace
+from mptune.engines.base import Failure
+from mptune.engines.context import RunContext
 from mptune.engines.toolchains.toolchain import PredictedToolchain
-from mptune.engines.workload import Workload
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
-from mptune.graph.facts import facts_of
+from mptune.graph.facts import facts_of, node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.find import find_split, pinned_by_hazards
@@ -29,7 +29,6 @@ from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
-from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
 from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
@@ -129,13 +128,9 @@ def observe_values(
 ) -> tuple[Seen, tuple[Finding, ...]]:
     """Run the model over the samples in a worker: what its values are, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
-        places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
-        for place in places:
-            place.mkdir()
-        workspace = Workspace(grouped.model.path.resolve(), *places)
-        samples.save(workspace.samples("search"))
-        workload = Workload(grouped, workspace, tuple(precisions))
-        with PredictedToolchain(None, load_target("cpu"), workload, SearchSettings()) as toolchain:
+        context = RunContext.in_folder(grouped, Path(folder), SearchSettings(precisions=tuple(precisions)))
+        samples.save(context.samples("search"))
+        with PredictedToolchain(None, load_target("cpu"), context) as toolchain:
             ranges = toolchain.reference_model.observe(stage)
             reference = ranges if isinstance(ranges, Failure) else toolchain.reference_model.reference("search")
     if isinstance(ranges, Failure):

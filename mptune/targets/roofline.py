@@ -15,11 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mptune.graph.facts import facts_of
+from mptune.graph.facts import facts_of, node_rules
 from mptune.graph.grouping import apart
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import CASTS_INTEGERS, find_groups
-from mptune.graph.op_rules import node_rules
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, ungrouped_cost, unit_costs
 from mptune.targets.target import Target

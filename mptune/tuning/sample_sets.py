@@ -12,7 +12,7 @@ from mptune.data.archive import load_labels, save_labels
 from mptune.data.calibration import load_calibration
 from mptune.data.rollout import Rollout
 from mptune.data.samples import CalibrationSet
-from mptune.engines.base import Workspace
+from mptune.engines.context import RunContext
 from mptune.errors import SettingsError
 from mptune.files import files_sha256
 from mptune.finding import Finding
@@ -45,11 +45,11 @@ class SampleSets:
         """Of both sets, each once."""
         return tuple(dict.fromkeys((*self.search.findings, *self.held_out.findings)))
 
-    def save(self, workspace: Workspace) -> None:
+    def save(self, context: RunContext) -> None:
         """Write samples and labels where jobs find them."""
-        save_samples(workspace, self.search, self.held_out)
-        save_labels(workspace.samples("search"), self.labels[0])
-        save_labels(workspace.samples("held_out"), self.labels[1])
+        save_samples(context, self.search, self.held_out)
+        save_labels(context.samples("search"), self.labels[0])
+        save_labels(context.samples("held_out"), self.labels[1])
 
 
 def load_data(settings: SearchSettings, grouped: GroupedModel) -> CalibrationSet:

@@ -1,4 +1,4 @@
-"""Fixtures for the engine floor: quick settings and a workspace of the MLP."""
+"""Fixtures for the engine floor: quick settings, and the MLP with samples."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.engines.base import Workspace
-from mptune.engines.workload import Workload
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.engines.context import RunContext
 from mptune.graph.loading.model import load_model
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
-from tests.engines.engine_support import make_workspace
+from tests.engines.engine_support import make_context
 
 QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10)
 
@@ -25,14 +22,7 @@ def settings() -> SearchSettings:
 
 
 @pytest.fixture
-def mlp_workspace(mlp_path: Path, tmp_path: Path) -> Workspace:
-    """The MLP with four search and four held-out samples of three rows."""
+def mlp_context(mlp_path: Path, tmp_path: Path, settings: SearchSettings) -> RunContext:
+    """The MLP with four search and four held-out samples of three rows, and those settings."""
     rows = np.random.default_rng(3).normal(size=(3, 32)).astype(np.float32)
-    return make_workspace(mlp_path, tmp_path, {"x": rows})
-
-
-@pytest.fixture
-def mlp_workload(mlp_path: Path, mlp_workspace: Workspace) -> Workload:
-    """The MLP, its layer groups and that workspace."""
-    model = load_model(mlp_path)
-    return Workload(GroupedModel(model, find_groups(model)), mlp_workspace)
+    return make_context(load_model(mlp_path), tmp_path, {"x": rows}, settings=settings)

@@ -1,4 +1,4 @@
-"""Workspaces with samples and small models, for tests of jobs and toolchains."""
+"""Small models with samples, for tests of jobs and toolchains."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from mptune.data.samples import CalibrationSet
 from mptune.engines.backends import onnxruntime, tensorrt
-from mptune.engines.base import Workspace
+from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.jobs import LibraryReport
 from mptune.engines.toolchains import choose
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import Model
 from mptune.processes.child import Job, WorkerState
+from mptune.settings import SearchSettings
 
 T = TypeVar("T")
 
@@ -29,19 +33,19 @@ def run_here(job: Job[T]) -> T:
         state.close()
 
 
-def make_workspace(model: Path, folder: Path, samples: dict[str, np.ndarray], count: int = 4) -> Workspace:
-    """A workspace with ``count`` search and held-out samples that vary around the given feed."""
+def make_context(
+    model: Model, folder: Path, samples: dict[str, np.ndarray], count: int = 4, settings: SearchSettings | None = None
+) -> RunContext:
+    """A model with ``count`` search and held-out samples that vary around the given feed."""
     generator = np.random.default_rng(5)
-    workspace = Workspace(model, *(folder / name for name in ("weights", "data", "engines", "logs")))
+    context = RunContext.in_folder(GroupedModel(model, find_groups(model)), folder, settings)
     for which in ("search", "held_out"):
         feeds = tuple(
             {k: (v + generator.normal(0, 0.1, v.shape)).astype(v.dtype) for k, v in samples.items()}
             for _ in range(count)
         )
-        path = workspace.samples(which)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        CalibrationSet(feeds, "test", False, ()).save(path)
-    return workspace
+        CalibrationSet(feeds, "test", False, ()).save(context.samples(which))
+    return context
 
 
 def value(name: str, shape: list[int | str] | None, dtype: int = TensorProto.FLOAT) -> ValueInfoProto:

@@ -68,7 +68,7 @@ def verify(rewriter: Rewriter, plan: PrecisionPlan, path: Path) -> None:
     before = sum(n.op_type == "Cast" for n in model.nodes)
     added = sum(n.op_type == "Cast" for n in graph.node) - before
     assert added == rewriter.types.resolve(plan).added_casts
-    if not rewriter.types.own_casts:
+    if not rewriter.types.own.casts:
         assert added == ideal_casts(rewriter, plan)
 
 

@@ -11,16 +11,15 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.data.calibration import load_calibration
-from mptune.engines.base import Workspace
+from mptune.engines.context import RunContext
 from mptune.engines.toolchains.reference import ReferenceModel
-from mptune.engines.workload import Workload
 from mptune.errors import BaselineError
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.processes.child import WorkerState
-from mptune.settings import DataSettings
+from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.steps.baseline import check_reference
 from tests.graph import models
@@ -42,12 +41,11 @@ def in_process(specimen: Specimen, folder: Path) -> tuple[Finding, ...]:
     path, _ = place(specimen, folder)
     model = load_model(path)
     data = load_calibration(folder / "data.npz", model.inputs, DataSettings(), 0)
-    workspace = Workspace(path, *[folder] * 4)
-    data.save(workspace.samples("search"))
+    context = RunContext(GroupedModel(model, find_groups(model)), SearchSettings(), *[folder] * 4)
+    data.save(context.samples("search"))
     state = WorkerState()
     try:
-        workload = Workload(GroupedModel(model, find_groups(model)), workspace)
-        report = ReferenceModel(workload, "cpu", lambda job: job.run(state)).reference("search")
+        report = ReferenceModel(context, "cpu", lambda job: job.run(state)).reference("search")
     finally:
         state.close()
     findings = (*training_findings(model, "inspect", is_run=True), *check_reference(report, "inspect", skip=True))

@@ -136,9 +136,9 @@ def _search(
 def _errors(
     left: Runner, right: Runner, pairs: Sequence[tuple[str, str]], harmless: Sequence[Difference]
 ) -> tuple[float, ...]:
-    exact = write_widened(left.model, left.workload.bank, left.scratch("exact"), _names(pairs, 0))
+    exact = write_widened(left.model, left.context.bank, left.scratch("exact"), _names(pairs, 0))
     left_path = write_changed(exact, left.scratch("trace"), *changes_of(harmless), is_part=True)
-    right_path = write_widened(right.model, right.workload.bank, right.scratch("trace"), _names(pairs, 1))
+    right_path = write_widened(right.model, right.context.bank, right.scratch("trace"), _names(pairs, 1))
     same = {i.name for i in right.model.inputs} <= {i.name for i in left.model.inputs}
     others = None if same else right.samples_path
     errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
@@ -150,7 +150,7 @@ def _errors(
 def _rounding(left: Runner, plan: PrecisionPlan, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
     """Value -> the error that the roundings of a plan make in it, emulated; where the emulation has it."""
     left.begin("emulating the roundings of inner values")
-    exact = write_widened(left.model, left.workload.bank, left.scratch("exact"), _names(pairs, 0))
+    exact = write_widened(left.model, left.context.bank, left.scratch("exact"), _names(pairs, 0))
     path = left.emulation(plan)
     proto = onnx.load(path, load_external_data=False)
     made = {out for node in proto.graph.node for out in node.output}

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mptune.engines.base import Engine, Failure, MissingKernel, Profiling
+from mptune.engines.context import RunContext
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.ort.session import Provider
-from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues
 from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Call
 from mptune.processes.parent import Worker
-from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
 
 if TYPE_CHECKING:
@@ -88,8 +87,7 @@ class Bench:
 
     target: Target
     gpu: Gpu | None
-    workload: Workload
-    settings: SearchSettings
+    context: RunContext
     provider: Provider
     """ONNX Runtime's, which computes the reference."""
     worker: Worker
@@ -209,5 +207,5 @@ class ModelBuilder(Builder):
 
     def write(self, plan: PrecisionPlan, name: str) -> Path:
         """Write the typed model of a plan beside the weight bank."""
-        workload = self.bench.workload
-        return workload.rewriter.write(plan, workload.workspace.scratch(name), self.bench.folded_values())
+        context = self.bench.context
+        return context.rewriter.write(plan, context.scratch(name), self.bench.folded_values())

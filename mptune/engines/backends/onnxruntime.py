@@ -86,10 +86,10 @@ class OrtBuilder(ModelBuilder):
         self.fuses = bench.provider != "cuda"  # The CUDA provider runs a kernel for each node.
         # The CPU provider computes FP16 in FP32, and leaves out roundings between nodes.
         self.emulation_holds = bench.provider != "cpu"
-        self._grouped = bench.workload.grouped
+        self._grouped = bench.context.grouped
 
     def _engine(self, path: Path, plan: PrecisionPlan) -> OrtEngine:
-        settings = self.bench.settings
+        settings = self.bench.context.settings
         options = SessionOptions(
             self.provider,
             tf32=settings.tf32 and bool(plan.reduced_groups),  # The all-FP32 plan is built as the baseline is.
@@ -105,7 +105,7 @@ class OrtBuilder(ModelBuilder):
         Where convolutions are a good part of the work, both should be as fast as possible without TF32. Elsewhere it
         matters more that no matrix product ever uses TF32.
         """
-        model = self.bench.workload.model
+        model = self.bench.context.model
         has_convolution = self.provider == "cuda" and any(is_convolution(node) for node in model.nodes)
         shapes = self.bench.shapes() if has_convolution else {}
         return is_convolutional(model, shapes) if shapes else has_convolution
@@ -116,7 +116,7 @@ class OrtBuilder(ModelBuilder):
         Of BF16 the CPU is not asked: no profile of a CPU has it.
         """
         if self.provider == "cpu":
-            return _refused_by_cpu(self.bench.workload.model) if precision is Precision.FP16 else ()
+            return _refused_by_cpu(self.bench.context.model) if precision is Precision.FP16 else ()
         return self.unopened_in_bf16() if precision is Precision.BF16 else self._moved(precision, frozenset())[0]
 
     def _moved(

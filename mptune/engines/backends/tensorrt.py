@@ -143,29 +143,29 @@ class TensorRtBuilder(Builder):
     def __init__(self, kind: Kind, bench: Bench) -> None:
         self._kind, self._bench = kind, bench
         self._version = _usable_library(kind).version
-        self._workspace = bench.workload.workspace
-        self._timeout_s = bench.settings.worker.build_timeout_s
+        self._context = bench.context
+        self._timeout_s = bench.context.settings.worker.build_timeout_s
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         """The file of a plan where there is one, else built."""
-        workload, path = self._bench.workload, self._path(plan)
+        context, path = self._context, self._path(plan)
         options = EngineOptions(
             self._kind,
-            self._bench.settings.latency.cuda_graph,
-            self._workspace.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
-            self._bench.settings.plugins,
-            workload.rewriter.node_precisions(plan),
+            self._context.settings.latency.cuda_graph,
+            self._context.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
+            self._context.settings.plugins,
+            context.rewriter.node_precisions(plan),
         )
         engine = TensorRtEngine(path, options)
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
-        model = workload.rewriter.write(plan, self._workspace.scratch(f"build-{path.stem}"))
+        model = context.rewriter.write(plan, self._context.scratch(f"build-{path.stem}"))
         try:
             job = BuildJob(
                 model=model,
                 engine_path=path,
                 options=self._build_options(plan),
-                samples=(self._workspace.samples("search"), self._workspace.samples("held_out")),
+                samples=(self._context.samples("search"), self._context.samples("held_out")),
                 timeout_s=self._timeout_s,
                 alone=self._bench.gpu is not None and self._bench.gpu.is_jetson,
             )
@@ -176,7 +176,7 @@ class TensorRtBuilder(Builder):
 
     def _build_options(self, plan: PrecisionPlan) -> BuildOptions:
         """How the engine of a plan is built: for the GPU here, else for the target."""
-        gpu, settings = self._bench.gpu, self._bench.settings
+        gpu, settings = self._bench.gpu, self._context.settings
         capability = self._bench.target.compute_capability if gpu is None else gpu.compute_capability
         shared_gb = gpu.memory_gb if gpu is not None and gpu.is_jetson else None
         limit = settings.tensorrt.workspace_mb or default_workspace_mb(shared_gb)
@@ -188,7 +188,7 @@ class TensorRtBuilder(Builder):
             shapes=settings.shapes,
             settings=replace(settings.tensorrt, workspace_mb=limit),
             plugins=settings.plugins,
-            timing_cache=self._workspace.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
+            timing_cache=self._context.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
         )
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
@@ -201,11 +201,11 @@ class TensorRtBuilder(Builder):
 
     def layer_times(self, built: Built) -> tuple[LayerTime, ...] | Failure:
         assert isinstance(built.engine, TensorRtEngine)
-        return self._bench.call(EngineProfileJob(built.engine, self._workspace.samples("search")))
+        return self._bench.call(EngineProfileJob(built.engine, self._context.samples("search")))
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
         """See ``NamesKernels``; by operator, as TensorRT's parser refuses them."""
-        return refused_in_bf16(self._bench.workload.model, self._kind) if precision is Precision.BF16 else ()
+        return refused_in_bf16(self._context.model, self._kind) if precision is Precision.BF16 else ()
 
     def _path(self, plan: PrecisionPlan) -> Path:
-        return self._workspace.engines_dir / f"{plan.fingerprint}.{self._kind}-{self._version}.engine"
+        return self._context.engines_dir / f"{plan.fingerprint}.{self._kind}-{self._version}.engine"

@@ -9,16 +9,16 @@ from threading import Thread
 
 from mptune.engines.backends.backend import Availability, Backend, BackendStatus, Place
 from mptune.engines.backends.registry import find_backends
+from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
 from mptune.engines.ort.cuda_session import probe, run_probe
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.operators import unparsed_operators
 from mptune.engines.toolchains.reference import observes_beside, worker_environment
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
-from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.processes.parent import end_idle
-from mptune.settings import EngineChoice, SearchSettings
+from mptune.settings import EngineChoice
 from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
 from mptune.targets.target import Target, check_precisions, in_power_mode, load_target, match_target, same_memory
 
@@ -94,22 +94,21 @@ def probed_ahead(target: str, *, tf32: bool) -> Iterator[None]:
         end_idle()
 
 
-def open_toolchain(
-    choice: EngineChoice, target: Target, workload: Workload, settings: SearchSettings
-) -> MeasuredToolchain | PredictedToolchain:
+def open_toolchain(target: Target, context: RunContext) -> MeasuredToolchain | PredictedToolchain:
     """Open the toolchain for a target: one that measures where the device is here, else one that predicts.
 
     Raises:
         TargetError: the engine that was asked for is not available; the message says why. Or the target has no BF16.
     """
-    check_precisions(target, workload.precisions)
+    settings = context.settings
+    check_precisions(target, context.precisions)
     gpus = () if target.kind == "cpu" else detect_gpus()
     gpu = next((gpu for gpu in gpus if is_here(target, gpu)), None)
     if gpu is not None:
         target = in_power_mode(target, gpu.mode)
     provider: Provider = "cuda" if gpus and probe("cuda") is None else "cpu"
-    place = Place(target, gpu, workload.model, is_named=choice != "auto", plugins=settings.plugins)
-    backend, answer, warnings = _choose(choice, place)
+    place = Place(target, gpu, context.model, is_named=settings.engine != "auto", plugins=settings.plugins)
+    backend, answer, warnings = _choose(settings.engine, place)
     if settings.plugins and not answer.loads_plugins:
         served = "its latency is predicted" if backend is None else f"{backend.name} serves it here"
         raise TargetError(
@@ -124,12 +123,12 @@ def open_toolchain(
                 f"run again with CUDA_VISIBLE_DEVICES={gpu.index}",
             )
         device = cpu_model() if gpu is None else gpu.name
-        return MeasuredToolchain(backend, target, workload, settings, provider, warnings, gpu=gpu, device=device)
-    unparsed = unparsed_operators(workload.model)
+        return MeasuredToolchain(backend, target, context, provider, warnings, gpu=gpu, device=device)
+    unparsed = unparsed_operators(context.model)
     if backend is None and unparsed:
         text = f"TensorRT cannot parse {unparsed}: on {target.title} this model runs in ONNX Runtime only"
         warnings = (*warnings, f"{text}; for TensorRT give the model from before ONNX Runtime's optimiser")
-    return PredictedToolchain(backend, target, workload, settings, provider, warnings)
+    return PredictedToolchain(backend, target, context, provider, warnings)
 
 
 def _choose(choice: EngineChoice, place: Place) -> tuple[Backend | None, Availability, tuple[str, ...]]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import EmulatedSamples, Failure, SampleSet, in_parts
+from mptune.engines.context import RunContext
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
-from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
@@ -23,7 +23,6 @@ from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
 from mptune.processes.child import Call
-from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
 
@@ -80,11 +79,10 @@ def one_group_errors_s(grouped: GroupedModel, shapes: Mapping[str, Shape], sampl
 class Emulation:
     """Emulates plans of one model. Lives in the parent process; models are written when they are first needed."""
 
-    workload: Workload
+    context: RunContext
     computed: GroupedModel
     """The same model and groups with a node for each step after which the target's engine rounds."""
     provider: Provider
-    settings: SearchSettings
     call: Call
     shapes: Callable[[], Mapping[str, Shape]]
     fused: Sequence[FusedNodes] = ()
@@ -93,7 +91,7 @@ class Emulation:
 
     @cached_property
     def _scoring(self) -> Scoring:
-        return Scoring.of(self.settings)
+        return Scoring.of(self.context.settings)
 
     def errors(
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
@@ -149,7 +147,7 @@ class Emulation:
     ) -> tuple[OutputError, ...] | Failure:
         # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
         paths = [
-            self._emulator.write(plan, self.workload.workspace.scratch(f"emulated-{plan.fingerprint}"))
+            self._emulator.write(plan, self.context.scratch(f"emulated-{plan.fingerprint}"))
             if plan.reduced_groups
             else None
             for plan in plans
@@ -165,7 +163,7 @@ class Emulation:
     ) -> tuple[OutputError, ...] | Failure:
         emulator = self._emulator
         # All of the run's, whatever these plans have: a session for each kind of plan would be opened at every change.
-        wanted = {*self.workload.precisions, *(p for plan in plans for p in plan.precision.values())}
+        wanted = {*self.context.precisions, *(p for plan in plans for p in plan.precision.values())}
         precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
         groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch.groups
         start = Waist() if stretch is None else stretch.start
@@ -185,7 +183,7 @@ class Emulation:
 
     def _slot(self, stretch: Stretch | None) -> str | None:
         """Where the session of a stretch stays open: as many sessions do as their weights leave room for."""
-        weights = sum(place.length for place in self.workload.bank.places[Precision.FP32].values())
+        weights = sum(place.length for place in self.context.bank.places[Precision.FP32].values())
         room = _KEPT_BYTES // max(weights, 1)
         if self.provider != "cpu":  # Engines that are measured need the memory.
             room = min(room, 1)
@@ -193,45 +191,44 @@ class Emulation:
         return f"switched {number % room}" if room else None
 
     def _comparison(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Comparison:
-        space = self.workload.workspace
-        sketches = space.sketches(plans[0], which) if len(plans) == 1 and part is None else None
+        context = self.context
+        sketches = context.sketches(plans[0], which) if len(plans) == 1 and part is None else None
         return Comparison(
-            space.samples(which),
-            space.reference(which),
+            context.samples(which),
+            context.reference(which),
             self.provider,
-            self.settings.metric,
+            context.settings.metric,
             part,
-            self.workload.dependent_outputs,
+            context.dependent_outputs,
             replace(self._scoring, sketches=sketches),
             self._run_bytes,
             # Absolute tolerances, and those of columns, need more than what orders plans.
-            is_proposal=part is not None and not self.settings.tolerance,
+            is_proposal=part is not None and not self.context.settings.tolerance,
         )
 
     @cached_property
     def _run_bytes(self) -> int | None:
         if self.provider != "cpu":
             return None
-        return run_bytes(self.workload.model, self.workload.workspace.samples("search"))
+        return run_bytes(self.context.model, self.context.samples("search"))
 
     @cached_property
     def samples(self) -> EmulatedSamples:
         """The search samples that errors are emulated on before a plan is built, ``EMULATED_ROWS`` rows."""
-        count = len(read_sample_shapes(self.workload.workspace.samples("search")))
+        count = len(read_sample_shapes(self.context.samples("search")))
         steps = 1 if self._scoring.rollout is None else self._scoring.rollout.steps
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
         few = min(self._few if self._scoring.rollout is None else 2, count)
-        seconds = one_group_errors_s(self.workload.grouped, self.shapes(), few * steps)
+        seconds = one_group_errors_s(self.context.grouped, self.shapes(), few * steps)
         if self.provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
 
     @cached_property
     def _few(self) -> int:
-        return math.ceil(
-            EMULATED_ROWS / rows_per_sample(self.computed.model, self.settings.data_settings.batch, self.shapes())
-        )
+        batch = self.context.settings.data_settings.batch
+        return math.ceil(EMULATED_ROWS / rows_per_sample(self.computed.model, batch, self.shapes()))
 
     @cached_property
     def _stretches(self) -> tuple[Stretch, ...]:
@@ -240,12 +237,12 @@ class Emulation:
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self.computed, self.workload.bank, self.fused, branches=self.provider == "cpu")
+        return Emulator(self.computed, self.context.bank, self.fused, branches=self.provider == "cpu")
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
         """A model that stays until ``close``: a restarted worker opens it again."""
         if name not in self._written:
-            self._written[name] = write(self.workload.workspace.scratch(f"emulated-{name}"))
+            self._written[name] = write(self.context.scratch(f"emulated-{name}"))
         return self._written[name]
 
 

@@ -16,6 +16,7 @@ from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.parts import PARTS_JSON, parts_path
 from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, SampleSet
+from mptune.engines.context import RunContext
 from mptune.engines.environment import usable_cores
 from mptune.engines.jobs.observing import ObserveJob
 from mptune.engines.jobs.reference import ReferenceJob
@@ -25,7 +26,6 @@ from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import run_bytes
-from mptune.engines.workload import Workload
 from mptune.graph.facts import attribute
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.hazards.seen import TensorRange
@@ -59,7 +59,7 @@ Sights = Mapping[str, Sight]
 class Locator:
     """Finds the nodes to blame for what a report shows."""
 
-    workload: Workload
+    context: RunContext
     provider: Provider
     call: Call
 
@@ -68,7 +68,7 @@ class Locator:
         return replace(report, places=dict(self._places(report, which)))
 
     def _places(self, report: ReferenceReport, which: SampleSet) -> Iterator[tuple[tuple[str, str], Place]]:
-        model, outputs = self.workload.model, report.outputs
+        model, outputs = self.context.model, report.outputs
         bad = [name for name, facts in outputs.items() if facts["non_finite"]]
         if bad:
             sample = int(min(outputs[name].get("bad_sample", 0.0) for name in bad))
@@ -104,7 +104,7 @@ class Locator:
         """What the outputs and everything that they are computed from hold; empty where that cannot be run."""
         from mptune.graph.writing.observe import write_with_outputs
 
-        model, workspace = self.workload.model, self.workload.workspace
+        context, model = self.context, self.context.model
         nodes = needed_nodes(model, outputs)
         names = [info.name for info in model.inputs]
         names += [out for node in nodes for out in node.outputs if out and out not in model.initializers]
@@ -112,10 +112,10 @@ class Locator:
         paths: list[Path] = []
         try:
             for start in range(0, len(watched), _AT_ONCE):
-                path = workspace.scratch(f"watch{start}")
+                path = context.scratch(f"watch{start}")
                 paths.append(path)
-                write_with_outputs(model, self.workload.bank, path, watched[start : start + _AT_ONCE])
-            sights = self.call(SightJob(tuple(paths), workspace.samples(which), self.provider, question, index))
+                write_with_outputs(model, context.bank, path, watched[start : start + _AT_ONCE])
+            sights = self.call(SightJob(tuple(paths), context.samples(which), self.provider, question, index))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -307,7 +307,7 @@ def worker_environment(*, tf32: bool) -> Mapping[str, str]:
 class ReferenceModel:
     """Reference outputs and observed ranges of one model. Nothing runs before it is asked for."""
 
-    workload: Workload
+    context: RunContext
     provider: Provider
     call: Call
     """Runs a job in the worker."""
@@ -331,7 +331,7 @@ class ReferenceModel:
         return self._reference(which)
 
     def _reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        paths = self.workload.workspace
+        paths = self.context
         files = paths.model_path, paths.samples(which), paths.reference(which)
         is_search = which == "search"
         # What is a part is decided by what the search saw, for held-out samples, too.
@@ -344,13 +344,13 @@ class ReferenceModel:
             rollout=self.rollout,
             parts=parts_path(paths.reference(which)),
             searched_parts=None if is_search else searched,
-            units=shared_units(self.workload.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
+            units=shared_units(self.context.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
         )
         report = self.call(job)
         if isinstance(report, Failure):
             return report
-        return Locator(self.workload, self.provider, self.call).locate(report, which)
+        return Locator(self.context, self.provider, self.call).locate(report, which)
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
@@ -383,18 +383,18 @@ class ReferenceModel:
         """The values part by part: each part is a model, and a session, of its own."""
         from mptune.graph.writing.observe import observed_parts, write_with_outputs
 
-        workload, samples = self.workload, self.workload.workspace.samples("search")
+        context, samples = self.context, self.context.samples("search")
         shapes = max(read_sample_shapes(samples), key=lambda each: sum(map(math.prod, each.values())))
-        parts = observed_parts(workload.model, static_shapes(workload.model, given=shapes).shapes)
+        parts = observed_parts(context.model, static_shapes(context.model, given=shapes).shapes)
         ranges: dict[str, TensorRange] = {}
         count = sum(len(part.rows) for part in parts)
-        path, run_bytes = workload.workspace.scratch("observe"), self._run_bytes("search")
+        path, run_bytes = context.scratch("observe"), self._run_bytes("search")
         try:
             for part in parts:
                 if stage is not None and len(parts) > 1:
                     stage(f"observing the ranges of values: {len(ranges)} of {count}")
-                write_with_outputs(workload.model, workload.bank, path, part.outputs, folded)
-                answer = call(ObserveJob(path, part, samples, self.provider, workload.precisions, run_bytes))
+                write_with_outputs(context.model, context.bank, path, part.outputs, folded)
+                answer = call(ObserveJob(path, part, samples, self.provider, context.precisions, run_bytes))
                 if isinstance(answer, Failure):
                     return answer
                 ranges.update(answer)
@@ -405,10 +405,10 @@ class ReferenceModel:
     @cached_property
     def folded_values(self) -> FoldedValues:
         """What no session needs to fold anew; nothing where that would save little, or where it does not work."""
-        model, workspace = self.workload.model, self.workload.workspace
+        context, model = self.context, self.context.model
         if not is_worthwhile(model):
             return FoldedValues()
-        paths = workspace.scratch("unfolded"), workspace.scratch("folded")
+        paths = context.scratch("unfolded"), context.scratch("folded")
         try:
             answer = self.call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
             return FoldedValues() if isinstance(answer, Failure) else FoldedValues.read(paths[1], model)
@@ -418,9 +418,9 @@ class ReferenceModel:
 
     @cached_property
     def _dependent(self) -> frozenset[str]:
-        return frozenset(output.name for output in self.workload.dependent_outputs)
+        return frozenset(output.name for output in self.context.dependent_outputs)
 
     def _run_bytes(self, which: SampleSet) -> int | None:
         if self.provider != "cpu":
             return None
-        return run_bytes(self.workload.model, self.workload.workspace.samples(which))
+        return run_bytes(self.context.model, self.context.samples(which))

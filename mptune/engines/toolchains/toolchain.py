@@ -25,6 +25,7 @@ from mptune.engines.base import (
     SampleSet,
     Stage,
 )
+from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.layer_times import EngineLayers, with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
@@ -35,14 +36,13 @@ from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, Re
 from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel, worker_environment
-from mptune.engines.workload import Workload
 from mptune.errors import MptuneError
 from mptune.files import write_json
 from mptune.graph.fused import FusedNodes
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
-from mptune.settings import LatencySettings, SearchSettings
+from mptune.settings import LatencySettings
 from mptune.targets.costs import Shape
 from mptune.targets.memory import plan_memory
 
@@ -78,12 +78,12 @@ class TargetPredictor:
         """Emulates plans; made when it is first needed."""
         bench, fused = self._bench, self.fused_nodes()
         nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
-        grouped = bench.workload.grouped
+        grouped = bench.context.grouped
         if not self.fuses:
             from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-            grouped = with_rounding_steps(grouped, nodes, bench.workload.precisions)
-        return Emulation(bench.workload, grouped, bench.provider, bench.settings, bench.call, bench.shapes, nodes)
+            grouped = with_rounding_steps(grouped, nodes, bench.context.precisions)
+        return Emulation(bench.context, grouped, bench.provider, bench.call, bench.shapes, nodes)
 
     @property
     def emulated_samples(self) -> EmulatedSamples:
@@ -100,7 +100,7 @@ class TargetPredictor:
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
             bench = self._bench
-            grouped, tf32 = bench.workload.grouped, bench.settings.tf32
+            grouped, tf32 = bench.context.grouped, bench.context.settings.tf32
             self._terms = roofline(grouped, bench.target, bench.shapes(), tf32=tf32)
         return self._terms
 
@@ -144,8 +144,7 @@ class TargetToolchain(ABC):
         self,
         backend: Backend | None,
         target: Target,
-        workload: Workload,
-        settings: SearchSettings,
+        context: RunContext,
         provider: Provider = "cpu",
         warnings: Sequence[str] = (),
         *,
@@ -162,8 +161,8 @@ class TargetToolchain(ABC):
         self.name = "emulation" if backend is None else backend.name
         self.device = device or target.title
         self.target = target
-        self.workload = workload
-        self.settings = settings
+        self.context = context
+        self.settings = settings = context.settings
         self.provider = provider
         self._warnings = tuple(warnings)
         self._worker = self._new_worker()
@@ -171,15 +170,15 @@ class TargetToolchain(ABC):
         if function is not None:
             self._worker.on_question = lambda question: question.answer(settings.metric, function)
         self.reference_model = ReferenceModel(
-            workload, provider, self._call, settings.rollout, self._timeout_s, self._new_worker
+            context, provider, self._call, settings.rollout, self._timeout_s, self._new_worker
         )
         folded = lambda: self.reference_model.folded_values  # noqa: E731
-        bench = Bench(target, gpu, workload, settings, provider, self._worker, self._call, self._shapes, folded)
+        bench = Bench(target, gpu, context, provider, self._worker, self._call, self._shapes, folded)
         self._bench = bench
         self.builder = None if backend is None else backend.builder(bench)
         self.predictor = TargetPredictor(bench, self.reference_model, self.builder)
-        self._fp32 = workload.grouped.uniform(Precision.FP32)
-        self._timer = Timer(workload.workspace.data_dir, self.name, self.device, settings.latency)
+        self._fp32 = context.grouped.uniform(Precision.FP32)
+        self._timer = Timer(context.data_dir, self.name, self.device, settings.latency)
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
@@ -228,7 +227,7 @@ class TargetToolchain(ABC):
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
         """See ``NamesKernels``; without a backend as TensorRT's parser refuses them, for a device that is predicted."""
         if self.builder is None:
-            return refused_in_bf16(self.workload.model, "tensorrt") if precision is Precision.BF16 else ()
+            return refused_in_bf16(self.context.model, "tensorrt") if precision is Precision.BF16 else ()
         return self.builder.missing_kernels(precision)
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
@@ -269,11 +268,11 @@ class TargetToolchain(ABC):
 
     def _new_worker(self) -> Worker:
         settings = self.settings
-        return Worker(self.workload.workspace.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
+        return Worker(self.context.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
 
     def _with_memory(self, plan: PrecisionPlan, measurement: Measurement) -> Measurement:
         """The measurement with what the plan's engine takes: as its own figures say, else predicted."""
-        memory = plan_memory(self.workload.rewriter.types, plan, self._shapes())
+        memory = plan_memory(self.context.rewriter.types, plan, self._shapes())
         path, measured = measurement.engine_path, measurement.memory
         if path is not None and path.exists():
             memory = replace(memory, engine_bytes=path.stat().st_size)
@@ -386,7 +385,7 @@ class MeasuredToolchain(TargetToolchain):
         self._can_profile = not isinstance(layers, Failure)
         if not isinstance(layers, Failure) and built.is_kept:
             write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
-        return with_group_times(measurement, layers, self.workload.grouped)
+        return with_group_times(measurement, layers, self.context.grouped)
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         built = self.builder.build(plan)
@@ -407,21 +406,21 @@ class MeasuredToolchain(TargetToolchain):
         baseline = self.builder.build(self._fp32, baseline=True)
         if isinstance(baseline, Failure):
             return baseline
-        paths = self.workload.workspace
+        context = self.context
         return MeasureJob(
             engine=built.engine,
             baseline=baseline.engine,
-            samples=paths.samples(which),
-            timing_samples=paths.samples("search"),
-            reference=paths.reference(which),
+            samples=context.samples(which),
+            timing_samples=context.samples("search"),
+            reference=context.reference(which),
             on_gpu=self.target.kind != "cpu",
             latency=self.settings.latency,
             repetitions=self._timer.repetitions,
             enough=self._timer.standings.enough(plan.fingerprint),
             ignored=self.settings.ignore,
             metric=self.settings.metric,
-            dependent=self.workload.dependent_outputs,
-            scoring=Scoring.of(self.settings, paths.sketches(plan, which)),
+            dependent=context.dependent_outputs,
+            scoring=Scoring.of(self.settings, context.sketches(plan, which)),
         )
 
 

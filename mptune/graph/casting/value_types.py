@@ -5,7 +5,7 @@ The one place that decides it, for the typed model (``rewrite``), its emulation 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -13,194 +13,70 @@ import onnx
 
 from mptune.errors import PlanError
 from mptune.graph.casting.rescaled import Rescaled, rescale
-from mptune.graph.facts import attribute, facts_of
+from mptune.graph.facts import attribute, casts_integers, facts_of, node_rules
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import Initializer, all_graphs
-from mptune.graph.op_rules import NodeRule, casts_integers, node_rules
-from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, onnx_schema
+from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, NodeRule, onnx_schema
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 
 
 @dataclass(frozen=True)
 class OwnCast:
-    """A Cast of the model's own among FP32, FP16 and BF16, but one that leaves a reduced value as it is."""
+    """A Cast of the model's own from FP32 or to FP32; the other type is FP32, FP16 or BF16."""
 
     index: int
     source: str
     result: str
-    from_precision: Precision
     to: Precision
-
-    @property
-    def widens(self) -> bool:
-        """Whether it casts to FP32, which changes no value."""
-        return self.to is Precision.FP32
-
-
-def own_cast(model: Model, node: Node) -> OwnCast | None:
-    """The node as an ``OwnCast``, or None where it is none."""
-    if node.op_type != "Cast" or not node.is_standard:
-        return None
-    source, result = node.inputs[0], node.outputs[0]
-    from_precision, to = (FLOAT_TYPES.get(model.info(name).dtype) for name in (source, result))
-    if from_precision is None or to is None or (from_precision is to and to is not Precision.FP32):
-        return None
-    return OwnCast(node.index, source, result, from_precision, to)
 
 
 @dataclass(frozen=True)
-class Folds:
-    """Which of the model's own Casts a plan removes, and what their readers read instead.
-
-    The root of a Cast is the value that a chain of such Casts starts from.
+class OwnCasts:
+    """The model's own Casts, merged once for all plans: which values are one and the same.
 
     Attributes:
-        narrow: (FP32 result, reduced precision) -> its root; what reads the result in it reads the root in it.
-        wide: FP32 result -> its root; what reads the result in FP32 reads the FP32 copy of the root.
-        either: FP32 result of a Cast that goes away -> its root; what takes any type reads the root as it is computed.
-        folded: reduced result of a Cast that goes away -> its root and its precision; what reads the result reads the
-            root in that.
-        adopted: (root that crosses, precision) -> the Cast whose result, an output, serves as that form of the root.
-        renamed: root -> the reduced output that it is computed as; the Cast between them would change nothing.
-        dropped: indices of the Casts that go away.
+        casts: in topological order.
+        same: FP32 result of a Cast from FP32 -> the FP32 value that it repeats.
+        reduced: (FP32 result of a Cast, precision) -> the value of that precision that it was cast from.
+        forms: (FP32 value, precision) -> the result of the Cast that gives the value in that precision. A plan that
+            computes or needs the value so gives it this name, and the Cast goes.
+        sources: result of a Cast -> the integers or the reduced value that every other form of it is cast from.
     """
 
-    narrow: Mapping[tuple[str, Precision], str] = field(default_factory=dict)
-    wide: Mapping[str, str] = field(default_factory=dict)
-    either: Mapping[str, str] = field(default_factory=dict)
-    folded: Mapping[str, tuple[str, Precision]] = field(default_factory=dict)
-    adopted: Mapping[tuple[str, Precision], OwnCast] = field(default_factory=dict)
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    dropped: frozenset[int] = frozenset()
+    casts: tuple[OwnCast, ...] = ()
+    same: Mapping[str, str] = field(default_factory=dict)
+    reduced: Mapping[tuple[str, Precision], str] = field(default_factory=dict)
+    forms: Mapping[tuple[str, Precision], str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
-class Folding:
-    """Resolves the model's own Casts under one plan; adds the Casts and constants that this makes necessary."""
-
-    def __init__(
-        self,
-        types: ValueTypes,
-        computed: Mapping[str, Precision],
-        casts: dict[str, set[Precision]],
-        constants: dict[str, set[Precision]],
-    ) -> None:
-        """Start before the first node; ``casts`` and ``constants`` are added to."""
-        self._types = types
-        self._named = types.named
-        self._computed = computed
-        self._casts = casts
-        self._constants = constants
-        self._root: dict[str, str] = {}
-        self._narrow: dict[tuple[str, Precision], str] = {}
-        self._wide: dict[str, str] = {}
-        self._passed: set[str] = set()  # what is read only in another form, as far as it was read
-        self._read_wide: set[str] = set()
-        self._read_by_casts: set[str] = set()  # by those that stay
-        self._read_any: set[str] = set()
-
-    def pass_cast(self, cast: OwnCast) -> None:
-        """Note a Cast of the model, in topological order."""
-        root = self._root.get(cast.source, cast.source)
-        if cast.from_precision is not Precision.FP32 and self._form(root) is not cast.from_precision:
-            root = cast.source  # rounded: only what the Cast reads is the same value
-        self._root[cast.result] = root
-
-    def read(self, name: str, precision: Precision) -> None:
-        """Note that a node reads the FP32 result of a Cast in ``precision``."""
-        root = self._root[name]
-        if precision is not Precision.FP32:
-            self._narrow[name, precision] = root
-            self._passed.add(name)
-            if root in self._types.constants:
-                self._need_constant(root, precision)
-            elif self._form(root) is not precision:
-                self._need_cast(root, precision)
-        elif root in self._computed and name not in self._named:
-            self._wide[name] = root
-            self._need_cast(root, Precision.FP32)
-        else:
-            self._read_wide.add(name)
-
-    def read_any(self, name: str) -> None:
-        """Note that a node reads the FP32 result of a Cast in any type."""
-        self._read_any.add(name)
-
-    def finish(self) -> Folds:
-        """Decide which Casts stay, from the last to the first: a Cast that stays needs its input."""
-        dropped: set[int] = set()
-        either: dict[str, str] = {}
-        folded: dict[str, tuple[str, Precision]] = {}
-        adopted: dict[tuple[str, Precision], OwnCast] = {}
-        renamed: dict[str, str] = {}
-        for cast in reversed(self._types.own_casts):
-            root = self._root[cast.result]
-            if cast.widens:
-                stays = cast.result in self._named or not (root in self._computed or self._is_passed(cast.result))
-            else:
-                stays = self._narrowing_stays(cast)
-            if not cast.widens and not stays:
-                folded[cast.result] = root, cast.to
-            elif not stays:
-                either[cast.result] = root
-                if root in self._types.constants and cast.result in self._read_any:
-                    self._need_constant(root, Precision.FP32)
-            elif self._may_adopt(cast) and (root, cast.to) not in adopted:
-                adopted[root, cast.to] = cast
-                stays = False
-            elif self._changes_nothing(cast) and root not in renamed:
-                renamed[root] = cast.result
-                stays = False
-            if not stays:
-                dropped.add(cast.index)
-                self._passed.add(cast.source)
-                continue
-            self._read_by_casts.add(cast.source)
-            if root in self._types.constants:
-                self._need_constant(root, Precision.FP32)
-            elif root not in self._computed:
-                self._read_wide.add(cast.source)
-        return Folds(self._narrow, self._wide, either, folded, adopted, renamed, frozenset(dropped))
-
-    def _form(self, value: str) -> Precision:
-        """What a value is computed in, by the model itself or by the plan."""
-        return self._computed.get(value) or self._types.own_forms.get(value, Precision.FP32)
-
-    def _need_cast(self, value: str, precision: Precision) -> None:
-        self._casts.setdefault(value, set()).add(precision)
-
-    def _need_constant(self, name: str, precision: Precision) -> None:
-        self._constants.setdefault(name, set()).add(precision)
-
-    def _may_adopt(self, cast: OwnCast) -> bool:
-        """Whether the Cast's result is an output of the model and is the form of its root that the plan needs."""
-        root = self._root[cast.result]
-        if cast.result not in self._named or cast.to not in self._casts.get(root, ()):
-            return False
-        return not cast.widens or (root in self._computed and root not in self._named)
-
-    def _changes_nothing(self, cast: OwnCast) -> bool:
-        """Whether the Cast only gives the name of a reduced output to what the plan computes in its precision."""
-        root = self._root[cast.result]
-        is_same = not cast.widens and self._computed.get(root) is cast.to
-        return is_same and cast.result in self._named and root not in self._named
-
-    def _is_passed(self, name: str) -> bool:
-        """Whether all readers of a Cast's FP32 result read its root under the plan."""
-        return name not in self._read_wide and name in self._passed
-
-    def _narrowing_stays(self, cast: OwnCast) -> bool:
-        root = self._root[cast.result]
-        if cast.result in self._named:
-            return True
-        if self._computed.get(root) is cast.to or cast.to in self._constants.get(root, ()):
-            return False
-        if self._form(root) is cast.to:  # the model's own: folds where nothing else needs the FP32 form between them
-            is_read = cast.result in self._types.read_by_nodes or cast.result in self._read_by_casts
-            if cast.result in self._passed and not is_read:
-                return False
-            return cast.source in self._named or not self._is_passed(cast.source)
-        return cast.to not in self._casts.get(root, ())
+def merge_casts(model: Model, constants: Collection[str], named: Collection[str]) -> OwnCasts:
+    """Merge the model's own Casts; FP32 ``constants`` are stored in each type, ``named`` values keep their names."""
+    casts: list[OwnCast] = []
+    same: dict[str, str] = {}
+    reduced: dict[tuple[str, Precision], str] = {}
+    forms: dict[tuple[str, Precision], str] = {}
+    sources: dict[str, str] = {}
+    for node in model.nodes:
+        if node.op_type != "Cast" or not node.is_standard:
+            continue
+        source, result = node.inputs[0], node.outputs[0]
+        from_precision, to = (FLOAT_TYPES.get(model.info(name).dtype) for name in (source, result))
+        if casts_integers(model, node):
+            sources[result] = source
+        if from_precision is None or to is None or Precision.FP32 not in (from_precision, to):
+            continue
+        casts.append(OwnCast(node.index, source, result, to))
+        if from_precision is not Precision.FP32:
+            reduced[result, from_precision] = sources[result] = source
+            continue
+        root = same.get(source, source)
+        if to is Precision.FP32:
+            same[result] = root
+        if root not in constants and not (to is Precision.FP32 and root in named):
+            forms.setdefault((root, to), result)
+    return OwnCasts(tuple(casts), same, reduced, forms, sources)
 
 
 @dataclass(frozen=True)
@@ -211,13 +87,14 @@ class Resolution:
         computed: value -> the precision that its node computes it in, where that is not FP32.
         casts: value -> the precisions that it is needed in besides the one it is computed in: one Cast each.
         constants: FP32 constant -> the precisions that it is needed in.
+        dropped: indices of the model's own Casts that the plan needs no more, or has among ``casts``.
     """
 
     node_precisions: tuple[Precision, ...]
     computed: Mapping[str, Precision]
     casts: Mapping[str, AbstractSet[Precision]]
     constants: Mapping[str, AbstractSet[Precision]]
-    folds: Folds
+    dropped: frozenset[int] = frozenset()
 
     def computed_in(self, value: str) -> Precision:
         """The precision that an FP32 value of the model is computed in."""
@@ -225,8 +102,8 @@ class Resolution:
 
     @property
     def added_casts(self) -> int:
-        """How many Casts the plan adds, less those of the model's own that it makes needless."""
-        return sum(map(len, self.casts.values())) - len(self.folds.dropped)
+        """How many Casts the plan adds, less those of the model's own that go."""
+        return sum(map(len, self.casts.values())) - len(self.dropped)
 
 
 _SUFFIX = "__"
@@ -240,18 +117,13 @@ class _NodeNeeds:
     """What one node needs of FP32 values and computes when it runs in one precision.
 
     Attributes:
-        cast_results: the same of what the model's own Casts to FP32 compute.
-        any_type: results of these Casts that it takes in any type.
+        as_they_are: FP32 results of the model's own Casts that it reads as the Cast gives them.
     """
 
-    values: _Needs
-    constants: _Needs
-    cast_results: _Needs
-    any_type: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-_NOTHING = _NodeNeeds((), (), (), (), ())
+    values: _Needs = ()
+    constants: _Needs = ()
+    as_they_are: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 class ValueTypes:
@@ -260,48 +132,32 @@ class ValueTypes:
     Attributes:
         group_of: each node's position among the groups, [nodes]; -1 for a node of none.
         named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
-        stored: the constants of reduced types that they read.
-        own_forms: the reduced values that the model's own Casts read or make.
-        read_by_nodes: the values that other nodes than these Casts read.
-        integers: FP32 result of a Cast -> the integers that it casts; every other form of it is cast from them too.
+        own: the model's own Casts.
     """
 
     def __init__(self, grouped: GroupedModel) -> None:
         self.model = model = grouped.model
         self.facts = facts_of(model)
         self.groups = grouped.groups
-        self._ids = tuple(group.id for group in self.groups)
         self.rules: tuple[NodeRule, ...] = node_rules(model)
-        self.group_of = self._nodes_by_group()
-        self.integers = {n.outputs[0]: n.inputs[0] for n in model.nodes if casts_integers(model, n)}
         self.constants = {n: c for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable}
         self.named = frozenset(o.name for o in model.outputs) | {c for n in model.nodes for c in n.captures}
-        self.own_casts = tuple(c for node in model.nodes if (c := own_cast(model, node)) is not None)
-        self._own_at: Mapping[int, OwnCast] = {c.index: c for c in self.own_casts}
-        self._widened = frozenset(c.result for c in self.own_casts if c.widens)
-        reduced_sources = (c.source for c in self.own_casts if c.from_precision is not Precision.FP32)
-        self.stored = tuple(dict.fromkeys(source for source in reduced_sources if source in model.initializers))
-        ends = ((name, p) for c in self.own_casts for name, p in ((c.source, c.from_precision), (c.result, c.to)))
-        self.own_forms = {name: p for name, p in ends if p is not Precision.FP32}
-        others = (node for node in model.nodes if node.index not in self._own_at)
-        self.read_by_nodes = frozenset(name for node in others for name in (*node.inputs, *node.captures))
+        self.own = merge_casts(model, self.constants, self.named)
+        self._own_at = {cast.index: cast for cast in self.own.casts}
+        self._own_fp32 = frozenset(cast.result for cast in self.own.casts if cast.to is Precision.FP32)
+        index, self.group_of = {node.name: node.index for node in model.nodes}, [-1] * len(model.nodes)
+        for position, group in enumerate(self.groups):
+            for name in group.nodes:
+                if name not in index:
+                    raise PlanError(f"group {group.id} names a node {name!r} that the model has not")
+                self.group_of[index[name]] = position
         self._needs = {p: self._needs_in(p) for p in DEFAULT_PRECISIONS}  # of the others when a plan has them
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         self._rescaled: dict[Precision, Rescaled] = {}
         self._written_from = grouped.written_from
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
-        self._kept = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
+        self._unmoved = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
         self._outputs = tuple(o.name for o in model.outputs if o.name in model.producer)
-
-    def _nodes_by_group(self) -> list[int]:
-        index = {node.name: node.index for node in self.model.nodes}
-        group_of = [-1] * len(index)
-        for position, group in enumerate(self.groups):
-            for name in group.nodes:
-                if name not in index:
-                    raise PlanError(f"group {group.id} names a node {name!r} that the model has not")
-                group_of[index[name]] = position
-        return group_of
 
     def precision_of_input(self, node: Node, slot: int, precision: Precision) -> Precision | None:
         """What a node in ``precision`` reads an FP32 input in; None where it takes any type without a Cast."""
@@ -314,25 +170,26 @@ class ValueTypes:
         return tuple(self._needs_of(node, precision) for node in self.model.nodes)
 
     def _needs_of(self, node: Node, precision: Precision) -> _NodeNeeds:
-        if node.index in self._own_at:
-            return _NOTHING
-        rule = self.rules[node.index]
+        if node.index in self._own_at:  # whether it stays is decided last
+            return _NodeNeeds()
         values: dict[tuple[str, Precision], None] = {}
         constants: dict[tuple[str, Precision], None] = {}
-        results: dict[tuple[str, Precision], None] = {}
-        any_type: dict[str, None] = {}
+        as_they_are: dict[str, None] = {}
         for slot, name in (*enumerate(node.inputs), *((-1, c) for c in node.captures)):
             if not name or not self.model.info(name).is_float32:
                 continue
             wanted = self.precision_of_input(node, slot, precision)
-            if name in self.constants:
-                constants[name, wanted or Precision.FP32] = None
-            elif wanted is not None:
-                (results if name in self._widened else values)[name, wanted] = None
-            elif name in self._widened:
-                any_type[name] = None
+            if name in self._own_fp32 and wanted in (None, Precision.FP32):
+                as_they_are[name] = None
+                continue
+            value = self.own.same.get(name, name)
+            if value in self.constants:
+                constants[value, wanted or Precision.FP32] = None
+            elif wanted is not None and (value, wanted) not in self.own.reduced:
+                values[value, wanted] = None
+        rule = self.rules[node.index]
         outputs = () if precision is Precision.FP32 else tuple(node.outputs[slot] for slot in rule.outputs)
-        return _NodeNeeds(tuple(values), tuple(constants), tuple(results), tuple(any_type), outputs)
+        return _NodeNeeds(tuple(values), tuple(constants), tuple(as_they_are), outputs)
 
     def lacking(self, precision: Precision) -> Mapping[int, tuple[str, ...]]:
         """Position of each group that cannot have a precision -> its operators that could be FP16 and not this."""
@@ -345,29 +202,26 @@ class ValueTypes:
             operators = self._lacking[precision] = {position: tuple(ops) for position, ops in by_group.items()}
         return operators
 
-    def _precisions_of_groups(self, plan: PrecisionPlan) -> list[Precision]:
-        """The precision of each group, [groups]."""
-        if plan.model_sha256 and plan.model_sha256 != self.model.sha256:
-            raise PlanError(
-                f"the plan is another model's: sha256 {plan.model_sha256[:12]}, not {self.model.sha256[:12]}",
-                "give the model that the plan was made for",
-            )
-        unknown, missing = sorted(plan.precision.keys() - self._ids), sorted({*self._ids} - plan.precision.keys())
-        if unknown or missing:
-            what = f"names a group that the model has not: {unknown[0]}" if unknown else f"lacks a group: {missing[0]}"
-            raise PlanError(f"the plan {what}", "was it made at another granularity?")
-        return [plan.precision[group] for group in self._ids]
-
     def _precisions_of_nodes(self, plan: PrecisionPlan) -> tuple[Precision, ...]:
         """The precision of each node, [nodes]: FP32 where it has none, or where its operator does not admit it.
 
         A group with an operator that lacks what others of it have is FP32 as a whole: patterns are never split.
         """
-        groups = enumerate(self._precisions_of_groups(plan))
-        of_group = [Precision.FP32 if k in self.lacking(p) else p for k, p in groups]
+        if plan.model_sha256 and plan.model_sha256 != self.model.sha256:
+            raise PlanError(
+                f"the plan is another model's: sha256 {plan.model_sha256[:12]}, not {self.model.sha256[:12]}",
+                "give the model that the plan was made for",
+            )
+        ids = [group.id for group in self.groups]
+        unknown, missing = sorted(plan.precision.keys() - ids), sorted({*ids} - plan.precision.keys())
+        if unknown or missing:
+            what = f"names a group that the model has not: {unknown[0]}" if unknown else f"lacks a group: {missing[0]}"
+            raise PlanError(f"the plan {what}", "was it made at another granularity?")
+        wanted = [plan.precision[group] for group in ids]
+        of_group = [Precision.FP32 if k in self.lacking(p) else p for k, p in enumerate(wanted)]
         of_group.append(Precision.FP32)  # serves what belongs to no group (-1)
-        wanted = (of_group[group] for group in self.group_of)
-        return tuple(p if p in rule.precisions else Precision.FP32 for p, rule in zip(wanted, self.rules, strict=True))
+        of_node = (of_group[position] for position in self.group_of)
+        return tuple(p if p in rule.precisions else Precision.FP32 for p, rule in zip(of_node, self.rules, strict=True))
 
     def resolve(self, plan: PrecisionPlan) -> Resolution:
         """Type every value under ``plan``."""
@@ -376,7 +230,8 @@ class ValueTypes:
             self._needs[precision] = self._needs_in(precision)
         computed: dict[str, Precision] = {}
         casts: dict[str, set[Precision]] = {}
-        constants: dict[str, set[Precision]] = {name: {Precision.FP32} for name in self._kept}
+        constants: dict[str, set[Precision]] = {name: {Precision.FP32} for name in self._unmoved}
+        read_as_they_are: set[str] = set()
         for index, precision in enumerate(precisions):  # in topological order: what a node reads is typed already
             needs = self._needs[precision][index]
             for name in needs.outputs:
@@ -386,21 +241,24 @@ class ValueTypes:
                     casts.setdefault(name, set()).add(wanted)
             for name, wanted in needs.constants:
                 constants.setdefault(name, set()).add(wanted)
+            read_as_they_are.update(needs.as_they_are)
         for name in self._outputs:
             if name in computed:
                 casts.setdefault(name, set()).add(Precision.FP32)
-        if not self.own_casts:
-            return Resolution(precisions, computed, casts, constants, Folds())
-        folding = Folding(self, computed, casts, constants)
-        for index, precision in enumerate(precisions):
-            own, needs = self._own_at.get(index), self._needs[precision][index]
-            if own is not None:
-                folding.pass_cast(own)
-            for name, wanted in needs.cast_results:
-                folding.read(name, wanted)
-            for name in needs.any_type:
-                folding.read_any(name)
-        return Resolution(precisions, computed, casts, constants, folding.finish())
+        own, dropped = self.own, set[int]()
+        for cast in reversed(own.casts):  # the last first, since one that stays needs what it reads
+            value = own.same.get(cast.source, cast.source)
+            is_idle = cast.result not in self.model.consumers
+            is_read = is_idle or cast.result in self.named or cast.result in read_as_they_are
+            is_form = own.forms.get((value, cast.to)) == cast.result
+            is_there = is_form and (cast.to in casts.get(value, ()) or computed.get(value) is cast.to)
+            if is_there or (cast.to is Precision.FP32 and not is_read):
+                dropped.add(cast.index)
+            elif cast.source in self.constants:
+                constants.setdefault(cast.source, set()).add(Precision.FP32)
+            else:
+                read_as_they_are.add(cast.source)
+        return Resolution(precisions, computed, casts, constants, frozenset(dropped))
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
         """The precision of every node that has one, by node name."""
@@ -424,10 +282,8 @@ class ValueTypes:
 
         What is read in BF16 under some plan is read in FP16 under another (``NodeRule.precisions``).
         """
-        fp32 = Precision.FP32
-        names = {name for n in self._needs[Precision.FP16] for name, wanted in n.constants if wanted is not fp32}
-        # A constant that the model casts itself may be read through the Cast.
-        return frozenset(names | {c.source for c in self.own_casts if c.source in self.constants})
+        needs = (need for needs in self._needs[Precision.FP16] for need in needs.constants)
+        return frozenset(name for name, wanted in needs if wanted is not Precision.FP32)
 
 
 @once

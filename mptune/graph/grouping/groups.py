@@ -20,12 +20,11 @@ from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.facts import facts_of
+from mptune.graph.facts import casts_integers, dequantises_weights, facts_of, node_rules
 from mptune.graph.grouping.norms import Pattern
 from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fixed_shape
-from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules
 from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, MOVEMENT, QUANTISING, anchor_kind
 from mptune.settings import Granularity
 

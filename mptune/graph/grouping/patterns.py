@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import replace
 
-from mptune.graph.facts import Facts, facts_of
+from mptune.graph.facts import Facts, casts_integers, facts_of, is_dequantised, node_rule
 from mptune.graph.grouping.norms import Pattern, find_activation, find_norm
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
-from mptune.graph.op_rules import casts_integers, is_dequantised, node_rule
 from mptune.graph.ops import (
     ACTIVATIONS,
     ARITHMETIC,

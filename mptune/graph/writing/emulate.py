@@ -96,7 +96,7 @@ class Emulator:
             node.outputs[slot]: types.group_of[node.index]
             for node, rule in zip(model.nodes, types.rules, strict=True)
             for slot in rule.outputs
-            if node.outputs[slot] not in types.integers  # whoever reads these rounds them, in its own precision
+            if node.outputs[slot] not in types.own.sources  # whoever reads these rounds them, in its own precision
         }
         """Value -> position of the group that rounds it where it is computed."""
         kinds = ["raw", "same", "chosen", "by", "or", "any", "and"]
@@ -133,18 +133,13 @@ class Emulator:
         Args:
             store: holds the constants in place of the weight bank; ``path`` may then lie elsewhere.
         """
-        resolution, model = self.types.resolve(plan), self.types.model
+        model = self.types.model
         modes: dict[int, _Modes] = {
             position: [(precision, "")]
             for position, precision in enumerate(plan.precision[group.id] for group in self.types.groups)
             if precision is not Precision.FP32 and position not in self.types.lacking(precision)
         }
-        narrow = {
-            (name, precision): root
-            for (name, precision), root in resolution.folds.narrow.items()
-            if precision in resolution.casts.get(root, ()) or precision in resolution.constants.get(root, ())
-        }
-        writing = _Writing(self, modes, narrow, is_fixed=True)
+        writing = _Writing(self, modes, is_fixed=True)
         return writing.write(path, model.nodes, store or self._store, model.proto.graph.output)
 
     def write_switched(
@@ -184,19 +179,17 @@ class _Writing:
         self,
         emulator: Emulator,
         modes: Mapping[int, _Modes],
-        narrow: Mapping[tuple[str, Precision], str] = _NOTHING,
         *,
         is_fixed: bool = False,
     ) -> None:
         """Begin.
 
         ``modes`` are those of the groups, by position. ``is_fixed``: of one plan, each group has one mode at most, and
-        the model keeps all its inputs. ``narrow``: (result of the model's own Casts, precision) -> what the plan reads
-        in its place.
+        the model keeps all its inputs.
         """
         self._emulator, self._types, self._model = emulator, emulator.types, emulator.types.model
         self._suffix = emulator.suffix
-        self._modes, self._narrow, self._is_fixed = modes, narrow, is_fixed
+        self._modes, self._is_fixed = modes, is_fixed
         self._constant_nodes = emulator.constant_nodes if is_fixed else frozenset()
         self._proto = onnx.ModelProto()
         self._proto.CopyFrom(emulator.frame)
@@ -292,7 +285,6 @@ class _Writing:
             ((precision, _),) = modes
             if modes[0] in self._modes.get(self._emulator.maker.get(tensor, -1), ()):
                 return tensor
-            tensor = self._narrow.get((tensor, precision), tensor)
             result = tensor + self._suffix[f"{precision}_rounded"]
         if result not in self._made:
             self._choose(modes, tensor, result)
@@ -351,7 +343,7 @@ class _Writing:
         return [*held, *rounding]
 
     def _is_held(self, tensor: str, precision: Precision) -> bool:
-        return tensor not in self._types.integers and is_held(self._model, tensor, precision)
+        return tensor not in self._types.own.sources and is_held(self._model, tensor, precision)
 
     def _append(self, *nodes: onnx.NodeProto) -> None:
         self._made.update(node.output[0] for node in nodes)

@@ -9,9 +9,9 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 
+from mptune.graph.facts import node_rule
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
-from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import LargeConstant, Place, external_tensor
 

@@ -10,7 +10,6 @@ a Clip before the Cast of a mask that is made of constants beyond the range (``m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -51,21 +50,6 @@ from mptune.graph.writing.weights import (
 
 SELF_CONTAINED_LIMIT = 1_900_000_000
 """Bytes up to which one file holds the model: protobuf messages end at 2 GiB."""
-
-
-@dataclass(frozen=True)
-class _FoldedNames:
-    """What folding the model's own Casts changes about the names of one plan's model.
-
-    Attributes:
-        read: (value, what it is read in, None for any type) -> the name that is read.
-        casts: (value, what it is cast to) -> name and result of the model's own Cast that is used for it.
-        sources: value that a Cast which goes away has computed -> what is cast in its place.
-    """
-
-    read: Mapping[tuple[str, Precision | None], str] = field(default_factory=dict)
-    casts: Mapping[tuple[str, Precision], tuple[str, str]] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 class Rewriter:
@@ -135,97 +119,70 @@ class Rewriter:
     ) -> tuple[onnx.ModelProto, list[LargeConstant]]:
         """The typed model, and the constants whose data are still to be written."""
         resolution = self.types.resolve(plan.stored)
-        names = self._folded(resolution) if self.types.own_casts else _FoldedNames()
         left_out = LeftOut() if folded is None else folded.left_out(self.types, resolution)
-        dropped = self._constants.dropped_nodes(resolution) | resolution.folds.dropped | left_out.nodes
+        dropped = self._constants.dropped_nodes(resolution) | resolution.dropped | left_out.nodes
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)
         add_metadata(proto, metadata or {})
-        for name in (*(value.name for value in self._frame.graph.input), *self.types.stored):
-            self._add_casts(proto.graph, name, resolution, names)
+        for value in self._frame.graph.input:
+            self._add_casts(proto.graph, value.name, resolution)
         for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
             if node.index not in dropped:
-                self._add_node(proto.graph, node, precision, resolution, names)
+                self._add_node(proto.graph, node, precision, resolution)
             for name in node.outputs:
-                self._add_casts(proto.graph, name, resolution, names)
+                self._add_casts(proto.graph, name, resolution)
         proto.graph.initializer.extend(left_out.values)
         return proto, self._constants.add_to(proto.graph, resolution, store, left_out.unread)
 
     def _name(self, value: str, precision: Precision, computed: Precision) -> str:
-        """The name of a value's form in a precision; what must keep its name keeps it in FP32."""
+        """The name of a value's form in a precision; what must keep its name keeps it in FP32.
+
+        The model's own name for that form serves where it has one.
+        """
+        own = self.types.own.forms.get((value, precision))
+        if own is not None and (precision, computed) != (Precision.FP32, Precision.FP32):
+            return own
         plain = Precision.FP32 if value in self.types.named else computed
         return value if precision is plain else value + self._suffixes[precision]
 
-    def _computed_name(self, value: str, resolution: Resolution) -> str:
-        """The name under which a node computes a value."""
+    def _name_read(self, value: str, wanted: Precision | None, resolution: Resolution) -> str:
+        """The name that a node reads for a value of the model in a precision; None for as it is computed."""
+        own = self.types.own
+        if wanted not in (None, Precision.FP32):
+            value = own.same.get(value, value)
+            if (value, wanted) in own.reduced:
+                return own.reduced[value, wanted]
         computed = resolution.computed_in(value)
-        return resolution.folds.renamed.get(value) or self._name(value, computed, computed)
+        return self._name(value, wanted or computed, computed)
 
-    def _add_node(
-        self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution, folded: _FoldedNames
-    ) -> None:
-        inputs = []
-        for slot, name in enumerate(node.inputs):
-            wanted = self.types.precision_of_input(node, slot, precision)
-            computed = resolution.computed_in(name)
-            inputs.append(folded.read.get((name, wanted)) or self._name(name, wanted or computed, computed))
+    def _add_node(self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution) -> None:
+        wanted = (self.types.precision_of_input(node, slot, precision) for slot in range(len(node.inputs)))
+        inputs = [self._name_read(name, p, resolution) for name, p in zip(node.inputs, wanted, strict=True)]
         if needs_barrier(self.types, node, resolution):
             inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
-        outputs = [self._computed_name(name, resolution) for name in node.outputs]
-        proto = add_node(graph, node, inputs, outputs)
+        proto = add_node(graph, node, inputs, [self._name_read(name, None, resolution) for name in node.outputs])
         if precision is not Precision.FP32:
             saturate(proto, precision)
             if self.types.rules[node.index].attribute:
                 _set_output_type(proto, precision)
 
-    def _add_casts(self, graph: onnx.GraphProto, value: str, resolution: Resolution, folded: _FoldedNames) -> None:
+    def _add_casts(self, graph: onnx.GraphProto, value: str, resolution: Resolution) -> None:
         """Append the Casts of a value, which stand right after its producer."""
-        needed = resolution.casts.get(value)
-        if needed is None:
-            return
-        computed = resolution.computed_in(value)
+        needed, computed, own = resolution.casts.get(value, ()), resolution.computed_in(value), self.types.own
         for precision in PRECISIONS:
             if precision not in needed:
                 continue
-            default = value + self._suffixes[precision], self._name(value, precision, computed)
-            name, result = folded.casts.get((value, precision), default)
-            own = self.types.integers.get(value) or folded.sources.get(value)
-            source = own or self._computed_name(value, resolution)
-            is_own = own is not None or (value, precision) in folded.casts
-            if computed is Precision.FP32 and not is_own and is_held(self._model, value, precision):
+            result, name = self._name(value, precision, computed), value + self._suffixes[precision]
+            is_own = own.forms.get((value, precision)) == result
+            if is_own:
+                name = self._model.nodes[self._model.producer[result]].name
+            source = own.sources.get(value) or self._name(value, computed, computed)
+            is_added = computed is Precision.FP32 and not is_own and value not in own.sources
+            if is_added and is_held(self._model, value, precision):
                 held = value + self._held[precision]
                 graph.node.extend(clip_node(source, held, precision, self._model.opset))
                 source = held
             add_cast(graph, source, result, precision, name)
-
-    def _folded(self, resolution: Resolution) -> _FoldedNames:
-        """The names that replace the results of redundant Casts: their readers read the roots instead."""
-        folds, computed, constants = resolution.folds, resolution.computed, resolution.constants
-        adopted: dict[tuple[str, Precision | None], str] = {key: cast.result for key, cast in folds.adopted.items()}
-
-        def form(root: str, wanted: Precision) -> str:
-            while folds.folded.get(root, ("", None))[1] is wanted:
-                root = folds.folded[root][0]
-            if root in self.types.constants:
-                return self._name(root, wanted, Precision.FP32) if wanted in constants.get(root, ()) else root
-            if computed.get(root) is wanted:
-                return self._computed_name(root, resolution)
-            if wanted in resolution.casts.get(root, ()):
-                return adopted.get((root, wanted)) or self._name(root, wanted, resolution.computed_in(root))
-            return root  # the model's own
-
-        sources = {name: form(root, precision) for name, (root, precision) in folds.folded.items()}
-        read = adopted | {
-            (root, precision): name for root, name in folds.renamed.items() for precision in (computed[root], None)
-        }
-        read |= {(name, wanted): form(root, wanted) for (name, wanted), root in folds.narrow.items()}
-        read |= {(name, Precision.FP32): form(root, Precision.FP32) for name, root in folds.wide.items()}
-        read |= {(name, Precision.FP32): source for name, source in sources.items()}
-        for name, root in folds.either.items():
-            read[name, None] = sources.get(root) or self._computed_name(root, resolution)
-        nodes = self._model.nodes
-        casts = {key: (nodes[cast.index].name, cast.result) for key, cast in folds.adopted.items()}
-        return _FoldedNames(read, casts, sources)
 
 
 def write_self_contained(

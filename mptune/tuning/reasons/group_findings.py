@@ -18,7 +18,7 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.limits import error_outcome
 
 if TYPE_CHECKING:
-    from mptune.engines.workload import Workload
+    from mptune.engines.context import RunContext
     from mptune.graph.grouping.grouped import GroupedModel
     from mptune.graph.hazards.hazard import Hazard
 
@@ -79,7 +79,7 @@ _ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", "vanishing-
 
 
 def with_reasons(
-    workload: Workload,
+    context: RunContext,
     findings: Sequence[Finding],
     hazards: Sequence[Hazard],
     metric: str,
@@ -94,8 +94,8 @@ def with_reasons(
     # Imports what runs models, which reports of these findings do without.
     from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
-    grouped = workload.grouped
-    errors = Sensitivity.load(workload.workspace.data_dir / SENSITIVITY_JSON, metric).errors
+    grouped = context.grouped
+    errors = Sensitivity.load(context.data_dir / SENSITIVITY_JSON, metric).errors
     least = LARGE_FROM if fp32 is None else max(LARGE_FROM, 2.0 * fp32.judged_error)
     threshold = least if metric in ADD_IN_SQUARES else math.inf
     large = [

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from mptune.choice import Choice
-from mptune.engines.base import ReportsProgress, Toolchain, Workspace
+from mptune.engines.base import ReportsProgress, Toolchain
+from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (
     TargetChoice,
@@ -25,9 +26,9 @@ from mptune.engines.toolchains.choose import (
     open_toolchain,
     refuse_hidden_gpu,
 )
-from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
@@ -112,21 +113,20 @@ class ConfirmRun(MeasuringRun):
 
     def _identify(self) -> tuple[TargetSection, Environment]:
         """What measures here. Nothing is started to find that out."""
-        run, model_path = self._run, self.grouped.model.path.resolve()
-        workspace = Workspace(model_path, run.weights, run.data, run.engines, run.logs)
-        with contextlib.closing(self._open(workspace, self._recorded(1))) as toolchain:
+        run = self._run
+        context = RunContext(self.grouped, self._recorded(1), run.weights, run.data, run.engines, run.logs)
+        with contextlib.closing(self._open(context)) as toolchain:
             section = self._target_section(toolchain, self._settings.target)
             environment = describe_device(toolchain, self._target)
         if section.latency_source != "measured":
             raise TargetError(f"{section.device} cannot be measured here, and a confirmation is measured", _ELSEWHERE)
         return section, environment
 
-    def _open(self, workspace: Workspace, settings: SearchSettings) -> Toolchain:
-        workload = Workload(self.grouped, workspace, settings.precisions)
+    def _open(self, context: RunContext) -> Toolchain:
         if self._opener is not None:
-            return self._opener(workload, settings)
+            return self._opener(context)
         assert self._target is not None
-        return open_toolchain(self._settings.engine, self._target, workload, settings)
+        return open_toolchain(self._target, context)
 
     def _recorded(self, budget: int) -> SearchSettings:
         return recorded_rollout(replace(self._settings, budget=budget), self._search, self.grouped.model)
@@ -206,8 +206,8 @@ class ConfirmRun(MeasuringRun):
             return
         limits = Limits(settings, self.directory.path, elapsed_s=time.monotonic() - self._began_s)
         with (
-            lent_samples(self._run, self.directory) as workspace,
-            contextlib.closing(self._open(workspace, settings)) as toolchain,
+            lent_samples(self._run, self.directory, self.grouped, settings) as context,
+            contextlib.closing(self._open(context)) as toolchain,
         ):
             if isinstance(toolchain, ReportsProgress):
                 toolchain.listen(self._listener.building)
@@ -288,15 +288,17 @@ def directory_name(section: TargetSection, target: Target | None, environment: E
 
 
 @contextlib.contextmanager
-def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspace]:
-    """The paths of a confirmation's jobs; samples and references are the search's, for as long as they are needed.
+def lent_samples(
+    run: RunDirectory, directory: RunDirectory, grouped: GroupedModel, settings: SearchSettings
+) -> Iterator[RunContext]:
+    """What the engines of a confirmation work on: samples and references are lent by the search.
 
     They lie in a folder of the confirmation, beside what the toolchain notes there of this device and power mode.
     """
     own = [directory.path.resolve() / name for name in ("data", "engines", "logs")]
-    workspace = Workspace((run.weights / "model.onnx").resolve(), run.weights, *own)
+    context = RunContext(grouped, settings, run.weights, *own)
     refuse_damaged(run.data)
-    lent = [(path, workspace.data_dir / path.name) for path in sample_files(run.data)]
+    lent = [(path, context.data_dir / path.name) for path in sample_files(run.data)]
     try:
         with writing(directory.path):
             for folder in own:
@@ -304,7 +306,7 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
             for source, place in lent:
                 place.unlink(missing_ok=True)
                 link_or_copy(str(source), str(place))
-        yield workspace
+        yield context
     finally:
         for _, place in lent:
             with contextlib.suppress(OSError):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mptune.engines.base import Toolchain
+from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import TargetChoice
-from mptune.engines.workload import Workload
 from mptune.errors import EndedEarlyError
 from mptune.finding import FindingOrigin
 from mptune.graph.grouping.grouped import GroupedModel
@@ -23,7 +23,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps.baseline import ENGINE_CODE, check_baseline
 from mptune.tuning.steps.limits import Limits
 
-OpenToolchain = Callable[[Workload, SearchSettings], Toolchain]
+OpenToolchain = Callable[[RunContext], Toolchain]
 
 
 class MeasuringRun:

@@ -12,8 +12,8 @@ from mptune.data.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import law_metric
 from mptune.data.samples import CalibrationSet, size_findings
 from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
+from mptune.engines.context import RunContext
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
-from mptune.engines.workload import Workload
 from mptune.errors import RunError
 from mptune.files import read_bytes, write_bytes, write_json, writing
 from mptune.finding import Finding
@@ -108,7 +108,7 @@ class SearchRun(MeasuringRun):
         self._emulator: PlanEmulator | None = None
         self._url: str | None = None
         self._granularity: Granularity
-        self._workload: Workload
+        self._context: RunContext
 
     def run(self) -> Front:
         """Everything that is not recorded yet, then the front. See ``mptune.search`` for what is raised."""
@@ -123,10 +123,10 @@ class SearchRun(MeasuringRun):
         about_data = (*self._check_data(samples, observations), *one_size)
         hazards = self._split(observations)
         self._settle_study()
-        space = search_space(self._workload, named, hazards, observations, self._kernels)
+        space = search_space(self._context, named, hazards, observations, self._kernels)
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
-        keep_grounds(space, None, self._workload.workspace.data_dir)
+        keep_grounds(space, None, self._context.data_dir)
         self._open_study(space)
         self._tune()
         self._confirm()
@@ -135,7 +135,7 @@ class SearchRun(MeasuringRun):
         self._check_engine(self._settings, "search")
         faults, reasons = LateFaults(self.directory.logs), self.file.findings
         with faults.tolerated("the reasons for groups in FP32"):
-            reasons = with_reasons(self._workload, reasons, hazards, self._settings.metric, self.record.baseline())
+            reasons = with_reasons(self._context, reasons, hazards, self._settings.metric, self.record.baseline())
         host = () if self.environment is None else self.environment.warnings
         about_model = *self._kernels.warnings, *space.warnings
         warnings = (*samples.warnings, *observations.warnings, *host, *about_model)
@@ -240,7 +240,7 @@ class SearchRun(MeasuringRun):
         self._holds(lambda: check_data(path, self.file, section), self.file)
         self._save(data=section)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
-        self._workload = self._make_workload()
+        self._context = self._make_context()
         place, content = self.directory.data / SPACE_FILE, read_bytes(named.path)
         if not place.exists() or read_bytes(place) != content:
             write_bytes(place, [content])
@@ -259,27 +259,27 @@ class SearchRun(MeasuringRun):
             return False
         return True
 
-    def _make_workload(self) -> Workload:
-        return Workload(self.grouped, self.directory.workspace(self._model.path.resolve()), self._settings.precisions)
+    def _make_context(self) -> RunContext:
+        return self.directory.context(self.grouped, self._settings)
 
     def _observe(self, samples: SampleSets) -> Observations:
         """What the model shows on the samples, looked at once; its file is written last, when the data are prepared."""
-        workspace, skip, precisions = self._workload.workspace, self._settings.skip_checks, self._settings.precisions
+        context, skip, precisions = self._context, self._settings.skip_checks, self._settings.precisions
         kept = Observations.load(self.directory.observed_json)
         if kept is not None:
-            lost = damaged_file(workspace.data_dir)
+            lost = damaged_file(context.data_dir)
             if lost is None:
                 return kept
             self._warn(f"{lost} is missing or damaged: the data are prepared again")
             with writing(self.directory.observed_json):
                 self.directory.observed_json.unlink()
         self._warn(*samples.warnings, *(finding.message for finding in samples.findings))
-        samples.save(workspace)
+        samples.save(context)
         toolchain = self._open_toolchain()
 
         def ask() -> None:
-            keep_kernels(toolchain, precisions, workspace.data_dir)
-            keep_model(self.directory, self.grouped, self._workload.bank)
+            keep_kernels(toolchain, precisions, context.data_dir)
+            keep_model(self.directory, self.grouped, context.bank)
 
         indices: dict[SampleSet, tuple[int, ...]] = {
             "search": samples.search.indices,
@@ -292,12 +292,12 @@ class SearchRun(MeasuringRun):
 
     def _split(self, observations: Observations) -> tuple[Hazard, ...]:
         """Set nodes apart whose values leave FP16's range; the hazards of the groups as they are then."""
-        grouped, hazards = split_groups(self._workload, observations, self._kernels)
+        grouped, hazards = split_groups(self._context, observations, self._kernels)
         if grouped is not self.grouped:
             self.grouped = grouped
             self._engines.close()  # its toolchain is of the groups before
             self._toolchain = None
-            self._workload = self._make_workload()
+            self._context = self._make_context()
         self._save(nodes_apart=tuple(name for group in grouped.groups if group.kind == KIND for name in group.nodes))
         return hazards
 
@@ -310,7 +310,7 @@ class SearchRun(MeasuringRun):
 
     @property
     def _kernels(self) -> MissingKernels:
-        return MissingKernels.load(self._workload.workspace.data_dir / KERNELS_JSON)
+        return MissingKernels.load(self._context.data_dir / KERNELS_JSON)
 
     def _open_study(self, space: SearchSpace) -> None:
         settings = self._settings
@@ -374,7 +374,7 @@ class SearchRun(MeasuringRun):
         law = law_metric(
             metric, self._settings.metric_function, has_labels=self.file.fixed_settings.labels_sha256 is not None
         )
-        path = self._workload.workspace.data_dir / SENSITIVITY_JSON
+        path = self._context.data_dir / SENSITIVITY_JSON
         terms = in_fresh_processes(toolchain.predictor.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
@@ -395,14 +395,14 @@ class SearchRun(MeasuringRun):
             self._emulator,
             searched,
         )
-        keep_grounds(space, guide.prior, self._workload.workspace.data_dir, latency_terms)
+        keep_grounds(space, guide.prior, self._context.data_dir, latency_terms)
         return guide
 
     def _open_toolchain(self) -> Toolchain:
         """The toolchain, opened when it is first needed: a run that is finished already needs none."""
         if self._toolchain is None:
             opener = self._opener or self._open_by_target
-            toolchain = opener(self._workload, self._settings)
+            toolchain = opener(self._context)
             self._engines.callback(toolchain.close)
             if isinstance(toolchain, ReportsProgress):
                 toolchain.listen(self._listener.building)
@@ -418,6 +418,6 @@ class SearchRun(MeasuringRun):
             self._toolchain = toolchain
         return self._toolchain
 
-    def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
-        target = self._target or self._settle(choose_target(settings.target))
-        return open_toolchain(settings.engine, target, workload, settings)
+    def _open_by_target(self, context: RunContext) -> Toolchain:
+        target = self._target or self._settle(choose_target(context.settings.target))
+        return open_toolchain(target, context)

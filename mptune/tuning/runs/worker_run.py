@@ -10,8 +10,8 @@ from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import Toolchain
+from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, engine_packages
-from mptune.engines.workload import Workload
 from mptune.errors import RunError
 from mptune.identity import target_text
 from mptune.run_json import RunFile, TargetSection
@@ -80,7 +80,7 @@ class WorkerRun(SearchRun):
         self._model = load_copy(self.directory, recorded)
         self.grouped = group_as_searched(self._model, recorded)
         self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
-        self._workload = self._make_workload()
+        self._context = self._make_context()
         self._open_toolchain()
         here, environment = self.file.target, self.file.environment
         assert here is not None
@@ -96,8 +96,8 @@ class WorkerRun(SearchRun):
                 f"damaged: {self.directory.observed_json} cannot be read", "the same `mptune search` writes it anew"
             )
         named = self._named_space()
-        _, hazards = split_groups(self._workload, observations, self._kernels)
-        space = search_space(self._workload, named, hazards, observations, self._kernels)
+        _, hazards = split_groups(self._context, observations, self._kernels)
+        space = search_space(self._context, named, hazards, observations, self._kernels)
         self._open_study(space)
         self._take_budget(self.record)
         self._tune()
@@ -151,8 +151,9 @@ class WorkerRun(SearchRun):
             )
         return replace(named, name=fixed.space)
 
-    def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
-        return super()._open_by_target(workload, replace(settings, target=target_copy(self.directory, settings.target)))
+    def _open_by_target(self, context: RunContext) -> Toolchain:
+        target = target_copy(self.directory, context.settings.target)
+        return super()._open_by_target(context.with_settings(target=target))
 
     def _save(self, **changes: Any) -> None:
         """In memory alone: run.json is the search's."""

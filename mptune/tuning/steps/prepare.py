@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.data.samples import CalibrationSet
-from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
+from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain
+from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
-from mptune.engines.workload import Workload
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
@@ -36,22 +36,22 @@ from mptune.tuning.steps.kernels import MissingKernels
 
 
 def split_groups(
-    workload: Workload, observations: Observations, kernels: MissingKernels
+    context: RunContext, observations: Observations, kernels: MissingKernels
 ) -> tuple[GroupedModel, tuple[Hazard, ...]]:
     """The groups as they are searched (``find_split``), and their hazards."""
-    fused = of_model(workload.model, kernels.fused)
-    return find_split(workload.grouped, observations.seen, workload.precisions, fused)
+    fused = of_model(context.model, kernels.fused)
+    return find_split(context.grouped, observations.seen, context.precisions, fused)
 
 
 def search_space(
-    workload: Workload,
+    context: RunContext,
     named: NamedSpace,
     hazards: Sequence[Hazard],
     observations: Observations,
     kernels: MissingKernels,
 ) -> SearchSpace:
     """What may be searched."""
-    grouped, precisions = workload.grouped, workload.precisions
+    grouped, precisions = context.grouped, context.precisions
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p).reasons | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
@@ -98,12 +98,12 @@ class Observations(JsonForm):
             return None
 
 
-def save_samples(workspace: Workspace, search: CalibrationSet, held_out: CalibrationSet) -> None:
+def save_samples(context: RunContext, search: CalibrationSet, held_out: CalibrationSet) -> None:
     """Write both sets of samples where jobs find them."""
-    search.save(workspace.samples("search"))
-    held_out.save(workspace.samples("held_out"))
+    search.save(context.samples("search"))
+    held_out.save(context.samples("held_out"))
     if held_out.names:
-        write_json(workspace.data_dir / HELD_OUT_NAMES_JSON, list(held_out.names))
+        write_json(context.data_dir / HELD_OUT_NAMES_JSON, list(held_out.names))
 
 
 def observed_findings(

@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.archive import save_samples
-from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
+from mptune.engines.base import EngineError, Failure, FailureKind, Stage
+from mptune.engines.context import RunContext
 from mptune.engines.jobs import emulation as jobs
 from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
@@ -24,14 +25,13 @@ from mptune.engines.ort import side_by_side
 from mptune.engines.ort.session import CpuSession, Provider
 from mptune.engines.toolchains import emulation
 from mptune.engines.toolchains.emulation import QUICK_S, EmulatedSamples, Emulation, one_group_errors_s, rows_per_sample
-from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
-from mptune.settings import DataSettings, SearchSettings
+from mptune.settings import DataSettings
 from tests.engines.jobs.test_measure import prepare
 from tests.graph import models
 
@@ -85,25 +85,22 @@ def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
 class Run:
     """An emulation of the MLP whose jobs run in this process, and what they were."""
 
-    def __init__(self, workspace: Workspace, provider: Provider = "cpu") -> None:
-        self.model = load_model(workspace.model_path)
-        self.groups = find_groups(self.model)
-        self.workspace = workspace
+    def __init__(self, context: RunContext, provider: Provider = "cpu") -> None:
+        self.model, self.groups, self.context = context.model, context.groups, context
         self.state = WorkerState()
         self.jobs: list[Any] = []
         self.answer: Callable[[Any], Any] = lambda job: job.run(self.state)
         self.provider: Provider = provider
-        paths = workspace.model_path, workspace.samples("search"), workspace.reference("search")
+        paths = context.model_path, context.samples("search"), context.reference("search")
         ReferenceJob(*paths, provider).run(self.state)
 
     def emulation(self, batch: int = 1, precisions: tuple[str, ...] = DEFAULT_PRECISIONS) -> Emulation:
-        workload = Workload(GroupedModel(self.model, self.groups), self.workspace, precisions)
+        context = self.context.with_settings(precisions=precisions, data_settings=DataSettings(batch=batch))
         shapes = dict.fromkeys(("x", "block0.narrow", "block1.narrow"), (3, 32))
         return Emulation(
-            workload,
-            workload.grouped,
+            context,
+            context.grouped,
             self.provider,
-            SearchSettings(data_settings=DataSettings(batch=batch)),
             self.call,
             lambda: shapes,
         )
@@ -125,8 +122,8 @@ class Run:
 
 
 @pytest.fixture
-def run(mlp_workspace: Workspace) -> Run:
-    return Run(mlp_workspace)
+def run(mlp_context: RunContext) -> Run:
+    return Run(mlp_context)
 
 
 def values(errors: Sequence[Any] | Failure) -> list[float]:
@@ -145,7 +142,7 @@ def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) ->
     assert shared == pytest.approx(apart, rel=1e-2)
     assert min(apart) > 1e-6
     many.close()
-    assert not list(run.workspace.weights_dir.glob("*.onnx"))
+    assert not list(run.context.weights_dir.glob("*.onnx"))
 
 
 def test_an_all_fp32_plan_is_not_run(run: Run) -> None:
@@ -183,7 +180,7 @@ def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch
     monkeypatch.setattr("mptune.engines.toolchains.emulation.QUICK_S", 0.0)
     many, apart = run.emulation(), run.emulation()
     assert many.samples.parts == (range(1), range(1, 2), range(2, 4))
-    assert Run(run.workspace, "cpu").emulation(8).samples.parts == (range(1),)
+    assert Run(run.context, "cpu").emulation(8).samples.parts == (range(1),)
     whole = many.errors(run.alone(), part=FEW)
     assert not isinstance(whole, Failure)
     found = [apart.errors(run.alone(), part=part) for part in many.samples.parts]
@@ -237,7 +234,7 @@ def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run)
 
 @pytest.mark.gpu
 def test_a_gpu_takes_any_plan_in_one_session_and_agrees_with_the_cpu(run: Run) -> None:
-    gpu = Run(run.workspace, "cuda")
+    gpu = Run(run.context, "cuda")
     many = [*run.alone(), run.plan(0, 3)]
     assert values(gpu.emulation().errors(many)) == pytest.approx(values(run.emulation().errors(many)), rel=5e-2)
     assert gpu.kinds == [SwitchedErrorsJob]

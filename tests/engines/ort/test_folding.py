@@ -13,22 +13,21 @@ import pytest
 from mptune.data.samples import CalibrationSet
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.engines.jobs.reference import ObserveJob
+from mptune.engines.jobs.observing import ObserveJob
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.facts import facts_of
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.graph.writing.observe import write_observing_model
+from mptune.graph.writing.observe import observed_parts, write_with_outputs
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
-from tests.engines.engine_support import make_workspace, run_here
+from tests.engines.engine_support import make_context, run_here
 from tests.graph.helpers import feeds, plans, run
 from tests.networks.networks import filled
 
@@ -147,10 +146,11 @@ def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
     bank, place = WeightBank.write(model, tmp_path / "bank"), tmp_path / "bank" / "observing.onnx"
     CalibrationSet((feeds(model),), "test", False).save(tmp_path / "samples.npz")
     seen, nodes = [], []
+    (part,) = observed_parts(model, {})
     for values in (None, folded(model, tmp_path / "work")):
-        taps = write_observing_model(model, bank, place, folded=values)
+        write_with_outputs(model, bank, place, part.outputs, values)
         nodes.append(len(nodes_of(place)))
-        seen.append(run_here(ObserveJob(place, taps, tmp_path / "samples.npz", "cpu")))
+        seen.append(run_here(ObserveJob(place, part, tmp_path / "samples.npz", "cpu")))
     assert seen[0] == seen[1]
     assert nodes[0] > nodes[1]
 
@@ -174,13 +174,11 @@ def test_a_search_folds_once_and_where_it_pays(
     chains: int, fails: bool, kept: int, folds: int, settings: SearchSettings, tmp_path: Path
 ) -> None:
     path = make_chains(tmp_path / "chains.onnx", chains)
-    workspace = make_workspace(path, tmp_path, {"x": np.ones((2, 96), np.float32)})
-    model = load_model(path)
-    grouped = GroupedModel(model, find_groups(model))
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), Workload(grouped, workspace), settings) as toolchain:
+    context = make_context(load_model(path), tmp_path, {"x": np.ones((2, 96), np.float32)}, settings=settings)
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         toolchain.reference_model.call = calls = Calls(toolchain, fails=fails)
         for precision in (Precision.FP32, Precision.FP16):
-            typed = toolchain.builder.write(grouped.uniform(precision), str(precision))
+            typed = toolchain.builder.write(context.grouped.uniform(precision), str(precision))
             assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept
         assert calls.folds == folds
         assert not list(tmp_path.rglob("*folded*")), "what was written to fold is gone"

@@ -8,11 +8,11 @@ import pytest
 
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure
+from mptune.engines.context import RunContext
 from mptune.engines.jobs.emulation import Comparison, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -21,9 +21,8 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
-from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
-from tests.engines.engine_support import make_workspace, run_here
+from tests.engines.engine_support import make_context, run_here
 from tests.graph.norms_written_out import FORMS, LARGE, X, layer_norm, rms_norm, save
 
 STEPS = ("n_q", "n_m", "n_a", "n_s", "n_d", "n_y")
@@ -92,28 +91,28 @@ def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tu
     assert fused_nodes(grouped, [found]) == (FusedNodes(names),)
 
 
-def test_a_model_without_such_norms_is_not_asked(mlp_workload: Workload) -> None:
-    assert not may_fuse(mlp_workload.grouped)
-    toolchain = MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, SearchSettings())
+def test_a_model_without_such_norms_is_not_asked(mlp_context: RunContext) -> None:
+    assert not may_fuse(mlp_context.grouped)
+    toolchain = MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context)
     assert toolchain.fused_nodes() == ()
     assert toolchain._worker.pid is None  # no process was started
 
 
 def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
     """Of a norm whose squares FP16 does not hold: ONNX Runtime keeps them in FP32."""
-    workload = workload_of(rms_norm(tmp_path), tmp_path)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), workload, SearchSettings()) as toolchain:
+    context = context_of(rms_norm(tmp_path), tmp_path)
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         assert not isinstance(toolchain.reference_model.reference("search"), Failure)
         assert not isinstance(toolchain.reference_model.observe(), Failure)
-        found = toolchain.predictor.emulate([workload.grouped.uniform(Precision.FP16)])
+        found = toolchain.predictor.emulate([context.grouped.uniform(Precision.FP16)])
         assert not isinstance(found, Failure), found
         assert 1e-5 < found[0].value("relative_l2") < 1e-3
-        assert not list(workload.workspace.weights_dir.glob("*fusions*"))
+        assert not list(context.weights_dir.glob("*fusions*"))
 
 
 def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
-    workload = workload_of(rms_norm(tmp_path), tmp_path)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), workload, SearchSettings()) as toolchain:
+    context = context_of(rms_norm(tmp_path), tmp_path)
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         toolchain.builder.write = lambda *arguments: tmp_path / "gone.onnx"
         failure = toolchain.fused_nodes()
         assert isinstance(failure, Failure)
@@ -122,12 +121,12 @@ def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
 
 def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     """A norm that is fused in the emulation's own session would take 1e-5 for it."""
-    workload = workload_of(rms_norm(tmp_path, eps=0.5), tmp_path, large=False)
-    grouped, workspace = workload.grouped, workload.workspace
-    paths = workspace.model_path, workspace.samples("search"), workspace.reference("search")
+    context = context_of(rms_norm(tmp_path, eps=0.5), tmp_path, large=False)
+    grouped = context.grouped
+    paths = context.model_path, context.samples("search"), context.reference("search")
     run_here(ReferenceJob(*paths, "cpu"))
-    emulator = Emulator(grouped, workload.bank, branches=True, fused=(FusedNodes(STEPS, "h"),))
-    path = emulator.write_switched(workspace.scratch("switched"), [group.id for group in grouped.groups])
+    emulator = Emulator(grouped, context.bank, branches=True, fused=(FusedNodes(STEPS, "h"),))
+    path = emulator.write_switched(context.scratch("switched"), [group.id for group in grouped.groups])
     on = emulator.on(grouped.uniform(Precision.FP16))
     switches = tuple(emulator.switches[Precision.FP16].values())
     (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, Comparison(*paths[1:], "cpu")))
@@ -135,12 +134,12 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
 
 
 def test_of_an_engine_that_is_built_elsewhere_each_step_is_emulated(tmp_path: Path) -> None:
-    workload = workload_of(rms_norm(tmp_path), tmp_path)
-    toolchain = PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), workload, SearchSettings())
+    context = context_of(rms_norm(tmp_path), tmp_path)
+    toolchain = PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), context)
     assert toolchain.fused_nodes() == ()
     assert toolchain.predictor.fuses
 
 
-def workload_of(model: Model, folder: Path, *, large: bool = True) -> Workload:
+def context_of(model: Model, folder: Path, *, large: bool = True) -> RunContext:
     samples = {"x": X if large else X / LARGE}
-    return Workload(GroupedModel(model, find_groups(model)), make_workspace(model.path, folder, samples, count=1))
+    return make_context(model, folder, samples, count=1)

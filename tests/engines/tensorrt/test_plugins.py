@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +14,14 @@ import pytest
 import mptune
 from mptune.data.archive import save_samples
 from mptune.engines.base import Failure, FailureKind
+from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, ParseJob
 from mptune.engines.tensorrt.library import exports_creators
 from mptune.engines.toolchains.choose import open_toolchain
-from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.processes.parent import Worker
-from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
+from mptune.settings import LatencySettings, WorkerSettings
 from mptune.targets.detect import detect_gpus
 from mptune.targets.target import load_target
 from tests.device.machines import become
@@ -85,11 +84,10 @@ def test_what_does_not_load_is_told(mlp_path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "jetson-orin-nano-8gb"])
-def test_without_tensorrt_engines_plugins_are_refused(mlp_workload: Workload, target: str) -> None:
+def test_without_tensorrt_engines_plugins_are_refused(mlp_context: RunContext, target: str) -> None:
     """Nothing would load them: neither ONNX Runtime nor a prediction."""
-    settings = replace(SearchSettings(), plugins=(Path("a.so"),))
     with pytest.raises(TargetError, match="is for engines of TensorRT"):
-        open_toolchain("auto", load_target(target), mlp_workload, settings)
+        open_toolchain(load_target(target), mlp_context.with_settings(plugins=(Path("a.so"),)))
 
 
 @pytest.mark.tensorrt_rtx

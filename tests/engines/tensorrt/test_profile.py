@@ -15,7 +15,8 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.samples import CalibrationSet
 from mptune.engines.backends import tensorrt as tensorrt_backend
-from mptune.engines.base import EngineError, FailureKind, Measurement, Workspace
+from mptune.engines.base import EngineError, FailureKind, Measurement
+from mptune.engines.context import RunContext
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.layer_times import LayerTime, group_times
 from mptune.engines.jobs.measure import MeasureResult
@@ -28,7 +29,6 @@ from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import toolchain as toolchain_module
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -155,16 +155,14 @@ class LayersJob:
 
 @pytest.fixture
 def tools(
-    mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
+    mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MeasuredToolchain]:
     """TensorRT-RTX, which builds here; only the timing is made up."""
     monkeypatch.setattr(toolchain_module, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
-    mlp_workload.workspace.engines_dir.mkdir()
     with MeasuredToolchain(
         tensorrt_backend.TENSORRT_RTX,
         load_target("rtx-4500-ada"),
-        mlp_workload,
-        settings,
+        mlp_context,
         gpu=Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "570.86.15"),
     ) as tools:
         assert tools.profiling == "along"
@@ -187,12 +185,12 @@ def test_a_toolchain_profiles_the_engine_that_it_timed(
 
     def profiled(engine: TensorRtEngine, *rest: object) -> LayersJob:
         engines.append(engine.path)
-        return LayersJob(tools.workload.groups[0].nodes)
+        return LayersJob(tools.context.groups[0].nodes)
 
     monkeypatch.setattr(tensorrt_backend, "EngineProfileJob", profiled)
     found = measured(tools)
     assert engines == [found.engine_path]
-    assert found.group_times_ms == {tools.workload.groups[0].id: 7.0}
+    assert found.group_times_ms == {tools.context.groups[0].id: 7.0}
 
 
 @pytest.mark.tensorrt_rtx
@@ -207,7 +205,7 @@ def test_a_profile_for_want_of_a_device_is_a_warning(tools: MeasuredToolchain) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
-def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_workspace: Workspace, tmp_path: Path) -> None:
+def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_context: RunContext, tmp_path: Path) -> None:
     try:
         library = load_library(kind)
     except EngineError as error:
@@ -216,7 +214,7 @@ def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_worksp
     options = BuildOptions(kind, capabilities=(capability,) if kind == "tensorrt-rtx" and capability else ())
     path = tmp_path / "x.engine"
     path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((3, 32), np.float32)}]).memory)
-    found = run_here(EngineProfileJob(TensorRtEngine(path, EngineOptions(kind)), mlp_workspace.samples("search")))
+    found = run_here(EngineProfileJob(TensorRtEngine(path, EngineOptions(kind)), mlp_context.samples("search")))
     model = load_model(mlp_path)
     owners = {node: group.id for group in find_groups(model) for node in group.nodes}
     assert sum(group_times(found, owners).values()) > 0

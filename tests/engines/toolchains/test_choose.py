@@ -13,6 +13,7 @@ import pytest
 
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME, OrtBuilder
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.ort.session import Provider
@@ -21,10 +22,9 @@ from mptune.engines.timing.spread import LEAST_VALUES
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
-from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -33,7 +33,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.detect import Gpu
 from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
-from tests.engines.engine_support import install, make_workspace
+from tests.engines.engine_support import install, make_context
 from tests.engines.test_environment import TWO_GPUS, fake_nvidia_smi
 
 T = TypeVar("T")
@@ -48,12 +48,12 @@ def measured(found: Measurement | Failure) -> Measurement:
 
 
 def test_the_cpu_is_measured(
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp32: PrecisionPlan,
     fp16: PrecisionPlan,
 ) -> None:
-    with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
+    with open_toolchain(load_target("cpu"), mlp_context) as tools:
         assert isinstance(tools, MeasuredToolchain)
         assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
         assert not tools.predictor.emulation_holds
@@ -80,19 +80,19 @@ def test_the_cpu_is_measured(
         another = measured(tools.evaluate(fp16)).latency.session
         assert another is not None
         assert another.baseline != base.latency.session.baseline
-    left = {path.suffix for path in mlp_workload.workspace.weights_dir.iterdir()}
+    left = {path.suffix for path in mlp_context.weights_dir.iterdir()}
     assert ".onnx" not in left
-    assert not list(mlp_workload.workspace.logs_dir.glob("*"))
+    assert not list(mlp_context.logs_dir.glob("*"))
 
 
 def test_a_profile_is_predicted_and_emulated(
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp32: PrecisionPlan,
     fp16: PrecisionPlan,
 ) -> None:
     target = load_target("jetson-orin-nano-8gb")
-    with open_toolchain("auto", target, mlp_workload, settings) as tools:
+    with open_toolchain(target, mlp_context) as tools:
         assert isinstance(tools, PredictedToolchain)
         assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
         assert tools.predictor.emulation_holds
@@ -112,11 +112,11 @@ def test_a_profile_is_predicted_and_emulated(
         assert measured(tools.evaluate(fp16)).error == mixed.error
         one = fp32.replace({fp16.fp16_groups[0]: Precision.FP16})
         assert measured(tools.evaluate(one)).error.value("relative_l2") > 0
-    assert not list(mlp_workload.workspace.weights_dir.glob("*.onnx"))
+    assert not list(mlp_context.weights_dir.glob("*.onnx"))
 
 
 def test_a_busy_gpu_disturbs_no_prediction(
-    mlp_workload: Workload, settings: SearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mlp_context: RunContext, settings: SearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"""
 if 'reasons' in arguments:
@@ -126,24 +126,24 @@ elif '--query-gpu' in arguments:
 """
     fake_nvidia_smi(tmp_path, script, monkeypatch)
     assert any("throttled" in warning for warning in describe_environment().warnings)
-    with PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), mlp_workload, settings) as predicted:
+    with PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), mlp_context) as predicted:
         assert predicted.environment().warnings == ()
 
 
 def test_the_prior_of_latencies_is_the_roofline_whatever_the_engine(
-    mlp_workload: Workload, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+    mlp_context: RunContext, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
 ) -> None:
     target, grouped = load_target("h200"), GroupedModel(model, groups)
-    with PredictedToolchain(None, target, mlp_workload, settings) as predicted:
+    with PredictedToolchain(None, target, mlp_context) as predicted:
         ranges = predicted.reference_model.observe()
         assert not isinstance(ranges, Failure)
         shapes = {name: seen.shape for name, seen in ranges.items()}
         assert predicted.predictor.latency_terms() == roofline(grouped, target, shapes)
-    with PredictedToolchain(None, target, mlp_workload, replace(settings, tf32=True)) as predicted:
+    with PredictedToolchain(None, target, mlp_context.with_settings(tf32=True)) as predicted:
         with_tf32 = roofline(grouped, target, shapes, tf32=True)
         assert predicted.predictor.latency_terms() == with_tf32
         assert with_tf32.tf32_gain_ms > 0
-    with MeasuredToolchain(ONNXRUNTIME, target, mlp_workload, settings, "cuda") as tools:
+    with MeasuredToolchain(ONNXRUNTIME, target, mlp_context, "cuda") as tools:
         tools.reference_model._ranges = ranges  # the CUDA provider need not run here
         assert tools.predictor.latency_terms() == roofline(grouped, target, shapes)
 
@@ -154,18 +154,16 @@ def test_convolutions_leave_tf32_to_the_environment(
 ) -> None:
     path = {"mlp": mlp_path, "cnn": cnn_path, "digits": DIGITS}[name]
     model = load_model(path)
-    groups, target = find_groups(model), load_target("h200")
+    target = load_target("h200")
     feed = {v.name: np.ones([d if isinstance(d, int) else 2 for d in v.shape or ()], np.float32) for v in model.inputs}
-    space = make_workspace(path, tmp_path, feed)
-    with PredictedToolchain(None, target, Workload(GroupedModel(model, groups), space), settings) as predicted:
+    context = make_context(model, tmp_path, feed, settings=settings)
+    with PredictedToolchain(None, target, context) as predicted:
         ranges = predicted.reference_model.observe()
     assert not isinstance(ranges, Failure)
 
     def rule(provider: Provider, seen: Mapping[str, TensorRange]) -> bool:
         """Whether the CUDA provider, which need not run here, knows the shapes, or knows none."""
-        with MeasuredToolchain(
-            ONNXRUNTIME, target, Workload(GroupedModel(model, groups), space), settings, provider
-        ) as tools:
+        with MeasuredToolchain(ONNXRUNTIME, target, context, provider) as tools:
             tools.reference_model._ranges = seen
             assert isinstance(tools.builder, OrtBuilder)
             return tools.builder.tf32_by_environment
@@ -178,14 +176,14 @@ def test_convolutions_leave_tf32_to_the_environment(
 @pytest.mark.parametrize("convolves", [False, True])
 def test_only_what_is_timed_leaves_tf32_to_the_environment(
     convolves: bool,
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp16: PrecisionPlan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With ``convolves`` as the CUDA provider does where convolutions are a good part of the work."""
     seen: dict[str, list[bool]] = {}
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as tools:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as tools:
         monkeypatch.setattr(tools.builder, "tf32_by_environment", convolves)
         call = tools._worker.call
 
@@ -202,18 +200,18 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
 
 @pytest.mark.slow
 def test_latency_is_corrected_for_drift_across_resumed_runs(
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp32: PrecisionPlan,
 ) -> None:
     def evaluate() -> Measurement:
-        with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
-            if not mlp_workload.workspace.reference("search").exists():
+        with open_toolchain(load_target("cpu"), mlp_context) as tools:
+            if not mlp_context.reference("search").exists():
                 tools.reference_model.reference("search")
             return measured(tools.evaluate(fp32))
 
     first = evaluate()
-    (record,) = mlp_workload.workspace.data_dir.glob("timing-*.json")
+    (record,) = mlp_context.data_dir.glob("timing-*.json")
     document = json.loads(record.read_text())
     assert first.baseline is not None
     assert document["baseline_ms"] == first.baseline.median_ms
@@ -233,15 +231,15 @@ def test_latency_is_corrected_for_drift_across_resumed_runs(
 
 
 def test_failures_come_back_as_values_and_the_next_call_works(
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp16: PrecisionPlan,
 ) -> None:
-    with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
+    with open_toolchain(load_target("cpu"), mlp_context) as tools:
         assert not isinstance(tools.reference_model.reference("search"), Failure)
-        mlp_workload.workspace.weights_dir.mkdir(exist_ok=True)
+        mlp_context.weights_dir.mkdir(exist_ok=True)
         measured(tools.evaluate(fp16))
-        weights = {path: path.read_bytes() for path in mlp_workload.workspace.weights_dir.glob("fp*.bin")}
+        weights = {path: path.read_bytes() for path in mlp_context.weights_dir.glob("fp*.bin")}
         assert weights
         for path in weights:
             path.unlink()
@@ -250,16 +248,16 @@ def test_failures_come_back_as_values_and_the_next_call_works(
         assert failure.stage is Stage.BUILD
         assert failure.message
         assert failure.log_path is not None
-        assert failure.log_path.parent == mlp_workload.workspace.logs_dir
+        assert failure.log_path.parent == mlp_context.logs_dir
         for path, content in weights.items():
             path.write_bytes(content)
         measured(tools.evaluate(fp16))
-    assert not list(mlp_workload.workspace.weights_dir.glob("*.onnx"))
+    assert not list(mlp_context.weights_dir.glob("*.onnx"))
 
 
-def test_a_deadline_that_passes_is_a_timeout(mlp_workload: Workload, settings: SearchSettings) -> None:
+def test_a_deadline_that_passes_is_a_timeout(mlp_context: RunContext, settings: SearchSettings) -> None:
     hasty = replace(settings, worker=replace(settings.worker, build_timeout_s=0.0, measure_timeout_s=0.0))
-    with open_toolchain("auto", load_target("cpu"), mlp_workload, hasty) as tools:
+    with open_toolchain(load_target("cpu"), replace(mlp_context, settings=hasty)) as tools:
         failure = tools.reference_model.reference("search")
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.TIMEOUT
@@ -304,7 +302,7 @@ def test_what_keeps_tensorrt_from_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch)
 def test_a_gpu_whose_provider_does_not_start_is_predicted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
 ) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
@@ -320,8 +318,8 @@ def test_a_gpu_whose_provider_does_not_start_is_predicted(
     assert "H200" in choice.why
     assert "cannot be measured" in choice.why
     with pytest.raises(TargetError, match="cannot be used for NVIDIA H200"):
-        open_toolchain("onnxruntime", choice.target, mlp_workload, settings)
-    with open_toolchain("auto", choice.target, mlp_workload, settings) as tools:
+        open_toolchain(choice.target, mlp_context.with_settings(engine="onnxruntime"))
+    with open_toolchain(choice.target, mlp_context) as tools:
         assert isinstance(tools, PredictedToolchain)
         assert tools.provider == "cpu"
         assert any("passed over for NVIDIA H200: " in warning for warning in tools.environment().warnings)
@@ -335,27 +333,25 @@ def test_every_toolchain_says_how_it_stands() -> None:
     assert all(status.available or status.install or "no GPU" in status.reason for status in statuses.values())
 
 
-def test_a_workspace_may_have_any_name(mlp_path: Path, tmp_path: Path, settings: SearchSettings) -> None:
+def test_folders_may_have_any_name(mlp_path: Path, tmp_path: Path, settings: SearchSettings) -> None:
     folder = tmp_path / "a folder with spaces and ümlauts"
     folder.mkdir()
     path = Path(shutil.copy(mlp_path, folder / "the model.onnx"))
-    model = load_model(path)
-    workspace = make_workspace(path, folder, {"x": np.ones((2, 32), np.float32)}, count=2)
-    workload = Workload(GroupedModel(model, find_groups(model)), workspace)
-    with open_toolchain("auto", load_target("cpu"), workload, settings) as tools:
+    context = make_context(load_model(path), folder, {"x": np.ones((2, 32), np.float32)}, 2, settings)
+    with open_toolchain(load_target("cpu"), context) as tools:
         assert not isinstance(tools.reference_model.reference("search"), Failure)
-        measured(tools.evaluate(workload.grouped.uniform(Precision.FP16)))
+        measured(tools.evaluate(context.grouped.uniform(Precision.FP16)))
 
 
 @pytest.mark.gpu
 def test_the_gpu_here_is_measured(
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp32: PrecisionPlan,
     fp16: PrecisionPlan,
 ) -> None:
     choice = choose_target("auto")
-    with open_toolchain("auto", choice.target, mlp_workload, settings) as tools:
+    with open_toolchain(choice.target, mlp_context) as tools:
         assert isinstance(tools, MeasuredToolchain), choice.why
         assert tools.provider == "cuda"
         for which in ("search", "held_out"):

@@ -11,9 +11,9 @@ import pytest
 import mptune
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import EngineError, Failure
+from mptune.engines.context import RunContext
 from mptune.engines.ort.session import CpuSession, SessionOptions
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -23,19 +23,19 @@ from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.steps.kernels import MissingKernels
 from tests.engines.conftest import QUICK
-from tests.engines.engine_support import make_workspace
+from tests.engines.engine_support import make_context
 from tests.engines.jobs.test_placement import save_sampling
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
 
 
 @pytest.mark.gpu
-def test_many_measurements_on_a_gpu_crash_no_worker(mlp_workload: Workload, settings: SearchSettings) -> None:
+def test_many_measurements_on_a_gpu_crash_no_worker(mlp_context: RunContext, settings: SearchSettings) -> None:
     """Sessions that outlived their streams ended one of about twenty measurements in SIGSEGV on an H200."""
     target = load_target("h200")
-    with MeasuredToolchain(ONNXRUNTIME, target, mlp_workload, settings, "cuda") as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, target, mlp_context, "cuda") as toolchain:
         assert not isinstance(toolchain.reference_model.reference("search"), Failure)
-        plans = [mlp_workload.grouped.uniform(precision) for precision in (Precision.FP32, Precision.FP16)]
+        plans = [mlp_context.grouped.uniform(precision) for precision in (Precision.FP32, Precision.FP16)]
         pids = set()
         for number in range(150):
             result = toolchain.evaluate(plans[number % 2])
@@ -80,9 +80,9 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
     proto = models.model(nodes, [value("x", [3, 4])], [value("y", [4, 3])], constants, opset=18)
     feed = {"x": np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)}
     model = load_model(models.save(proto, tmp_path))
-    grouped = GroupedModel(model, find_groups(model))
-    workload = Workload(grouped, make_workspace(model.path, tmp_path, feed))
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), workload, settings, "cpu") as toolchain:
+    context = make_context(model, tmp_path, feed)
+    grouped = context.grouped
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context, "cpu") as toolchain:
         found = toolchain.missing_kernels(Precision.FP16)
     assert not isinstance(found, Failure)
     assert {one.node for one in found} == refused
@@ -96,20 +96,20 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
         session.close()
 
 
-def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_workload: Workload, settings: SearchSettings) -> None:
+def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext, settings: SearchSettings) -> None:
     """By the CPU provider, which has next to no BF16 kernels: its session names one node after the other."""
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings, "cpu") as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context, "cpu") as toolchain:
         assert toolchain.missing_kernels(Precision.BF16) == ()
         found = toolchain.builder.unopened_in_bf16()
     assert not isinstance(found, Failure), found
     assert {"MatMul", "Gemm"} & {node.op_type for node in found}
     assert {(node.wanted, node.actual) for node in found} == {("CPUExecutionProvider", "")}
-    nodes = {node.name: node.op_type for node in mlp_workload.model.nodes}
+    nodes = {node.name: node.op_type for node in mlp_context.model.nodes}
     assert all(nodes[node.node] == node.op_type for node in found)
     kernels = MissingKernels({Precision.BF16: found})
-    pins = kernels.pins(mlp_workload.grouped, Precision.BF16)
-    assert kernels.pins(mlp_workload.grouped) == {}
-    assert pins.keys() == {mlp_workload.grouped.owners[node.node] for node in found}
-    about = kernels.findings(mlp_workload.grouped)
+    pins = kernels.pins(mlp_context.grouped, Precision.BF16)
+    assert kernels.pins(mlp_context.grouped) == {}
+    assert pins.keys() == {mlp_context.grouped.owners[node.node] for node in found}
+    about = kernels.findings(mlp_context.grouped)
     assert {finding.code for finding in about} == {"no-bf16-kernel"}
     assert {finding.evidence["operator"] for finding in about} == {node.op_type for node in found}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mptune.data.archive import read_samples
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.context import RunContext
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.engines.workload import Workload
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
@@ -30,11 +29,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
 
 
 def test_ranges_that_are_observed_beside_are_the_same(
-    mlp_workload: Workload, settings: SearchSettings, jobs: list[tuple[str, int | None]]
+    mlp_context: RunContext, settings: SearchSettings, jobs: list[tuple[str, int | None]]
 ) -> None:
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         expected = toolchain.reference_model.observe()
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         jobs.clear()
         assert not isinstance(toolchain.reference_model.reference("search"), Failure)
         assert toolchain.reference_model.observe() == expected
@@ -47,46 +46,27 @@ def test_ranges_that_are_observed_beside_are_the_same(
 
 
 def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     jobs: list[tuple[str, int | None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         expected = toolchain.reference_model.observe()
     assert not isinstance(expected, Failure)
-    monkeypatch.setattr("mptune.engines.toolchains.reference._OBSERVED_AT_ONCE", 5)
+    monkeypatch.setattr("mptune.graph.writing.observe._MOST_OUTPUTS", 5)
     jobs.clear()
     stages: list[str] = []
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         assert toolchain.reference_model.observe(stages.append) == expected
-    starts = range(0, len(expected), 5)
-    assert stages == [f"observing the ranges of values: {start} of {len(expected)}" for start in starts]
-    assert [name for name, _ in jobs] == ["ObserveJob"] * len(starts)
-
-
-def test_a_look_runs_each_sample_once_and_says_the_same(
-    mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
-        full, ranges = toolchain.reference_model.reference("search"), toolchain.reference_model.observe()
-    monkeypatch.setattr("mptune.engines.toolchains.reference._OBSERVED_AT_ONCE", 5)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
-        report, seen = toolchain.reference_model.inspect()
-    assert seen == ranges
-    assert not isinstance(report, Failure)
-    assert not isinstance(full, Failure)
-    assert len(read_samples(mlp_workload.workspace.reference("search"))) == 1
-    assert report.outputs.keys() == full.outputs.keys()
-    for name, facts in full.outputs.items():
-        assert report.outputs[name] == pytest.approx(facts, rel=1e-5)
-    assert (report.rows.rows, report.rows.failure) == (full.rows.rows, full.rows.failure)
-    assert report.optimisation_error == pytest.approx(full.optimisation_error, abs=1e-6)
+    assert len(stages) > 1
+    assert all(stage.startswith("observing the ranges of values: ") for stage in stages)
+    assert [name for name, _ in jobs] == ["ObserveJob"] * len(stages)
 
 
 @pytest.mark.parametrize("kind", [FailureKind.OUT_OF_MEMORY, FailureKind.ERROR])
 def test_what_starves_beside_it_is_tried_again_alone(
-    kind: FailureKind, mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
+    kind: FailureKind, mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     call, failure, called = Worker.call, Failure(Stage.RUN, kind, "no room"), list[str]()
@@ -97,7 +77,7 @@ def test_what_starves_beside_it_is_tried_again_alone(
         return failure if first else call(worker, job, timeout_s)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "call", crowded)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         found = toolchain.reference_model.reference("search")
         assert isinstance(found, Failure) == (kind is FailureKind.ERROR)
         assert (toolchain.reference_model._observing is None) == (kind is not FailureKind.ERROR)
@@ -105,7 +85,7 @@ def test_what_starves_beside_it_is_tried_again_alone(
 
 
 def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
-    mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
+    mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     call, workers = Worker.call, list[Worker]()
@@ -117,7 +97,7 @@ def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
         return call(worker, job, timeout_s) if len(workers) > 1 else Failure(Stage.RUN, FailureKind.CRASH, "killed")  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "call", failing)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_workload, settings) as toolchain:
+    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         assert not isinstance(toolchain.reference_model.reference("search"), Failure)
         assert not isinstance(toolchain.reference_model.observe(), Failure)
     assert len(set(workers)) == 2

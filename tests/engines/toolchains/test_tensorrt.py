@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mptune.engines.backends.tensorrt import TENSORRT
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
+from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
 from mptune.engines.tensorrt.library import is_installed, load_library
@@ -22,7 +23,6 @@ from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
 from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
-from mptune.engines.workload import Workload
 from mptune.errors import SettingsError, TargetError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -37,7 +37,7 @@ from mptune.targets.target import load_target
 from mptune.tuning.steps.kernels import MissingKernels
 from tests.device.bench import Bench
 from tests.device.machines import ADA, ORIN, become, write_nvidia_smi
-from tests.engines.engine_support import install, make_workspace
+from tests.engines.engine_support import install, make_context
 from tests.graph import rtx
 
 NO_GPU = not toolchain.detect_gpus()
@@ -48,10 +48,9 @@ without_gpu = pytest.mark.skipif(not NO_GPU, reason="needs a machine without a G
 
 
 @pytest.fixture
-def ahead(mlp_workload: Workload, settings: SearchSettings) -> Iterator[PredictedToolchain]:
+def ahead(mlp_context: RunContext, settings: SearchSettings) -> Iterator[PredictedToolchain]:
     target = load_target("rtx-4500-ada")
-    mlp_workload.workspace.engines_dir.mkdir()
-    with open_toolchain("auto", target, mlp_workload, settings) as tools:
+    with open_toolchain(target, mlp_context) as tools:
         assert isinstance(tools, PredictedToolchain)
         assert not isinstance(tools.reference_model.reference("search"), Failure)
         yield tools
@@ -59,7 +58,7 @@ def ahead(mlp_workload: Workload, settings: SearchSettings) -> Iterator[Predicte
 
 @pytest.mark.tensorrt_rtx
 def test_engines_are_built_beside_predictions(
-    ahead: PredictedToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_workload: Workload
+    ahead: PredictedToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_context: RunContext
 ) -> None:
     assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
     assert not isinstance(ahead.reference_model.reference("held_out"), Failure)
@@ -72,7 +71,7 @@ def test_engines_are_built_beside_predictions(
         assert found.latency.source == "predicted"
         assert found.build_s > 0
         assert found.engine_path is not None
-        assert found.engine_path.parent == mlp_workload.workspace.engines_dir
+        assert found.engine_path.parent == mlp_context.engines_dir
         assert rtx.engine_faults(library, found.engine_path.read_bytes()) == ()
         written = found.engine_path.stat().st_mtime_ns
         again = ahead.evaluate(plan, "held_out")
@@ -80,47 +79,46 @@ def test_engines_are_built_beside_predictions(
         assert (again.engine_path, again.build_s) == (found.engine_path, 0.0)
         assert again.error != found.error or plan is fp32
         assert found.engine_path.stat().st_mtime_ns == written
-    assert len(list(mlp_workload.workspace.engines_dir.glob("*.engine"))) == 2
-    assert not list(mlp_workload.workspace.weights_dir.glob("*.onnx"))
-    assert not list(mlp_workload.workspace.engines_dir.glob("*.tmp"))
+    assert len(list(mlp_context.engines_dir.glob("*.engine"))) == 2
+    assert not list(mlp_context.weights_dir.glob("*.onnx"))
+    assert not list(mlp_context.engines_dir.glob("*.tmp"))
     assert heard
 
 
 @pytest.mark.tensorrt_rtx
 def test_a_folder_that_vanished_is_one_clear_failure(
-    ahead: PredictedToolchain, fp16: PrecisionPlan, mlp_workload: Workload
+    ahead: PredictedToolchain, fp16: PrecisionPlan, mlp_context: RunContext
 ) -> None:
-    shutil.rmtree(mlp_workload.workspace.engines_dir)
+    shutil.rmtree(mlp_context.engines_dir)
     failure = ahead.evaluate(fp16)
     assert isinstance(failure, Failure)
     assert failure.stage is Stage.BUILD
-    assert str(mlp_workload.workspace.engines_dir) in failure.message
-    mlp_workload.workspace.engines_dir.mkdir()
+    assert str(mlp_context.engines_dir) in failure.message
+    mlp_context.engines_dir.mkdir()
     assert isinstance(ahead.evaluate(fp16), Measurement)
 
 
 @pytest.mark.tensorrt_rtx
 def test_shapes_that_do_not_fit_are_the_users_to_mend(
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp32: PrecisionPlan,
 ) -> None:
     narrow = replace(settings, shapes=(ShapeRange.parse("x:1x32,1x32,2x32"),))
     target = load_target("rtx-4500-ada")
     with (
-        open_toolchain("auto", target, mlp_workload, narrow) as tools,
+        open_toolchain(target, replace(mlp_context, settings=narrow)) as tools,
         pytest.raises(SettingsError, match="the data hold the shape 3x32"),
     ):
         tools.evaluate(fp32)
 
 
 @pytest.mark.tensorrt_rtx
-def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_workload: Workload) -> None:
-    engine = mlp_workload.workspace.engines_dir / "x.engine"
-    engine.parent.mkdir()
+def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_context: RunContext) -> None:
+    engine = mlp_context.engines_dir / "x.engine"
     options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))
-    samples = (mlp_workload.workspace.samples("search"),)
-    with Worker(mlp_workload.workspace.logs_dir, WorkerSettings()) as worker:
+    samples = (mlp_context.samples("search"),)
+    with Worker(mlp_context.logs_dir, WorkerSettings()) as worker:
         cancelled = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=0.0), PLENTY_S)
         assert isinstance(cancelled, Failure)
         assert cancelled.kind is FailureKind.TIMEOUT
@@ -129,7 +127,6 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
         killed = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), 0.0)
         assert isinstance(killed, Failure)
         assert (killed.kind, killed.message) == (FailureKind.TIMEOUT, "no result after 0 s")
-        assert not engine.exists()
         built = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), PLENTY_S)
         assert isinstance(built, BuildResult)
         assert built.nbytes == engine.stat().st_size
@@ -139,45 +136,44 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
 @pytest.mark.parametrize("engine", ["tensorrt", "tensorrt-rtx"])
 def test_tensorrt_is_not_for_cpus(
     engine: EngineChoice,
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
 ) -> None:
     with pytest.raises(TargetError, match=f"--engine {engine} cannot be used for .*: it is for NVIDIA GPUs"):
-        open_toolchain(engine, load_target("cpu"), mlp_workload, settings)
+        open_toolchain(load_target("cpu"), mlp_context.with_settings(engine=engine))
 
 
 @without_gpu
 def test_what_cannot_be_built_here_is_refused_with_the_way_out(
-    mlp_workload: Workload, settings: SearchSettings
+    mlp_context: RunContext, settings: SearchSettings
 ) -> None:
     jetson, rtx = load_target("jetson-orin-nano-8gb"), load_target("rtx-4500-ada")
     with pytest.raises(TargetError, match="TensorRT builds engines on the device") as caught:
-        open_toolchain("tensorrt", jetson, mlp_workload, settings)
+        open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt"))
     assert "leave --engine at auto" in caught.value.hint
     with pytest.raises(TargetError, match="it builds for compute capability"):
-        open_toolchain("tensorrt-rtx", jetson, mlp_workload, settings)
-    with open_toolchain("onnxruntime", rtx, mlp_workload, settings) as tools:
+        open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt-rtx"))
+    with open_toolchain(rtx, mlp_context.with_settings(engine="onnxruntime")) as tools:
         assert type(tools) is PredictedToolchain
 
 
 @pytest.mark.tensorrt_rtx
 @without_gpu
 @pytest.mark.parametrize("name", ["t4", "a100-40gb", "h100"])
-def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_workload: Workload, settings: SearchSettings) -> None:
-    with open_toolchain("auto", load_target(name), mlp_workload, settings) as tools:
+def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_context: RunContext, settings: SearchSettings) -> None:
+    with open_toolchain(load_target(name), mlp_context) as tools:
         assert type(tools) is PredictedToolchain
 
 
 @pytest.mark.tensorrt_rtx
 @without_gpu
 def test_turing_has_no_fp32_engine(
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp32: PrecisionPlan,
 ) -> None:
     """The reason why 7.5 is not among ``RTX_CAPABILITIES``."""
-    mlp_workload.workspace.engines_dir.mkdir()
-    with open_toolchain("tensorrt-rtx", load_target("t4"), mlp_workload, settings) as tools:
+    with open_toolchain(load_target("t4"), mlp_context.with_settings(engine="tensorrt-rtx")) as tools:
         failure = tools.evaluate(fp32)
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.UNSUPPORTED
@@ -196,13 +192,13 @@ def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu_here")
 def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch,
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
 ) -> None:
     target = load_target("rtx-4500-ada")
 
     def opened(choice: EngineChoice = "auto") -> MeasuredToolchain:
-        with open_toolchain(choice, target, mlp_workload, settings) as tools:
+        with open_toolchain(target, mlp_context.with_settings(engine=choice)) as tools:
             assert isinstance(tools, MeasuredToolchain)
             assert (tools.latency_source, tools.error_source) == ("measured", "measured")
             return tools
@@ -231,7 +227,7 @@ def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
 @pytest.mark.usefixtures("gpu_here")
 def test_a_fault_of_the_machine_costs_no_engine(
     monkeypatch: pytest.MonkeyPatch,
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp16: PrecisionPlan,
 ) -> None:
@@ -239,9 +235,7 @@ def test_a_fault_of_the_machine_costs_no_engine(
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     install(monkeypatch, "no CUDA", tensorrt_rtx=LibraryReport("1.7.1"))
     target = load_target("rtx-4500-ada")
-    mlp_workload.workspace.engines_dir.mkdir()
-    cpu = replace(settings, worker=replace(settings.worker, retries=0))
-    with open_toolchain("tensorrt-rtx", target, mlp_workload, cpu) as tools:
+    with open_toolchain(target, mlp_context.with_settings(engine="tensorrt-rtx")) as tools:
         assert isinstance(tools, MeasuredToolchain)
         assert tools.provider == "cpu"
         assert not any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
@@ -253,22 +247,21 @@ def test_a_fault_of_the_machine_costs_no_engine(
     assert again.kind is failure.kind
     assert failure.is_machine_fault
     assert "cudaSetDevice" in failure.message or "cuda-python" in failure.message
-    assert len(list(mlp_workload.workspace.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
+    assert len(list(mlp_context.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
 
 
 @pytest.mark.tensorrt_rtx
 @without_gpu
 def test_a_damaged_engine_is_a_failure_and_not_found_again(
     tmp_path: Path,
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     fp32: PrecisionPlan,
     fp16: PrecisionPlan,
 ) -> None:
-    mlp_workload.workspace.engines_dir.mkdir()
-    quick = replace(settings, latency=replace(settings.latency, warmup_ms=0.0))
+    quick = replace(settings, engine="tensorrt", latency=replace(settings.latency, warmup_ms=0.0))
     with become("ada", tmp_path / "machine", is_alone=True) as here:
-        with open_toolchain("tensorrt", load_target("rtx-4500-ada"), mlp_workload, quick) as tools:
+        with open_toolchain(load_target("rtx-4500-ada"), replace(mlp_context, settings=quick)) as tools:
             assert not isinstance(tools.reference_model.reference("search"), Failure)
             measured = tools.evaluate(fp16)
             assert isinstance(measured, Measurement)
@@ -278,7 +271,7 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
             assert isinstance(failure, Failure)
             assert failure.stage is Stage.BUILD
             assert "cannot be loaded: Serialization" in failure.message
-            (baseline,) = mlp_workload.workspace.engines_dir.glob("*.engine")  # another one would have other tactics
+            (baseline,) = mlp_context.engines_dir.glob("*.engine")  # another one would have other tactics
             assert baseline.name.startswith(fp32.fingerprint)
             tools.builder._timeout_s = 1e-3
             failure = tools.evaluate(fp16)
@@ -309,10 +302,10 @@ def test_doctor_says_what_tensorrt_rtx_is_good_for_here() -> None:
 
 @pytest.mark.tensorrt_rtx
 def test_nothing_is_open_during_a_build_that_shares_the_memory(
-    mlp_path: Path, tmp_path: Path, mlp_workload: Workload
+    mlp_path: Path, tmp_path: Path, mlp_context: RunContext
 ) -> None:
     """On an Orin TensorRT skips tactics for which an open engine leaves too little memory."""
-    samples, options = mlp_workload.workspace.samples("search"), BuildOptions("tensorrt")
+    samples, options = mlp_context.samples("search"), BuildOptions("tensorrt")
     engine, state = tmp_path / "e.engine", WorkerState()
     with Bench(ORIN, mlp_path, tmp_path) as bench:
         skipped = []
@@ -331,18 +324,18 @@ def test_builds_on_a_jetson_are_alone_and_limited(
     is_jetson: bool,
     given: int | None,
     wanted: int | None,
-    mlp_workload: Workload,
+    mlp_context: RunContext,
     settings: SearchSettings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=is_jetson)
     target = load_target("jetson-orin-nano-8gb")
-    limited = replace(settings, tensorrt=TensorRtSettings(workspace_mb=given))
+    limited = mlp_context.with_settings(tensorrt=TensorRtSettings(workspace_mb=given))
     install(monkeypatch, tensorrt=LibraryReport("10.3.0"))
     jobs: list[object] = []
-    with MeasuredToolchain(TENSORRT, target, mlp_workload, limited, gpu=gpu) as tools:
+    with MeasuredToolchain(TENSORRT, target, limited, gpu=gpu) as tools:
         monkeypatch.setattr(tools._worker, "call", lambda job, timeout_s: jobs.append(job) or FAILURE)
-        assert tools.evaluate(mlp_workload.grouped.uniform(Precision.FP16)) is FAILURE
+        assert tools.evaluate(mlp_context.grouped.uniform(Precision.FP16)) is FAILURE
     (job,) = jobs
     assert isinstance(job, BuildJob)
     assert (job.alone, job.options.settings.workspace_mb) == (is_jetson, wanted)
@@ -381,8 +374,8 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
     said = rtx.refusal(rtx.library(), typed, build=False)
     assert "must have same input types" in str(said)
-    workload = Workload(grouped, make_workspace(path, tmp_path, {}))
-    with PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), workload, SearchSettings()) as predicted:
+    context = make_context(loaded, tmp_path, {})
+    with PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), context) as predicted:
         missing = predicted.missing_kernels(Precision.BF16)
     assert not isinstance(missing, Failure)
     assert {node.op_type for node in missing} == {"GRU"}
