@@ -30,6 +30,9 @@ def write_space(folder: Path, text: str) -> NamedSpace:
     return load_space(str(path))
 
 
+EVIDENCE, WORDS = ("step", "base", "spacing", "share"), dict.fromkeys(("operator", "moved", "unchanged"), "Add")
+
+
 def make_hazard(group: str, severity: str) -> Hazard:
     evidence = {"absmax": 1e6, "fp16_max": 65504.0}
     return Hazard("overflow", HazardPlace(None, group, "t"), evidence, wording="seen", severity=severity, value=1e6)  # type: ignore[arg-type]
@@ -154,7 +157,7 @@ def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(mlp: tuple[Mo
     over, lost, lacking = [group.id for group in groups][:3]
     hazards = [
         replace(make_hazard(over, "error"), value=1e5),
-        replace(make_hazard(lost, "error"), code="stagnation"),
+        replace(make_hazard(lost, "error"), code="stagnation", evidence=dict.fromkeys(EVIDENCE, 1.0), words=WORDS),
         replace(make_hazard(lacking, "error"), value=1e9),
     ]
     named = load_space("default")
