@@ -19,7 +19,7 @@ from mptune.graph.writing.weights import WeightBank
 from tests.graph import random_plans, rtx
 from tests.graph.hazards.observed import ranges_on
 from tests.graph.helpers import feeds, plans, relative_l2, run
-from tests.graph.verify import is_inferable, same_graph, verify
+from tests.graph.verify import same_graph, verify
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.onnx"))
 DISCONTINUOUS = frozenset({"detector", "detector_topk", "qdq"})
@@ -76,8 +76,6 @@ def test_every_value_is_observed(path: Path, tmp_path: Path) -> None:
     model = load_model(path)
     bank = WeightBank.write(model, tmp_path)
     ranges = ranges_on(model, [feeds(model)], tmp_path, bank)
-    if is_inferable(model):
-        onnx.checker.check_model(str(tmp_path / "observe.onnx"), full_check=True)
     assert all(seen.lowest <= seen.highest and not seen.non_finite for seen in ranges.values())
 
 

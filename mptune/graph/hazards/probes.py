@@ -45,7 +45,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power,
     "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Log": np.log, "Reciprocal": np.reciprocal,
     "Identity": np.positive, "Min": lambda *operands: reduce(np.minimum, operands),
-    "Max": lambda *operands: reduce(np.maximum, operands), "Clip": np.clip,
+    "Max": lambda *operands: reduce(np.maximum, operands),
+    "Clip": lambda x, low=-np.inf, high=np.inf: np.clip(x, low, high),
     "Greater": np.greater, "Less": np.less, "Equal": np.equal,
     "GreaterOrEqual": np.greater_equal, "LessOrEqual": np.less_equal,
 }  # fmt: skip

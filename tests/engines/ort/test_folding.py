@@ -146,7 +146,7 @@ def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
     bank, place = WeightBank.write(model, tmp_path / "bank"), tmp_path / "bank" / "observing.onnx"
     CalibrationSet((feeds(model),), "test", False).save(tmp_path / "samples.npz")
     seen, nodes = [], []
-    (part,) = observed_parts(model, {})
+    (part,) = observed_parts(model, dict.fromkeys(model.tensors, (1,)))
     for values in (None, folded(model, tmp_path / "work")):
         write_with_outputs(model, bank, place, part.outputs, values)
         nodes.append(len(nodes_of(place)))
