@@ -58,13 +58,8 @@ class ObserveJob:
         }
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
-        """Without optimisations, on a GPU without extended ones: nothing is fused where each value is read.
-
-        To look takes seconds. On a GPU what is not folded would go to the host and back.
-        """
-        options = SessionOptions(self.provider, timing=False, reuses_buffers=False, in_file_order=True, threads=threads)
-        less = replace(options, optimise=False) if self.provider == "cpu" else replace(options, extended=False)
+        options = SessionOptions(self.provider, "values", threads=threads)
         try:
-            return state.transient(partial(open_session, self.model, less))
-        except EngineError:  # some kernels exist for what the optimiser writes only
             return state.transient(partial(open_session, self.model, options))
+        except EngineError:  # some kernels exist for what the optimiser writes only
+            return state.transient(partial(open_session, self.model, replace(options, preset="reference")))

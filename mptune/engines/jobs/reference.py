@@ -46,7 +46,7 @@ class ReferenceJob:
         side_by_side = SideBySide()
         if self.provider == "cpu" and self.rollout is None:
             side_by_side = SideBySide.of(len(samples), self.run_bytes)
-        options = SessionOptions(self.provider, tf32=False, timing=False, threads=side_by_side.threads)
+        options = SessionOptions(self.provider, threads=side_by_side.threads)
         session = state.transient(partial(open_session, self.model, options))
         state.enter(Stage.RUN)
         outputs = outputs_of(session.run, samples, self.rollout, side_by_side.run)
@@ -77,7 +77,7 @@ class ReferenceJob:
         self, state: WorkerState, sample: Feed, outputs: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
         """Outputs whose shape differs are left out, as what selects values may select others."""
-        options = SessionOptions(self.provider, tf32=False, timing=False, optimise=False)
+        options = SessionOptions(self.provider, "values")
         try:
             plain = state.transient(partial(open_session, self.model, options)).run(sample)
         except EngineError:  # some kernels exist for what the optimiser writes only

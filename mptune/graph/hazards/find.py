@@ -12,8 +12,8 @@ from dataclasses import replace
 from mptune.graph.casting.value_types import value_types
 from mptune.graph.facts import Facts
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
-from mptune.graph.grouping.apart import find_apart, set_apart
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_apart, set_apart
 from mptune.graph.hazards import on_data, static
 from mptune.graph.hazards.hazard import OF_RANGE, Hazard, worst_first
 from mptune.graph.hazards.seen import Seen

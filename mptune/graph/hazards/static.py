@@ -10,8 +10,7 @@ import numpy as np
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import Facts, float_attribute
-from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.patterns import find_patterns
+from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, HazardPlace, group_of, readers_in_fp16
 from mptune.graph.hazards.masks import makes_limit
 from mptune.graph.hazards.seen import Seen
