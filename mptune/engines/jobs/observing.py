@@ -49,8 +49,9 @@ class ObserveJob:
         every = side_by_side.run([partial(observe, sample) for sample in samples])
         by_value = list(zip(*every, strict=True))
         probes: dict[str, list[NodeFacts]] = {}
-        for (probed, precision), each in zip(asked, by_value[len(self.part.rows) :], strict=True):
-            facts = {name: tuple(one[name] for one in each) for name in each[0] if all(name in one for one in each)}
+        for (probed, precision), on_samples in zip(asked, by_value[len(self.part.rows) :], strict=True):
+            names = [name for name in on_samples[0] if all(name in facts for facts in on_samples)]
+            facts = {name: tuple(numbers[name] for numbers in on_samples) for name in names}
             probes.setdefault(probed.key, []).append(NodeFacts(probed.node.name, facts, precision))
         return {
             tensor: TensorRange.over_samples(each, probes.get(tensor, ()))

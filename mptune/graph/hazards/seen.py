@@ -72,18 +72,18 @@ class TensorRange(JsonForm):
         return max(self.lowest, -self.highest, 0.0)
 
     @classmethod
-    def over_samples(cls, each: Sequence[TensorRange], probes: Sequence[NodeFacts] = ()) -> TensorRange:
+    def over_samples(cls, samples: Sequence[TensorRange], probes: Sequence[NodeFacts] = ()) -> TensorRange:
         """The range over all samples of a value, of its range on each."""
-        masked = [(position, one.masked) for position, one in enumerate(each) if one.masked]
+        masked = [(position, each.masked) for position, each in enumerate(samples) if each.masked]
         return cls(
-            absmax=max(one.absmax for one in each),
-            shape=each[0].shape,
-            non_finite=sum(one.non_finite for one in each),
-            lowest=min(one.lowest for one in each),
-            highest=max(one.highest for one in each),
-            sample=max(range(len(each)), key=lambda position: each[position].absmax),
-            beyond=sum(one.beyond for one in each),
-            samples=len(each),
+            absmax=max(each.absmax for each in samples),
+            shape=samples[0].shape,
+            non_finite=sum(each.non_finite for each in samples),
+            lowest=min(each.lowest for each in samples),
+            highest=max(each.highest for each in samples),
+            sample=max(range(len(samples)), key=lambda position: samples[position].absmax),
+            beyond=sum(each.beyond for each in samples),
+            samples=len(samples),
             masked=MaskedRows(sum(rows.rows for _, rows in masked), masked[0][0], len(masked)) if masked else None,
             probes=tuple(probes),
         )
