@@ -52,8 +52,6 @@ def test_pixels_are_scaled_and_normalised_as_declared(folder: Path) -> None:
     declared.write_text('folder = "val"\nresize = "none"')
     info = TensorInfo("image", "float", (1, 3, 20, 30))
     assert len(load_calibration(declared, (info,), DataSettings(), 0).samples) == 6
-        len(load_calibration(declared, (TensorInfo("image", "float", (1, 3, 20, 30)),), DataSettings(), 0).samples) == 6
-    )
     for number, k in enumerate(FILES):
         wanted = (PIXELS[k] / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.4]
         np.testing.assert_allclose(image_of(data, number)[0], wanted.transpose(2, 0, 1), rtol=1e-5, atol=1e-6)
