@@ -303,25 +303,23 @@ def new_suffix(model: Model, kind: str) -> str:
 @once
 def _suffixed_names(model: Model) -> frozenset[str]:
     """Names in the model, subgraphs included, that may end with a suffix of ``new_suffix``."""
-    graphs = [*all_graphs(model.proto.graph)]
-    names = {name for graph in graphs for node in graph.node for name in (node.name, *node.output)}
-    names |= {v.name for graph in graphs for v in (*graph.input, *graph.initializer)}
-    names |= {s.values.name for graph in graphs for s in graph.sparse_initializer}
-    names |= {name for node in model.nodes for name in (node.name, *node.outputs)}
+    names = {name for node in model.nodes for name in (node.name, *node.outputs)}
+    for graph in all_graphs(model.proto.graph):
+        names.update(name for node in graph.node for name in (node.name, *node.output))
+        names.update(v.name for v in (*graph.input, *graph.initializer, *(s.values for s in graph.sparse_initializer)))
     return frozenset(name for name in names if _SUFFIX in name)
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Groups with operators that lack a precision at the model's operator set (group id -> operators).
+    """Groups with operators that lack a precision at the model's operator set: group id -> these operators.
 
-    All of these operators have it from operator set ``newer`` on; None where there is no such set.
+    ``place`` ends the sentence about them: at which operator set, and what to do.
     """
 
     precision: Precision
-    opset: int
     groups: dict[str, tuple[str, ...]]
-    newer: int | None
+    place: str
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -330,38 +328,31 @@ class Unsupported:
 
     def reason(self, ops: Iterable[str]) -> str:
         """Why groups with these operators cannot have the precision, and what to do about it."""
-        name = self.precision.name
-        cure = "" if self.newer is None else f"; --opset {self.newer} raises the model to one that has it"
-        return f"ONNX has no {name} for {', '.join(ops)} at opset {self.opset}{cure}"
+        return f"ONNX has no {self.precision.name} for {', '.join(ops)} {self.place}"
 
 
 def unsupported(types: ValueTypes, precision: Precision) -> Unsupported:
     """The groups of which some nodes could be FP16, and not this precision."""
-    model = types.model
-    lacking = types.lacking(precision)
+    model, lacking = types.model, types.lacking(precision)
+    newest = onnx.defs.onnx_opset_version()
+    first = model.opset  # the operator set from which on all of these operators have it; beyond the newest, none
+    for node, rule, position in zip(model.nodes, types.rules, types.group_of, strict=True):
+        if position in lacking and rule.precisions and precision not in rule.precisions:
+            first = max(first, model.opset + 1)
+            while first <= newest and not _admits(node, rule, precision, first):
+                first += 1
+    cure = f"; --opset {first} raises the model to one that has it" if model.opset < first <= newest else ""
     groups = {types.groups[position].id: ops for position, ops in lacking.items()}
-    firsts = [
-        _first_opset(node, rule, precision, model.opset)
-        for node, rule in zip(model.nodes, types.rules, strict=True)
-        if types.group_of[node.index] in lacking and precision not in rule.precisions and rule.precisions
-    ]
-    opsets = [first for first in firsts if first is not None]
-    newer = max(opsets) if opsets and len(opsets) == len(firsts) else None
-    return Unsupported(precision, model.opset, groups, newer)
+    return Unsupported(precision, groups, f"at opset {model.opset}{cure}")
 
 
-def _first_opset(node: Node, rule: NodeRule, precision: Precision, above: int) -> int | None:
-    """The first operator set above one at which a node's operator admits a precision; None where there is none."""
-    if not node.is_standard:
-        return None
-    for opset in range(above + 1, onnx.defs.onnx_opset_version() + 1):
-        schema = onnx_schema(node.op_type, opset)
-        if schema is None:
-            continue
-        formal = [*map(schema.input_type, rule.inputs), *map(schema.output_type, rule.outputs)]
-        if formal and all(precision in schema.admitted(type_parameter) for type_parameter in formal):
-            return opset
-    return None
+def _admits(node: Node, rule: NodeRule, precision: Precision, opset: int) -> bool:
+    """Whether a node's operator can have a precision at an operator set."""
+    schema = onnx_schema(node.op_type, opset) if node.is_standard else None
+    if schema is None:
+        return False
+    formal = [*map(schema.input_type, rule.inputs), *map(schema.output_type, rule.outputs)]
+    return bool(formal) and all(precision in schema.admitted(type_parameter) for type_parameter in formal)
 
 
 _MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}
