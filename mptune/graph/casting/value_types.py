@@ -5,7 +5,7 @@ The one place that decides it, for the typed model (``rewrite``), its emulation 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -100,11 +100,6 @@ class Resolution:
         """The precision that an FP32 value of the model is computed in."""
         return self.computed.get(value, Precision.FP32)
 
-    @property
-    def added_casts(self) -> int:
-        """How many Casts the plan adds, less those of the model's own that go."""
-        return sum(map(len, self.casts.values())) - len(self.dropped)
-
 
 _SUFFIX = "__"
 """Begins what ``new_suffix`` gives."""
@@ -151,7 +146,9 @@ class ValueTypes:
                 if name not in index:
                     raise PlanError(f"group {group.id} names a node {name!r} that the model has not")
                 self.group_of[index[name]] = position
-        self._needs = {p: self._needs_in(p) for p in DEFAULT_PRECISIONS}  # of the others when a plan has them
+        self._needs = {
+            p: [self._needs_of(node, p) for node in model.nodes] for p in DEFAULT_PRECISIONS
+        }  # of the others when a plan has them
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         self._rescaled: dict[Precision, Rescaled] = {}
         self._written_from = grouped.written_from
@@ -165,9 +162,6 @@ class ValueTypes:
         if slot in rule.inputs:
             return precision
         return None if slot in rule.reads_any else Precision.FP32
-
-    def _needs_in(self, precision: Precision) -> tuple[_NodeNeeds, ...]:
-        return tuple(self._needs_of(node, precision) for node in self.model.nodes)
 
     def _needs_of(self, node: Node, precision: Precision) -> _NodeNeeds:
         if node.index in self._own_at:  # whether it stays is decided last
@@ -227,7 +221,7 @@ class ValueTypes:
         """Type every value under ``plan``."""
         precisions = self._precisions_of_nodes(plan)
         for precision in {*precisions} - self._needs.keys():
-            self._needs[precision] = self._needs_in(precision)
+            self._needs[precision] = [self._needs_of(node, precision) for node in self.model.nodes]
         computed: dict[str, Precision] = {}
         casts: dict[str, set[Precision]] = {}
         constants: dict[str, set[Precision]] = {name: {Precision.FP32} for name in self._unmoved}
@@ -310,40 +304,21 @@ def _suffixed_names(model: Model) -> frozenset[str]:
     return frozenset(name for name in names if _SUFFIX in name)
 
 
-@dataclass(frozen=True)
-class Unsupported:
-    """Groups with operators that lack a precision at the model's operator set: group id -> these operators.
-
-    ``place`` ends the sentence about them: at which operator set, and what to do.
-    """
-
-    precision: Precision
-    groups: dict[str, tuple[str, ...]]
-    place: str
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Group id -> why it cannot have the precision."""
-        return {group: self.reason(ops) for group, ops in self.groups.items()}
-
-    def reason(self, ops: Iterable[str]) -> str:
-        """Why groups with these operators cannot have the precision, and what to do about it."""
-        return f"ONNX has no {self.precision.name} for {', '.join(ops)} {self.place}"
-
-
-def unsupported(types: ValueTypes, precision: Precision) -> Unsupported:
-    """The groups of which some nodes could be FP16, and not this precision."""
+def unsupported(types: ValueTypes, precision: Precision) -> dict[str, str]:
+    """Group id -> why it cannot have a precision: operators that have FP16 and not this one at the operator set."""
     model, lacking = types.model, types.lacking(precision)
     newest = onnx.defs.onnx_opset_version()
-    first = model.opset  # the operator set from which on all of these operators have it; beyond the newest, none
+    first = model.opset + 1  # the operator set from which on all of these operators have it; beyond the newest, none
     for node, rule, position in zip(model.nodes, types.rules, types.group_of, strict=True):
         if position in lacking and rule.precisions and precision not in rule.precisions:
-            first = max(first, model.opset + 1)
             while first <= newest and not _admits(node, rule, precision, first):
                 first += 1
-    cure = f"; --opset {first} raises the model to one that has it" if model.opset < first <= newest else ""
-    groups = {types.groups[position].id: ops for position, ops in lacking.items()}
-    return Unsupported(precision, groups, f"at opset {model.opset}{cure}")
+    place = f"at opset {model.opset}"
+    place += f"; --opset {first} raises the model to one that has it" if first <= newest else ""
+    return {
+        types.groups[position].id: f"ONNX has no {precision.name} for {', '.join(operators)} {place}"
+        for position, operators in lacking.items()
+    }
 
 
 def _admits(node: Node, rule: NodeRule, precision: Precision, opset: int) -> bool:
