@@ -131,12 +131,6 @@ def test_outputs_stay_and_what_only_shapes_read_goes(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000, "weights lie in the bank"
 
 
-def test_shapes_that_are_not_fixed_stay(tmp_path: Path) -> None:
-    model = load_model(make_chains(tmp_path / "chains.onnx", 40, is_fixed=False))
-    assert is_worthwhile(model)
-    assert not folded(model, tmp_path / "work").values
-
-
 @pytest.mark.parametrize("name", ["detr_torchscript_17", "constants", "scan_sum", "chains"])
 def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
     corpus = CORPUS / f"{name}.onnx"

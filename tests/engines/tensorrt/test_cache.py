@@ -46,15 +46,6 @@ class Build:
 
 
 @pytest.mark.tensorrt_rtx
-def test_a_cache_is_written(trt: Any, tmp_path: Path) -> None:
-    path, build = tmp_path / "timing.cache", Build(trt)
-    assert build.attach(path) == []
-    assert build.save(path) == []
-    assert path.stat().st_size > 0
-    assert {entry.name for entry in tmp_path.iterdir()} <= {"timing.cache", "timing.cache.lock"}
-
-
-@pytest.mark.tensorrt_rtx
 def test_what_another_process_wrote_meanwhile_is_merged(tmp_path: Path) -> None:
     path = tmp_path / "timing.cache"
     builds = {name: Build(make_module("10.16.2", FakeCuda())) for name in ("mine", "theirs")}
@@ -112,11 +103,6 @@ def test_the_baselines_old_copy_does_not_overwrite_the_candidates_kernels(tmp_pa
         save_runtime_cache(path, candidate)
     save_runtime_cache(path, baseline)
     assert set(path.read_text().split()) == {"fp32-gemm", "fp16-gemm", "fp16-conv"}
-
-
-def test_an_unreadable_cache_costs_nothing(tmp_path: Path) -> None:
-    (tmp_path / "runtime.cache").mkdir()
-    save_runtime_cache(tmp_path / "runtime.cache", open_runtime_cache(tmp_path / "runtime.cache", IRuntimeConfig()))
 
 
 def test_kernels_of_another_gpu_make_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

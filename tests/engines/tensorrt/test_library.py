@@ -65,11 +65,6 @@ def test_a_part_of_the_package_that_is_missing(tmp_path: Path, monkeypatch: pyte
     assert "'tensorrt_bindings_that_are_not_there' is not" in refused().message
 
 
-def test_a_package_without_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "")
-    assert "install it again" in refused().message
-
-
 def test_the_version_is_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, PACKAGE)
     library = load_library("tensorrt")
@@ -175,8 +170,3 @@ def test_a_library_is_ready_only_if_it_makes_a_builder(
     assert bool(obstacle) == bool(errors)
     assert obstacle.startswith(begins)
     assert ends in obstacle
-
-
-@pytest.mark.tensorrt_rtx
-def test_tensorrt_rtx_makes_a_builder_without_a_gpu() -> None:
-    assert LibraryJob("tensorrt-rtx").run(WorkerState()).version

@@ -85,11 +85,6 @@ def test_an_engine_that_tells_no_layers_is_an_error(device: FakeCuda, tmp_path: 
     assert caught.value.kind is FailureKind.UNSUPPORTED
 
 
-def test_layers_that_lead_nowhere_are_an_error() -> None:
-    with pytest.raises(EngineError, match="reports 1 layers, none of which"):
-        layer_times([{"a": 1.0}], [Layer("b", ("n",))])
-
-
 def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() -> None:
     executions = [{"a": 1.0, "b": 4.0}, {"a": 90.0}, {"a": 2.0}]
     layers = [Layer("a", ("m",)), Layer("a", ("n",))]
@@ -143,16 +138,6 @@ class TimedJob:
         return MeasureResult(measurement, latency, Repetitions(1, 2))
 
 
-@dataclass(frozen=True)
-class LayersJob:
-    """The same of a profile: the whole engine is one layer."""
-
-    nodes: tuple[str, ...]
-
-    def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        return (LayerTime(self.nodes, 7.0),)
-
-
 @pytest.fixture
 def tools(
     mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
@@ -175,22 +160,6 @@ def measured(tools: MeasuredToolchain) -> Measurement:
     assert found.engine_path is not None
     assert found.engine_path.exists()
     return found
-
-
-@pytest.mark.tensorrt_rtx
-def test_a_toolchain_profiles_the_engine_that_it_timed(
-    tools: MeasuredToolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engines: list[Path] = []
-
-    def profiled(engine: TensorRtEngine, *rest: object) -> LayersJob:
-        engines.append(engine.path)
-        return LayersJob(tools.context.groups[0].nodes)
-
-    monkeypatch.setattr(tensorrt_backend, "EngineProfileJob", profiled)
-    found = measured(tools)
-    assert engines == [found.engine_path]
-    assert found.group_times_ms == {tools.context.groups[0].id: 7.0}
 
 
 @pytest.mark.tensorrt_rtx
