@@ -23,7 +23,7 @@ from mptune.engines.jobs.measure import MeasureResult
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_network
 from mptune.engines.tensorrt.jobs import EngineProfileJob, TensorRtEngine
-from mptune.engines.tensorrt.layers import Layer, layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
 from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
@@ -87,7 +87,7 @@ def test_an_engine_that_tells_no_layers_is_an_error(device: FakeCuda, tmp_path: 
 
 def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() -> None:
     executions = [{"a": 1.0, "b": 4.0}, {"a": 90.0}, {"a": 2.0}]
-    layers = [Layer("a", ("m",)), Layer("a", ("n",))]
+    layers = [LayerTime(("m",), 0.0, "a"), LayerTime(("n",), 0.0, "a")]
     assert layer_times(executions, layers) == (LayerTime(("m", "n"), 1.5, "a"), LayerTime((), 0.0, "b"))
 
 
