@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage
@@ -24,9 +21,7 @@ from mptune.engines.jobs.samples import Feed, Outputs, Scoring
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.session import OrtSession, Provider
 from mptune.engines.toolchains import emulation
-from mptune.engines.toolchains.emulation import QUICK_S, Emulation, one_group_errors_s, rows_per_sample
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.engines.toolchains.emulation import Emulation, rows_per_sample
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
@@ -145,27 +140,6 @@ def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) ->
     assert not list(run.context.weights_dir.glob("*.onnx"))
 
 
-def conv_net(path: Path, size: int) -> GroupedModel:
-    """Eight convolutions of 64 channels on an image of ``size`` by ``size``: small weights, any amount of work."""
-    weight = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32), "w")
-    names = ["x", *(f"h{k}" for k in range(7)), "y"]
-    nodes = [helper.make_node("Conv", [a, "w"], [b], name=b, pads=[1, 1, 1, 1]) for a, b in itertools.pairwise(names)]
-    shape = [1, 64, size, size]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y"))
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight])), path)
-    model = load_model(path)
-    return GroupedModel(model, find_groups(model))
-
-
-def test_what_is_quick_depends_on_what_the_model_computes(tmp_path: Path) -> None:
-    small, large = (conv_net(tmp_path / f"{size}.onnx", size) for size in (16, 256))
-    assert len(small.groups) == len(large.groups) == 8
-    small_s, large_s = one_group_errors_s(small, {}, 8), one_group_errors_s(large, {}, 8)
-    assert small_s < QUICK_S < large_s
-    assert large_s == pytest.approx(8 * 8 * (8 * 2 * 64 * 64 * 9 * 256 * 256 / 2) / 1.5e10, rel=0.05)
-    assert one_group_errors_s(large, {}, 1) == pytest.approx(large_s / 8)
-
-
 def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mptune.engines.toolchains.emulation.QUICK_S", 0.0)
     many, apart = run.emulation(), run.emulation()
@@ -181,14 +155,6 @@ def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch
             first = first.with_samples_of(other)
         assert first == error
     assert max(len(job.scoring.part) for job in run.jobs[len(run.jobs) // 2 :]) == 2
-
-
-def test_errors_come_in_the_order_of_the_plans(run: Run) -> None:
-    last, whole, first = run.plan(len(run.groups) - 1), run.plan(*range(len(run.groups))), run.plan(0)
-    many = run.emulation()
-    together = values(many.errors([last, whole, first], part=FEW))
-    assert together == [values(many.errors([plan], part=FEW))[0] for plan in (last, whole, first)]
-    assert {ErrorsJob, SwitchedErrorsJob} == set(run.kinds), "a CPU takes plans of the whole model one by one"
 
 
 @pytest.mark.parametrize("part", [None, FEW], ids=["evaluated", "alone"])

@@ -127,43 +127,43 @@ def test_a_constructor_that_gives_nothing() -> None:
     assert construct(lambda: 3, log) == 3
 
 
-def test_silence_is_a_failure_too() -> None:
-    assert build_failure(logged()).message == "TensorRT failed without a message"
-    assert build_failure(logged(), "no context").message == "no context"
+PLUGIN = 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
+TYPES = (
+    "Invalid Node - nn\nITensor::getDimensions: Error Code 4: API Usage Error (nn: ElementWiseOperation SUM must have"
+    " same input types. But they are of types Float and Half. In validateTypes at /_src/x/node.cpp:40)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("complaint", "kind", "begins"),
+    [
+        (("INVALID_NODE", PLUGIN, "n", "NoSuch"), FailureKind.UNSUPPORTED, "NoSuch node 'n': Plugin not found, are"),
+        (
+            ("UNSUPPORTED_NODE", f"Assertion failed: {PLUGIN}", "n", "Round"),
+            FailureKind.UNSUPPORTED,
+            "Round node 'n': Plugin not found",
+        ),
+        (
+            ("UNSUPPORTED_NODE", "false", "d", "Det"),
+            FailureKind.UNSUPPORTED,
+            "Det node 'd': TensorRT's parser does not support it",
+        ),
+        (
+            ("INVALID_NODE", TYPES, "nn", "Add"),
+            FailureKind.PARSER,
+            "Add node 'nn': nn: ElementWiseOperation SUM must have same input types.",
+        ),
+        (("MEM_ALLOC_FAILED", "words"), FailureKind.OUT_OF_MEMORY, "words"),
+    ],
+)
+def test_a_complaint_about_an_operator_counts_most(complaint: tuple[str, ...], kind: FailureKind, begins: str) -> None:
+    error = parser_complaint(*complaint)
+    assert error.kind is kind
+    assert error.message.startswith(begins)
+    about_all = parser_complaint("INVALID_GRAPH", "something follows from it")
+    counts = parser_failure([about_all, error], logged())
+    assert counts is (error if kind is FailureKind.UNSUPPORTED else about_all)
     assert parser_failure([], logged()).kind is FailureKind.ERROR
-
-
-def test_parser_errors() -> None:
-    plugin = 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
-    unknown = parser_complaint("INVALID_NODE", plugin, "n", "NoSuch")
-    assert unknown.kind is FailureKind.UNSUPPORTED
-    assert unknown.message == (
-        "NoSuch node 'n': Plugin not found, are the plugin name, version, and namespace correct?"
-    )
-    older = parser_complaint("UNSUPPORTED_NODE", f"Assertion failed: {plugin}", "n", "Round")
-    assert older.kind is FailureKind.UNSUPPORTED
-    assert older.message.startswith("Round node 'n': Plugin not found")
-    silent = parser_complaint("UNSUPPORTED_NODE", "false", "d", "Det")
-    assert (silent.kind, silent.message) == (
-        FailureKind.UNSUPPORTED,
-        "Det node 'd': TensorRT's parser does not support it",
-    )
-    types = parser_complaint(
-        "INVALID_NODE",
-        "Invalid Node - nn\nITensor::getDimensions: Error Code 4: API Usage Error (nn: ElementWiseOperation SUM must"
-        " have same input types. But they are of types Float and Half. In validateTypes at /_src/x/node.cpp:40)\n",
-        "nn",
-        "Add",
-    )
-    assert types.kind is FailureKind.PARSER
-    assert types.message.startswith("Add node 'nn': nn: ElementWiseOperation SUM must have same input types.")
-    assert parser_complaint("MEM_ALLOC_FAILED", "words").kind is FailureKind.OUT_OF_MEMORY
-
-
-def test_the_complaint_about_an_operator_counts_most() -> None:
-    first = parser_complaint("INVALID_GRAPH", "something follows from it")
-    operator = parser_complaint("UNSUPPORTED_NODE", "false", "d", "Det")
-    assert parser_failure([first, operator], logged()).message.startswith("Det node")
 
 
 REQUEST = "Tactic Device request: 4106MB Available: 2893MB. Device memory is insufficient to use tactic."

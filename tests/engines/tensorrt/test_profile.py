@@ -20,11 +20,10 @@ from mptune.engines.context import RunContext
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.layer_times import LayerTime, group_times
 from mptune.engines.jobs.measure import MeasureResult
-from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_network
 from mptune.engines.tensorrt.jobs import EngineProfileJob, TensorRtEngine
 from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
-from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library
+from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import toolchain as toolchain_module
@@ -40,22 +39,10 @@ from mptune.targets.detect import Gpu, detect_gpus
 from mptune.targets.target import load_target
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
-from tests.device.tensorrt import make_module
 from tests.engines.engine_support import run_here
 
 DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
 QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    device = FakeCuda()
-    monkeypatch.setattr(cuda, "runtime", lambda: device)
-    modules = {kind: make_module("10.16.2", device, is_rtx=kind != "tensorrt") for kind in MODULES}
-    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind, plugins: Library(kind, modules[kind], "10.16"))
-    yield device
-    assert device.leaks == []
-    assert device.rules.forbidden == []
 
 
 def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob:
@@ -68,18 +55,18 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
 
 
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
-def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, device: FakeCuda, tmp_path: Path) -> None:
+def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, fake_cuda: FakeCuda, tmp_path: Path) -> None:
     found = run_here(job(tmp_path, "fused", kind))
     assert found == (
         LayerTime(("/a/MatMul", "/a/Relu"), 0.5, "/a/MatMul_myl0_0"),
         LayerTime((), 0.25, "Reformatting CopyNode for Input Tensor 0 to /b/Conv"),
         LayerTime(("/b/Conv",), 2.0, "/b/Conv_myl0_1"),
     )
-    assert (device.captures, device.launches) == (0, 0)
+    assert (fake_cuda.captures, fake_cuda.launches) == (0, 0)
     assert (tmp_path / "runtime.cache").exists() == (kind == "tensorrt-rtx")
 
 
-def test_an_engine_that_tells_no_layers_is_an_error(device: FakeCuda, tmp_path: Path) -> None:
+def test_an_engine_that_tells_no_layers_is_an_error(fake_cuda: FakeCuda, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the profiler reports no layers") as caught:
         run_here(job(tmp_path, "nonzero"))
     assert caught.value.kind is FailureKind.UNSUPPORTED

@@ -11,13 +11,11 @@ import pytest
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine
-from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library
+from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession, host_memory
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
-from tests.device.tensorrt import make_module
 from tests.engines.stopwatches import timed
 
 KERNELS = b"Mul ReduceSum Reshape"
@@ -27,15 +25,9 @@ KERNELS = b"Mul ReduceSum Reshape"
 class Device:
     """A device, and the sessions that are opened on it."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.cuda = FakeCuda()
+    def __init__(self, folder: Path, fake_cuda: FakeCuda) -> None:
+        self.folder, self.cuda = folder, fake_cuda
         self.sessions: list[TensorRtSession] = []
-        modules = {kind: make_module("10.16.2", self.cuda, is_rtx=kind != "tensorrt") for kind in MODULES}
-        monkeypatch.setattr(cuda, "runtime", lambda: self.cuda)
-        monkeypatch.setattr(
-            tensorrt_session, "load_library", lambda kind, plugins: Library(kind, modules[kind], "10.16")
-        )
 
     def open(self, program: str, kind: Kind = "tensorrt", *, cuda_graph: bool = True) -> TensorRtSession:
         path = self.folder / f"{program}.engine"
@@ -46,13 +38,11 @@ class Device:
 
 
 @pytest.fixture
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    device = Device(tmp_path, monkeypatch)
+def device(tmp_path: Path, fake_cuda: FakeCuda) -> Iterator[Device]:
+    device = Device(tmp_path, fake_cuda)
     yield device
     for session in device.sessions:
         session.close()
-    assert device.cuda.leaks == []
-    assert device.cuda.rules.forbidden == []
 
 
 def rows(count: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -129,12 +119,6 @@ def test_feeds_that_do_not_fit_are_engine_errors_in_tensorrts_words(device: Devi
         with pytest.raises(EngineError, match=words):
             session.run(feeds)
     np.testing.assert_array_equal(session.run(rows(2))["y"], rows(2)["x"] * 2)
-
-
-def test_a_type_that_numpy_lacks(device: Device) -> None:
-    with pytest.raises(EngineError, match="'x' is of type BF16, which NumPy lacks") as caught:
-        device.open("odd")
-    assert caught.value.kind is FailureKind.UNSUPPORTED
 
 
 def test_files_that_are_no_engine(device: Device, tmp_path: Path) -> None:
@@ -235,14 +219,6 @@ def test_fp64_is_fp32_for_tensorrt_and_said_once(device: Device) -> None:
     assert [text for text in session.warnings if "FP64" in text] == [
         "input 'x' is FP64, and FP32 in the engine: give FP32 where you deploy it"
     ]
-    session.close()
-
-
-def test_kernels_are_kept_from_the_first_execution_on(device: Device) -> None:
-    session = device.open("double", "tensorrt-rtx")
-    assert not (device.folder / "runtime.cache").exists()
-    session.run(rows(1))
-    assert (device.folder / "runtime.cache").read_bytes() == KERNELS
     session.close()
 
 

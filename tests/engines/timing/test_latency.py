@@ -85,15 +85,6 @@ def test_each_warning_ends_with_what_to_do(make: Callable[[], Latency], words: s
     assert cure in warning.rpartition(": ")[2]
 
 
-def test_scaling_scales_the_engine_and_nothing_else() -> None:
-    latency = summarise([2.0, 2.0, 2.5] * 5)
-    scaled = latency.scaled(2.0)
-    assert (scaled.median_ms, scaled.p99_ms) == (4.0, 5.0)
-    assert scaled.ci95_ms == tuple(2 * bound for bound in latency.ci95_ms)
-    assert scaled.raw_ms == tuple(2 * value for value in latency.raw_ms)
-    assert (scaled.cv, scaled.source) == (latency.cv, "measured")
-
-
 def test_calibration_reaches_both_the_count_and_the_duration() -> None:
     slow = calibrate(*parts(Engine(100.0)), SETTINGS)
     assert slow == Repetitions(2, 10, 1, 200.0)
@@ -119,20 +110,6 @@ def test_a_faster_candidate_is_still_warmed_up_for_the_full_duration() -> None:
     slow = Engine(500.0)
     warm_up([slow.run], slow.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
     assert slow.runs == 3
-
-
-def test_engines_that_are_timed_in_turn_are_warmed_up_in_turn() -> None:
-    device, order = Engine(5.0), []
-
-    def run(name: str) -> Callable[[], None]:
-        def once() -> None:
-            order.append(name)
-            device.run()
-
-        return once
-
-    warm_up([run("baseline"), run("plan")], device.clock, Repetitions(4, 10, 1, warmup_ms=200.0))
-    assert order == ["baseline", "plan"] * 20, "200 ms for the device, not for each engine"
 
 
 def test_timing_stops_when_its_values_are_enough() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
 
-from mptune.engines.timing.latency import Latency, are_lower, is_lower
+from mptune.engines.timing.latency import Latency, are_lower
 from mptune.engines.timing.spread import RatioEstimate, SessionSpread, SessionTiming, log_ratio_sd
 
 REOPENED = 6
@@ -123,43 +122,6 @@ def test_a_session_of_few_values_that_scatters_more_than_others_is_not_known_as_
     assert 0.93 <= held / 1000 <= 0.98
     assert np.median(noisy) == pytest.approx(4.0, abs=0.1)
     assert np.median(steady) == pytest.approx(12.0, abs=0.1), "as many as the spread"
-
-
-class Processes(Machine):
-    """Each process has plans of its own speed, as on an H200: it has chosen other kernels, for 0.4 %."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, between=1.3e-3)
-        self._effects: dict[tuple[str, float], float] = {}
-
-    def session(self, log_ratio: float, baseline: str = "first") -> SessionTiming:
-        effect = self._effects.setdefault((baseline, log_ratio), self._generator.normal(0.0, 4e-3))
-        return super().session(log_ratio + effect, baseline)
-
-    def order(self, log_ratios: list[float], *, apart: bool) -> dict[tuple[float, float], int]:
-        """A search, then two rounds of confirmation; -1 or 1 for the pairs of plans that are called different."""
-        timings = self.begin()
-        rounds: dict[float, list[SessionTiming]] = {}
-        for log_ratio in log_ratios:
-            rounds[log_ratio] = [self.session(log_ratio, f"round {k}" if apart else "first") for k in range(2)]
-            timings[f"plan {log_ratio}"] = [self.session(log_ratio), *rounds[log_ratio]]
-        spread = SessionSpread(timings)
-        known = {log_ratio: latency_of(spread.estimate(sessions)) for log_ratio, sessions in rounds.items()}
-        pairs = combinations(log_ratios, 2)
-        return {(a, b): is_lower(known[b], known[a]) - is_lower(known[a], known[b]) for a, b in pairs}
-
-
-@pytest.mark.parametrize("apart", [True, False])
-def test_two_searches_contradict_each_other_only_if_each_keeps_to_one_process(apart: bool) -> None:
-    contradicted, different = 0, 0
-    for seed in range(20):
-        drawn = np.cumsum(np.random.default_rng(seed).uniform(0.0, 0.02, 12))
-        log_ratios = [float(-value) for value in drawn]
-        one, other = (Processes(2 * seed + k).order(log_ratios, apart=apart) for k in range(2))
-        contradicted += sum(one[pair] * other[pair] < 0 for pair in one)
-        different += sum(one[pair] != 0 for pair in one)
-    assert (contradicted == 0) == apart
-    assert different > 0.7 * 20 * 66
 
 
 def test_the_spread_between_sessions_is_found() -> None:
