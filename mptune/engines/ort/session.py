@@ -47,8 +47,6 @@ class SessionOptions:
     matrix products may use TF32 at times (``cuda_session``)."""
     cuda_graph: bool = True
     """Capture one, where the preset does and the model allows it."""
-    arena: bool = True
-    """Keep memory of a CPU run for the next; without, a run takes less memory and more time."""
     optimised_dir: Path | None = None
     """An empty folder for the graph as it was optimised."""
 
@@ -223,7 +221,7 @@ def _native_options(options: SessionOptions) -> Any:
     # buffer that was planned for it too small: only the engine that is timed is run as a user would. And which of many
     # values share a buffer is planned in quadratic time (ONNX Runtime 1.31).
     native.enable_mem_reuse = preset == "timed" or (preset == "reference" and not on_cpu)
-    native.enable_cpu_mem_arena = options.arena and preset != "values"
+    native.enable_cpu_mem_arena = preset != "values"
     if preset == "values":
         # Nothing is fused where each value is read. On a GPU what is not folded would go to the host and back.
         levels = onnxruntime.GraphOptimizationLevel

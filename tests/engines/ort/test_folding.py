@@ -13,7 +13,7 @@ import pytest
 from mptune.data.samples import CalibrationSet
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.engines.jobs.reference import ObserveJob
+from mptune.engines.jobs.observing import ObserveJob
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
@@ -21,7 +21,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.graph.writing.observe import write_observing_model
+from mptune.graph.writing.observe import observed_parts, write_with_outputs
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.settings import SearchSettings
@@ -139,10 +139,11 @@ def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
     bank, place = WeightBank.write(model, tmp_path / "bank"), tmp_path / "bank" / "observing.onnx"
     CalibrationSet((feeds(model),), "test", False).save(tmp_path / "samples.npz")
     seen, nodes = [], []
+    (part,) = observed_parts(model, dict.fromkeys(model.tensors, (1,)))
     for values in (None, folded(model, tmp_path / "work")):
-        taps = write_observing_model(model, bank, place, folded=values)
+        write_with_outputs(model, bank, place, part.outputs, values)
         nodes.append(len(nodes_of(place)))
-        seen.append(run_here(ObserveJob(place, taps, tmp_path / "samples.npz", "cpu")))
+        seen.append(run_here(ObserveJob(place, part, tmp_path / "samples.npz", "cpu")))
     assert seen[0] == seen[1]
     assert nodes[0] > nodes[1]
 

@@ -9,9 +9,8 @@ import pytest
 
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import ASSUMED_SIZE, static_shapes
-from mptune.graph.writing.observe import write_observing_model
 from tests.graph import models
-from tests.graph.helpers import run
+from tests.graph.hazards.observed import ranges_on
 from tests.graph.models import constant, node, value
 
 EXPORTED = sorted((Path(__file__).parents[1] / "exported").glob("*.onnx"))
@@ -30,9 +29,8 @@ def test_inferred_shapes_are_those_of_a_run(path: Path, tmp_path: Path) -> None:
         else rng.standard_normal(found.shapes[i.name], np.float32)
         for i in model.inputs
     }
-    taps = write_observing_model(model, None, tmp_path / "observe.onnx")
-    out = run(tmp_path / "observe.onnx", feed)
-    assert {t.tensor: tuple(out[t.shape]) for t in taps} == {t.tensor: found.shapes[t.tensor] for t in taps}
+    ranges = ranges_on(model, [feed], tmp_path)
+    assert {name: seen.shape for name, seen in ranges.items()} == {name: found.shapes[name] for name in ranges}
 
 
 def test_says_what_it_assumed(tmp_path: Path) -> None:
