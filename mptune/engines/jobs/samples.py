@@ -87,7 +87,7 @@ class Scoring:
     """File to write what the outputs look like to (``mptune.data.run_outputs``)."""
 
     @classmethod
-    def of(
+    def in_run(
         cls,
         context: RunContext,
         which: SampleSet,
