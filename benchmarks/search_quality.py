@@ -6,11 +6,6 @@ simulated. Writes the figures as JSON; what the file holds of other samplers and
 
     python -m benchmarks.search_quality --jobs 8 --out benchmarks/results/search_quality.json
 
-With ``--cliffs`` a share of the groups is far slower in FP16 (``simulator.Cliffs``), and the table counts the builds
-that were slower than twice FP32, and those that hold such a group at all.
-
-    python -m benchmarks.search_quality --samplers precision --cliffs 0.04
-
 With ``--hard`` the models are less like the law that the sampler knows, and less is known of them (``simulator.Hard``).
 
     python -m benchmarks.search_quality --hard --samplers precision "no designed emulations" --out hard.json
@@ -50,7 +45,7 @@ import optuna  # noqa: E402
 from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.samplers import make_compared  # noqa: E402
-from benchmarks.simulator import EXACT, HARDER, Cliffs, Hard, Truth, search  # noqa: E402
+from benchmarks.simulator import EXACT, HARDER, Hard, Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.cuts.min_cut import CutSolver  # noqa: E402
@@ -65,14 +60,8 @@ GP_GROUPS = 40
 
 SHOWN = (10, 25, 50)
 
-SLOW = 2.0
-"""Builds that take this many times the latency of all-FP32 or more are counted."""
-
-KNOWN_AFTER = 3
-"""So many builds that met a cliff; what comes after them is counted by itself."""
-
-Task = tuple[int, int, str, int, Cliffs | None, Hard | None, tuple[str, ...]]
-"""Groups, seed, sampler, budget, cliffs, how the models are harder, and what is exact."""
+Task = tuple[int, int, str, int, Hard | None, tuple[str, ...]]
+"""Groups, seed, sampler, budget, how the models are harder, and what is exact."""
 
 
 def prior_only(truth: Truth, budget: int) -> Bools:
@@ -97,10 +86,10 @@ def make(kind: str, truth: Truth) -> BaseSampler:
 
 def run_one(task: Task) -> dict[str, Any]:
     """One search; "reachable" builds the best points of the near-exact front, which is known to no sampler."""
-    groups, seed, kind, budget, cliffs, hard, exactly = task
+    groups, seed, kind, budget, hard, exactly = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    truth, front, exact = _model(groups, seed, cliffs, hard, exactly)
+    truth, front, exact = _model(groups, seed, hard, exactly)
     document = {"groups": groups, "seed": seed, "sampler": kind}
     if kind == "reachable":
         # All-FP32 and all-FP16 are built in any case, and are seldom of use.
@@ -113,9 +102,6 @@ def run_one(task: Task) -> dict[str, Any]:
         tries = (2 if kind == "gp" else 20) * budget
         plans, seconds = search(truth, make(kind, truth), budget, profiled=kind == "profiled", tries=tries)
     shares = [truth.hypervolume(plans[:b]) / exact for b in range(1, budget + 1)]
-    if cliffs is not None:
-        document["met"] = np.flatnonzero(truth.meets_cliff(plans)).tolist()
-        document["slow"] = np.flatnonzero(truth.latency(plans) > SLOW * truth.base).tolist()
     return {
         **document,
         "shares": _rounded(shares),
@@ -125,10 +111,8 @@ def run_one(task: Task) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=100)
-def _model(
-    groups: int, seed: int, cliffs: Cliffs | None, hard: Hard | None, exactly: tuple[str, ...]
-) -> tuple[Truth, Bools, float]:
-    truth = Truth(groups, seed, cliffs=cliffs, hard=hard, exact=exactly)
+def _model(groups: int, seed: int, hard: Hard | None, exactly: tuple[str, ...]) -> tuple[Truth, Bools, float]:
+    truth = Truth(groups, seed, hard=hard, exact=exactly)
     front = truth.near_exact()
     return truth, front, truth.hypervolume(front)
 
@@ -141,13 +125,6 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the table shows of one sampler's runs at one size."""
     shares = np.array([run["shares"] for run in runs])
     timed = [run["propose_ms"] for run in runs if run["propose_ms"] is not None]
-    counts = {}
-    if "met" in runs[0]:
-        counts = {
-            "slow": round(float(np.mean([len(run["slow"]) for run in runs])), 2),
-            "slow afterwards": slow_afterwards(runs),
-            "met": round(float(np.mean([len(run["met"]) for run in runs])), 2),
-        }
     return {
         "groups": runs[0]["groups"],
         "sampler": runs[0]["sampler"],
@@ -157,7 +134,6 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "10th percentile": round(float(np.quantile(shares[:, -1], 0.1)), 4),
         "finite": round(float(np.mean([run["finite"] for run in runs])), 1),
         "propose_ms": round(float(np.median(timed)), 1) if timed else None,
-        **counts,
     }
 
 
@@ -172,17 +148,6 @@ def median_error(values: Floats) -> float:
     """Standard error of the median of values, shape (n_values,), by bootstrap (Efron and Tibshirani, 1993)."""
     drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
     return float(np.median(drawn, axis=1).std())
-
-
-def slow_afterwards(runs: Sequence[dict[str, Any]]) -> float | None:
-    """Share of slow builds among those after the third that met a cliff; None where there are no such builds."""
-    slow, builds = 0, 0
-    for run in runs:
-        if len(run["met"]) >= KNOWN_AFTER:
-            first = run["met"][KNOWN_AFTER - 1] + 1
-            slow += sum(position >= first for position in run["slow"])
-            builds += len(run["shares"]) - first
-    return round(slow / builds, 4) if builds else None
 
 
 def results(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
@@ -228,12 +193,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--samplers", nargs="+", default=list(every), choices=every, metavar="NAME")
     parser.add_argument("--budget", type=int, default=50)
-    parser.add_argument(
-        "--cliffs", type=float, metavar="SHARE", help="groups that are far slower in FP16, such as 0.04"
-    )
-    parser.add_argument("--cliff-cost", type=float, default=Cliffs.cost, help="of each, in latencies of all-FP32")
-    parser.add_argument("--cliff-once", action="store_true", help="the cost is paid once, not for every such group")
-    parser.add_argument("--cliff-operator", action="store_true", help="they are the groups of one operator")
     parser.add_argument("--hard", action="store_true", help="models that are less like the law, and less known")
     parser.add_argument("--harder", action="store_true", help="the same, with noisier timings and worse rooflines")
     parser.add_argument("--exact", nargs="+", default=[], choices=EXACT, metavar="WHAT", help=", ".join(EXACT))
@@ -241,21 +200,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    cliffs = None
-    if arguments.cliffs is not None:
-        cliffs = Cliffs(arguments.cliffs, arguments.cliff_cost, arguments.cliff_once, arguments.cliff_operator)
     hard = HARDER if arguments.harder else Hard() if arguments.hard else None
-    models: dict[str, Any] = {
-        name: json.loads(json.dumps(dataclasses.asdict(kind)))
-        for name, kind in (("cliffs", cliffs), ("hard", hard))
-        if kind is not None
-    }
+    models: dict[str, Any] = {}
+    if hard is not None:
+        models["hard"] = json.loads(json.dumps(dataclasses.asdict(hard)))
     if arguments.exact:
         models["exact"] = sorted(set(arguments.exact))
     # Before anything runs: figures of other models are not for the same file.
     runs_before = {} if arguments.out is None else _earlier(arguments.out, models)
     tasks = [
-        (groups, seed, kind, arguments.budget, cliffs, hard, tuple(models.get("exact", ())))
+        (groups, seed, kind, arguments.budget, hard, tuple(models.get("exact", ())))
         for groups in arguments.groups
         for kind in arguments.samplers
         if kind != "gp" or groups <= GP_GROUPS
@@ -263,8 +217,6 @@ def main() -> None:
     ]
     heads = ["groups", "sampler", "median of 10", "25", "50 builds", "± of the last median"]
     heads += ["10th percentile", "finite", "ms a proposal"]
-    if cliffs is not None:
-        heads += [f"builds slower than {SLOW:g} x FP32", f"after {KNOWN_AFTER} that met a cliff", "met a cliff"]
     print("| " + " | ".join(heads) + " |")
     print("| " + " | ".join("---" for _ in heads) + " |")
     runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
@@ -280,9 +232,6 @@ def main() -> None:
         spent = "-" if row["propose_ms"] is None else f"{row['propose_ms']:.0f}"
         of_all = [f"{row[name]:.{digits}f}" for name, digits in (("median error", 4), ("10th percentile", 3))]
         cells = [row["groups"], row["sampler"], *medians, *of_all, row["finite"], spent]
-        if cliffs is not None:
-            afterwards = row["slow afterwards"]
-            cells += [row["slow"], "-" if afterwards is None else f"{afterwards:.1%}", row["met"]]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     for (groups, kind), mine in runs.items():
         others = runs.get((groups, arguments.against), [])
@@ -307,7 +256,7 @@ def _earlier(path: Path, models: dict[str, Any]) -> dict[tuple[int, str], list[d
     """The runs that a file of figures holds, by size and sampler; the file must be of the same simulated models."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
     document = json.loads(path.read_text()) if path.exists() else {"runs": [], **models}
-    if {name: document[name] for name in ("cliffs", "hard", "exact") if name in document} != models:
+    if {name: document[name] for name in ("hard", "exact") if name in document} != models:
         raise SystemExit(f"{path} has figures of other models: give another --out")
     for run in document["runs"]:
         found.setdefault((run["groups"], run["sampler"]), []).append(run)

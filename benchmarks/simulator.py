@@ -22,9 +22,6 @@ by what each ablation changed (``results/search_quality_calibration.json``; benc
 
 What a sampler does not know, or the law does not say, can be taken away one by one (``EXACT``), which tells what each
 costs.
-
-``Cliffs`` are groups that are far slower in FP16, as where an operator has no FP16 kernel and falls to the CPU (RAFT on
-an H200: 40 to 66 ms instead of 4). Nothing announces them; a sampler meets them in its builds.
 """
 
 from __future__ import annotations
@@ -61,36 +58,6 @@ EXACT = ("errors", "overflows", "gains", "costs", "tactics", "timing", "correlat
 """What can be made exact: the prior's one-group errors, its overflows, its gains, its boundary costs; no tactics; no
 noise of timings; no correlations of errors."""
 
-_OPERATORS = 16
-"""Operators of a simulated model; the common ones are in most of its groups."""
-
-
-@dataclass(frozen=True)
-class Cliffs:
-    """Groups that are far slower in FP16 than in FP32; which ones follows from the model's seed."""
-
-    share: float = 0.04
-    """Share of the groups; at least one group."""
-    cost: float = 1.0
-    """What each costs in FP16, as a multiple of what the whole model takes in FP32."""
-    once: bool = False
-    """The cost is paid once, however many of these groups are FP16: where any of them breaks up a captured graph."""
-    operator: bool = False
-    """They are the groups of one operator, and the sampler is given every group's operators."""
-
-    def choose(self, rng: np.random.Generator, groups: int) -> tuple[Bools, tuple[frozenset[str], ...]]:
-        """Which groups they are, shape (groups,), and each group's operators; empty where none are given."""
-        chosen = np.zeros(groups, dtype=bool)
-        chosen[rng.choice(groups, max(1, round(self.share * groups)), replace=False)] = True
-        if not self.operator:
-            return chosen, ()
-        common = 1.0 / np.arange(1, _OPERATORS + 1)
-        drawn = [rng.choice(_OPERATORS, rng.integers(1, 4), p=common / common.sum()) for _ in range(groups)]
-        names = [{f"operator {number}" for number in numbers} for numbers in drawn]
-        return chosen, tuple(
-            frozenset(own | {"slow operator"} if slow else own) for own, slow in zip(names, chosen, strict=True)
-        )
-
 
 @dataclass(frozen=True)
 class Hard:
@@ -126,7 +93,6 @@ class Truth:
     """Share of the groups that overflow in FP16."""
     missed: float = MISSED
     """Share of these that emulation does not foresee."""
-    cliffs: Cliffs | None = None
     timing: float = TIMING
     """Standard deviation of a timing, relative; ``hard`` has its own."""
     hard: Hard | None = None
@@ -156,15 +122,11 @@ class Truth:
         self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, roofline, n) * 0.4
         self.roofline_costs = self.costs * rng.lognormal(0.0, roofline, len(self.costs)) * 0.4
         self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
-        self.slow: Bools = np.zeros(n, dtype=bool)
-        self.operators: tuple[frozenset[str], ...] = ()
         self.correlations = np.zeros(n - 1)
         if self.hard is not None:
             self._harden(self.hard, np.random.default_rng([self.seed, n, 2]), (fp32 * saved).mean())
         self._make_exact()
         self.base = float(self.latency(np.zeros((1, n), dtype=bool))[0])
-        if self.cliffs is not None:  # of a generator of their own: the rest of the model stays the same
-            self.slow, self.operators = self.cliffs.choose(np.random.default_rng([self.seed, n, 1]), n)
 
     def _harden(self, hard: Hard, rng: np.random.Generator, saved_ms: float) -> None:
         """Draw what is different, of a generator of its own."""
@@ -196,15 +158,7 @@ class Truth:
         """True latency of each row, True is FP16."""
         crossed = self._crossings.of(np.ascontiguousarray(plans.T))
         latency: Floats = self._times(plans).sum(axis=1) + self.costs @ crossed
-        if self.cliffs is not None and self.slow.any():  # all-FP32, which is timed first, meets none
-            met = plans[:, self.slow].sum(axis=1)
-            latency += self.cliffs.cost * self.base * (met > 0 if self.cliffs.once else met)
         return latency
-
-    def meets_cliff(self, plans: Bools) -> Bools:
-        """Whether each row has a group in FP16 that is far slower so."""
-        meets: Bools = plans[:, self.slow].any(axis=1)
-        return meets
 
     def _times(self, plans: Bools) -> Floats:
         """What each group takes, plans x groups."""
@@ -216,7 +170,7 @@ class Truth:
         return times
 
     def profile(self, plan: Bools, rng: np.random.Generator) -> list[float]:
-        """What each group takes in one engine, as a profiler tells it: the toolchain does not announce cliffs."""
+        """What each group takes in one engine, as a profiler tells it."""
         return [float(ms) for ms in self._times(plan[None])[0] * rng.lognormal(0.0, PROFILE, self.groups)]
 
     def error(self, plans: Bools) -> Floats:
@@ -250,7 +204,7 @@ class Truth:
     def prior(self, kind: str) -> Prior:
         """The prior that a sampler of this kind starts from."""
         if kind == "no prior":
-            return Prior(self.ids, operators=self.operators)
+            return Prior(self.ids)
         log_squares = np.log(self.emulated**2) + (self.decade if kind == "one decade wrong" else 0.0)
         log_squares[self.overflows & ~self.missed] = math.inf
         gains, costs = self.roofline_gains, self.roofline_costs
@@ -263,7 +217,6 @@ class Truth:
             tuple(map(float, gains)),
             tuple(self.boundaries),
             tuple(map(float, costs)),
-            operators=self.operators,
         )
 
     # -- what is best --------------------------------------------------------------------------------------------
@@ -292,7 +245,7 @@ class Truth:
             return self.front((np.arange(2**n)[:, None] >> np.arange(n) & 1).astype(bool))
         weights = np.geomspace(1e-2, 1e10, 400) * self.times[:, 0].mean()
         unary = -(self.times[:, 0] - self.times[:, 1]) + weights[:, None] * self.errors**2
-        unary[:, self.overflows | self.slow] = self.times.sum()
+        unary[:, self.overflows] = self.times.sum()
         front = self.front(
             CutSolver(Columns.fp16(self.ids), self.boundaries).solve(unary, np.tile(self.costs, (400, 1)))
         )

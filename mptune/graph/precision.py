@@ -103,11 +103,6 @@ class Precision(str):
 
         return int(onnx.TensorProto.DataType.Value(self.dtype.upper()))
 
-    def backs_up(self, preferred: Precision) -> bool:
-        """Whether it is of use only where a preferred one overflows: no more exact, no smaller, and it needs Casts."""
-        is_no_better = self.mantissa_bits <= preferred.mantissa_bits and self.nbytes >= preferred.nbytes
-        return is_no_better and self.stored is not Precision.FP32
-
     @property
     def is_rounded_by_casts(self) -> bool:
         """Whether a Cast to its ONNX type and back rounds as it does; else emulation splits mantissas."""

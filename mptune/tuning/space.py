@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -87,27 +86,6 @@ class Seed:
     plan: PrecisionPlan
 
 
-_FP16_ALONE = (Precision.FP16,)
-
-
-def choices_in_question(options: Mapping[str, Sequence[str]], *, has_failed: bool) -> dict[str, tuple[str, ...]]:
-    """Group -> the precisions that it may have in a plan that may be worth a build, of all that it may have.
-
-    Those that only back up what it prefers (``Precision.backs_up``) are among them where something overflows: where a
-    plan failed, or a group may not have what others prefer.
-    """
-    preferred = {choices[1] for choices in options.values()}
-    needs_all = has_failed or len(preferred) > 1
-    return {
-        group: tuple(
-            name
-            for number, name in enumerate(choices)
-            if needs_all or number < 2 or not Precision.named(name).backs_up(Precision.named(choices[1]))
-        )
-        for group, choices in options.items()
-    }
-
-
 @dataclass(frozen=True)
 class SearchSpace:
     """What the search may vary: groups in topological order, and the seeds, all-FP32 first."""
@@ -118,40 +96,24 @@ class SearchSpace:
     pinned: Mapping[str, Pin]
     seeds: tuple[Seed, ...]
     warnings: tuple[str, ...] = ()
-    reduced: Mapping[str, tuple[Precision, ...]] = field(default_factory=dict)
-    """Free group -> what it may be where it is not FP32, the preferred precision first; FP16 alone where it is missing.
-
-    BF16 costs what FP16 does and is less exact: it is preferred only where FP16 is not possible.
-    """
+    reduced: Mapping[str, Precision] = field(default_factory=dict)
+    """Free group -> what it is where it is not FP32: the first precision that can be right there. FP16 if missing."""
     not_emulated: tuple[str, ...] = ()
     """Free groups whose errors emulation does not give: seeds have them alone, so that they are measured."""
 
-    def reduced_precisions(self, group: str) -> tuple[Precision, ...]:
-        """What a free group may be where it is not FP32, what it prefers first."""
-        return self.reduced.get(group, _FP16_ALONE)
-
     def reduced_of(self, group: str) -> Precision:
-        """What a free group prefers to be where it is not FP32."""
-        return self.reduced_precisions(group)[0]
-
-    def choices_of(self, group: str) -> tuple[str, ...]:
-        """What a free group may be, as text: FP32, what it prefers where it is not, and what it may be beside that."""
-        return tuple(map(str, (Precision.FP32, *self.reduced_precisions(group))))
+        """What a free group is where it is not FP32."""
+        return self.reduced.get(group, Precision.FP16)
 
     @property
-    def options(self) -> dict[str, tuple[str, ...]]:
-        """``choices_of`` every free group."""
-        return {group: self.choices_of(group) for group in self.free}
+    def options(self) -> dict[str, tuple[str, str]]:
+        """What every free group may be, as text: FP32 first."""
+        return {group: (str(Precision.FP32), str(self.reduced_of(group))) for group in self.free}
 
     @property
     def size(self) -> int:
         """How many plans there are."""
-        return math.prod(map(len, self.options.values()))
-
-    def in_question(self, *, has_failed: bool) -> SearchSpace:
-        """The plans that may be worth a build: what only backs up FP16 is where something overflows, or may have."""
-        choices = choices_in_question(self.options, has_failed=has_failed)
-        return replace(self, reduced={group: tuple(map(Precision.named, own[1:])) for group, own in choices.items()})
+        return int(2 ** len(self.free))
 
     def plan(self, choices: Mapping[str, Precision | str]) -> PrecisionPlan:
         """The whole plan for a choice of every free group; pinned groups as they are pinned."""
@@ -168,9 +130,9 @@ class SearchSpace:
         return self.plan({**dict.fromkeys(self.free, Precision.FP32), group: self.reduced_of(group)})
 
     def mixed(self, fp32: Iterable[str]) -> PrecisionPlan:
-        """The plan with these free groups in FP32, the others in the precision that most prefer, or in FP32, too."""
-        preferred = {self.reduced_of(group) for group in self.free}
-        best = next((precision for precision in REDUCED if precision in preferred), Precision.FP32)
+        """The plan with these groups in FP32, all others in the best precision, or FP32 where they may not have it."""
+        possible = {self.reduced_of(group) for group in self.free}
+        best = next((precision for precision in REDUCED if precision in possible), Precision.FP32)
         kept = {*fp32, *(group for group in self.free if self.reduced_of(group) is not best)}
         return self.plan({g: Precision.FP32 if g in kept else best for g in self.free})
 
@@ -251,8 +213,8 @@ def make_space(
 
     ``absmax`` has the largest magnitude of each tensor on the search samples; ``lacking``, for each precision, the
     groups for which the engine does not have it, and why. ``not_emulated`` are operators whose errors are to be
-    measured, one group at a time. With several reduced precisions a group that cannot be right
-    in FP16 may be BF16.
+    measured, one group at a time. With several reduced precisions a group has the first, in the order of the table,
+    that can be right there: BF16 where the range of FP16 does not hold its values.
     """
     from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
 
@@ -262,13 +224,13 @@ def make_space(
     pinned = {g.id: Pin(Precision.FP32, beyond.get(g.id, g.pinned)) for g in groups if g.pinned is not None}
     ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
     allowed = [precision for precision in REDUCED if precision in precisions]
-    reduced: dict[str, tuple[Precision, ...]] = {}
+    reduced: dict[str, Precision] = {}
     for group in (g.id for g in groups if g.id not in pinned):
-        possible = tuple(precision for precision in allowed if group not in ruled_out[precision])
-        if possible:
-            reduced[group] = possible
-        else:
+        possible = next((precision for precision in allowed if group not in ruled_out[precision]), None)
+        if possible is None:
             pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
+        else:
+            reduced[group] = possible
     wanted = {
         precision: _matched(named.file.pin.get(precision, ()), groups, named.name, warnings) for precision in PRECISIONS
     }
@@ -289,7 +251,7 @@ def make_space(
                 asked = f"{pattern!r} pins it to {precision.name}"
                 warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
     free = tuple(g.id for g in groups if g.id not in pinned)
-    searched = {group: possible for group, possible in reduced.items() if group not in pinned}
+    searched = {group: precision for group, precision in reduced.items() if group not in pinned}
     alone = tuple(g.id for g in groups if g.id in searched and not g.ops.keys().isdisjoint(not_emulated))
     space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched, not_emulated=alone)
     seeds = _seeds(space, grouped, named, warnings, absmax or {})

@@ -163,17 +163,17 @@ def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(mlp: tuple[Mo
     named = load_space("default")
     both = make_space(GroupedModel(model, groups), named, hazards)
     assert {over, lost, lacking} <= both.pinned.keys()
-    assert set(both.reduced.values()) == {(Precision.FP16,)}
+    assert set(both.reduced.values()) == {Precision.FP16}
     no_kernel = {Precision.BF16: {lacking: "no kernel"}}
     all_three = make_space(GroupedModel(model, groups), named, hazards, None, no_kernel, ("fp32", "fp16", "bf16"))
     assert all_three.reduced_of(over) is Precision.BF16
-    assert all_three.choices_of(over) == ("fp32", "bf16")
+    assert all_three.options[over] == ("fp32", "bf16")
     assert all_three.pinned.keys() == both.pinned.keys() - {over}
     assert "reached 1e+06" in all_three.pinned[lacking].reason
     assert all(all_three.reduced_of(g) is Precision.FP16 for g in all_three.free if g != over)
     assert [(seed.origin, seed.plan) for seed in all_three.seeds] == [(seed.origin, seed.plan) for seed in both.seeds]
     alone = make_space(GroupedModel(model, groups), named, hazards, None, no_kernel, ("fp32", "bf16"))
-    assert set(alone.reduced.values()) == {(Precision.BF16,)}
+    assert set(alone.reduced.values()) == {Precision.BF16}
     assert alone.seeds[1].plan.bf16_groups == alone.free
     assert alone.pinned[lacking].reason == "no kernel" or "reached 1e+06" in alone.pinned[lacking].reason
 

@@ -89,9 +89,9 @@ class Grounds(JsonForm):
         prior = self.prior
         if prior is None:
             return
-        of_groups = [len(terms) for terms in (prior.operators, prior.precisions) if terms]
+        of_groups = {len(prior.precisions or prior.groups), len(prior.gains_ms or ())}
         costs = len(prior.boundary_costs_ms)
-        if {*of_groups, len(prior.gains_ms or ())} != {len(prior.groups)} or costs != len(prior.boundaries):
+        if of_groups != {len(prior.groups)} or costs != len(prior.boundaries):
             raise ValueError("the terms of the prior do not fit together")
 
     @property
@@ -106,11 +106,8 @@ class Grounds(JsonForm):
         groups = tuple(GroupFacts(g.id, g.name, g.kind, pins.get(g.id), reduced(g.id)) for g in space.groups)
         if prior is None or prior.gains_ms is None:
             return cls(groups)
-        preferred = prior.of_columns(
-            np.setdiff1d(np.arange(len(prior.groups)), [column for _, column in prior.further])
-        )
         gains = {g: terms.gain_ms(g, reduced(g)) for g in pins} if terms is not None else {}
-        return cls(groups, replace(preferred, log_square_errors=None, log_square_sds=None, part_shares=None), gains)
+        return cls(groups, replace(prior, log_square_errors=None, log_square_sds=None, part_shares=None), gains)
 
     @classmethod
     def load(cls, path: Path) -> Grounds:

@@ -17,7 +17,6 @@ from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
-from mptune.tuning.space import choices_in_question
 
 if TYPE_CHECKING:
     from mptune.graph.grouping.groups import LayerGroup
@@ -85,16 +84,15 @@ def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name.partition(" ")[0]: value for name, value in parameters.items()}
 
 
-def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None:
-    """How many plans a search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
+def plan_count(trials: Iterable[FrozenTrial]) -> int | None:
+    """How many plans a search may try; None before the first trial."""
     choices: dict[str, Sequence[Any]] = {
         name: distribution.choices
         for trial in trials
         for name, distribution in trial.distributions.items()
         if isinstance(distribution, CategoricalDistribution)
     }
-    in_question = choices_in_question(choices, has_failed=has_failed)
-    return math.prod(map(len, in_question.values())) if choices else None
+    return math.prod(map(len, choices.values())) if choices else None
 
 
 class ParameterNames:

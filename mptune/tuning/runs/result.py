@@ -227,7 +227,7 @@ def _warnings(
     findings: Sequence[Finding],
     explanation: Explanation,
 ) -> tuple[str, ...]:
-    failures, failed = record.failures(), record.trials.failed()
+    failures = record.failures()
     outcome = Outcome(
         plans.points,
         plans.fp32,
@@ -240,7 +240,7 @@ def _warnings(
         reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
         is_cut_short=record.spent < file.search.budget,
         sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
-        plan_count=plan_count(record.trials.every(), has_failed=bool(failed)),
+        plan_count=plan_count(record.trials.every()),
         is_untunable=any(finding.code == NOTHING for finding in findings),
         frees=_options_that_free(file.fixed_settings),
     )

@@ -26,8 +26,10 @@ from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 _FINITE_EXPONENT = 0.7
 """Weight = P(finite)^0.7; an exponent below 1 explores: a failure tells which group overflows. With 1 the search stays
-with plans that are safe, and is worse where emulation misses overflows, and where there are cliffs: with 120
-groups 10 builds find 0.50 of the front instead of 0.56 (``benchmarks/simulator.py``)."""
+with plans that are safe, and is worse where emulation misses overflows."""
+
+_FAR_SLOWER = 1.2
+"""Of a latency, over what the law says of the plan."""
 
 _LEARNT_FROM, _PER_TERM = 400, 3
 """So many plans teach the posteriors of latency and error all there is to learn, or so many for each of their terms:
@@ -36,12 +38,6 @@ the law is not exact, and more of them only say again what its noise hides. All 
 _DRAWS = 32
 """Draws of the estimator, beside the mean. With fewer the choice falls on plans that the draws happen to favour."""
 
-_MANY_GROUPS, _NARROWED = 100, 0.5
-"""With more groups than the first, where a prior says what they gain, draws of latency keep the second as their share
-of the distance from the mean: 50 builds teach little of so many groups, and the best of ever more plans is one that
-some draws favour by chance. On hard simulated models of 120 groups 50 builds find 0.0028 +- 0.0009 more (48 models,
-paired), of 40 groups 0.0002 +- 0.0005 less (70 models); replays of networks of 87 and 95 groups lose 0.002 by it."""
-
 _SCREENING_DRAWS = 3
 """Draws, beside the mean, by which thousands of candidates are screened."""
 
@@ -49,12 +45,6 @@ _SCREENING_DRAWS = 3
 def taught_by(prior: Prior, built: BuiltPlans) -> BuiltPlans:
     """The plans that the posteriors of latency and error learn from."""
     return built.thinned(max(_LEARNT_FROM, _PER_TERM * (len(prior.groups) + len(prior.boundaries))))
-
-
-def _share_of_spread(prior: Prior) -> float:
-    """How much of their distance from the mean draws of latency keep."""
-    is_narrowed = prior.gains_ms is not None and not prior.exact and len(set(prior.groups)) > _MANY_GROUPS
-    return _NARROWED if is_narrowed else 1.0
 
 
 class EhviEstimator:
@@ -85,21 +75,20 @@ class EhviEstimator:
         self.base_ms = built.base_ms
         self.overflow = OverflowModel(prior, built) if overflow is None else overflow
         self.failures = FailureModel(prior, built)
-        mean, draws = self._latency.mean(), self._latency.sample(generator, _DRAWS)
-        self.latency_terms = np.vstack([mean, mean + _share_of_spread(prior) * (draws - mean)])
+        self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
         self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])
         self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
         self._reference_error = reference_error
         self._built = plan_keys(built.plans)
         emulated, errors = built.emulations
         self._emulated = dict(zip(plan_keys(emulated).tolist(), errors.tolist(), strict=True))
-        self.cliffs = self._latency.cliffs
-        # A timed plan that is slow by a cliff is not where the law puts it; running plans are taken to come out as
-        # predicted (constant liar).
-        beyond_law = np.isfinite(built.latency_ms) & (self.cliffs.p_fast(built.plans) < 0.5)
-        counted = (built.finite != 0.0) & ~beyond_law
-        plans, measured = built.plans[counted], built.error[counted]
+        # Running plans are taken to come out as predicted (constant liar).
+        counted = built.finite != 0.0
+        plans, measured, latency_ms = built.plans[counted], built.error[counted], built.latency_ms[counted]
         gain, exact = self._gains(plans), np.empty((_DRAWS + 1, len(plans)))
+        # A plan that is much slower than the law says is where it was measured.
+        slow = latency_ms > _FAR_SLOWER * self._latency.predict(plans, self.latency_terms[:1])[0]
+        gain[:, slow] = gains(latency_ms[slow], self._latency.base(self.latency_terms)[:, None])
         is_measured = np.isfinite(measured)
         exact[:, is_measured] = exactness(measured[is_measured], reference_error)
         others = plans[~is_measured]
@@ -138,7 +127,7 @@ class EhviEstimator:
         return expected
 
     def _weight(self, plans: Bools) -> Floats:
-        p_of_use = self.overflow.p_sound(plans) * self.failures.p_sound(plans) * self.cliffs.p_fast(plans)
+        p_of_use = self.overflow.p_sound(plans) * self.failures.p_sound(plans)
         weight: Floats = p_of_use**_FINITE_EXPONENT
         return weight
 

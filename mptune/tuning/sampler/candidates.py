@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
-from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.cuts.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats, exclusive, plan_keys
+from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 
 _SWEPT_DRAWS, _SWEEP_WEIGHTS = 9, 24
@@ -47,7 +46,6 @@ def find_candidates(
     pool = CandidatePool(estimator, n_groups)
     one_group = np.eye(n_groups, dtype=bool)
     all_fp16 = np.ones((1, n_groups), dtype=bool)
-    all_fp16[:, [column for _, column in prior.further]] = False
     optima = exact_optima(CutSolver(prior.columns, prior.boundaries), estimator, generator)
     pool.add(np.vstack([built, optima, one_group, all_fp16]))
     pool.add_neighbours(prior, generator)
@@ -72,7 +70,6 @@ def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.rand
     steps = (np.arange(_SWEEP_WEIGHTS) + generator.random((len(ratio), _SWEEP_WEIGHTS))) / _SWEEP_WEIGHTS
     weights = np.exp(low[:, None] + (high - low)[:, None] * (1.2 * steps - 0.1))  # (n_draws, n_weights)
     sound = np.log1p(-np.minimum(estimator.overflow.probabilities, 1 - 1e-6))
-    sound += np.log1p(-np.minimum(estimator.cliffs.group_probabilities, 1 - 1e-6))
     risk = -_RISK * estimator.base_ms * sound
     unary = -terms[:, None, :n_groups] + weights[:, :, None] * squares[:, None, :] + risk
     costs = np.repeat(terms[:, n_groups:-1], _SWEEP_WEIGHTS, axis=0)
@@ -130,7 +127,8 @@ class CandidatePool:
         """
         n_groups = len(prior.groups)
         flips = [np.eye(n_groups, dtype=bool)]
-        pairs = [pair for boundary in prior.boundaries for pair in _pairs(boundary, prior.columns)]
+        # The first two groups that share a tensor, so that both take a precision, or leave it.
+        pairs = [boundary.members[:2] for boundary in prior.boundaries if len(boundary.members) > 1]
         if pairs:
             flips.append(_masks(np.array(pairs), n_groups))
         n_random = math.ceil(_RANDOM_SHARE * n_groups)
@@ -147,35 +145,23 @@ class CandidatePool:
             most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
             if len(masks) > most:
                 masks = masks[generator.choice(len(masks), size=most, replace=False)]
-            ehvi = self._add_around(prior, centres, np.broadcast_to(masks, (len(centres), *masks.shape)))
+            ehvi = self._add_around(centres, np.broadcast_to(masks, (len(centres), *masks.shape)))
             if ehvi.shape[1] > 2:
-                self._add_around(
-                    prior, centres, _combined(masks[np.argsort(-ehvi, axis=1, kind="stable")[:, :_COMBINED]])
-                )
+                self._add_around(centres, _combined(masks[np.argsort(-ehvi, axis=1, kind="stable")[:, :_COMBINED]]))
             if round_ + 1 >= _FEWEST_ROUNDS and self._screened[2].max() <= before * (1.0 + _RISE):
                 break
 
-    def _add_around(self, prior: Prior, centres: Bools, masks: Bools) -> Floats:
+    def _add_around(self, centres: Bools, masks: Bools) -> Floats:
         """Add the plans that differ from each centre as its masks say, shape (n_centres, n_masks, n_groups).
 
         Returns the screened EHVI of each, shape (n_centres, n_masks).
         """
         around = (centres[:, None, :] ^ masks).reshape(-1, masks.shape[2])
-        if prior.exclusive:
-            exclusive(around, np.repeat(centres, masks.shape[1], axis=0), prior.exclusive)
         self.add(around)
         order = np.argsort(self._keys)
         position = order[np.searchsorted(self._keys, plan_keys(around), sorter=order)]
         ehvi: Floats = self._screened[2, position].reshape(masks.shape[:2])
         return ehvi
-
-
-def _pairs(boundary: Boundary, columns: Columns) -> list[tuple[int, int]]:
-    """Columns of one precision of the first two groups that share a tensor, so that both take it, or leave it."""
-    if len(boundary.ends) < 2:
-        return []
-    first, second = boundary.ends[:2]
-    return [(a, b) for a in first for b in second if a != b and columns.precisions[a] == columns.precisions[b]]
 
 
 def _combined(best: Bools) -> Bools:

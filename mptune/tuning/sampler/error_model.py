@@ -12,9 +12,7 @@ import functools
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mptune.graph.precision import Precision
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
@@ -34,15 +32,6 @@ _EMULATION_NOISE = 0.06
 
 _EMULATION_WEIGHT = 4
 """So many plans that were both emulated and measured weigh as much as the assumption above."""
-
-_LEAST_RATIO_SD = 0.15
-"""Standard deviation of the log of the squared ratio of a group's errors in two precisions, at least."""
-
-_ASSUMED_SD = 0.5
-"""Standard deviation of the log of a squared error that is taken from the group's error in another precision."""
-
-_UNKNOWN_SD = 3.0
-"""The same where the other one overflows: a factor of 4.5 in the error."""
 
 _MAD_TO_SD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
@@ -81,16 +70,9 @@ class ErrorModel:
         self._plans, self._values, self._noise = (a[informative] for a in (self._plans, self._values, self._noise))
         widths = _PRIOR_WIDTHS if prior.log_square_errors is not None else (4.5,)
         doubts = np.array(prior.log_square_sds or np.zeros(len(mean)), dtype=float)
-        tied, ratio_sds = _tied(prior, doubts)
-        # Of a tied column the independent parameter is what its ``u`` is above that of the preferred precision.
-        self._mixing = np.eye(len(mean))  # u = mixing @ parameters
-        self._mixing[tied[:, 1], tied[:, 0]] = 1.0
-        self._unmixing = 2.0 * np.eye(len(mean)) - self._mixing  # the inverse
         fits, start = [], mean
         for width in widths:  # each from the mode of the one before it, which is nearer than the prior's mean
-            sd = np.hypot(width, doubts)
-            sd[tied[:, 1]] = ratio_sds
-            fits.append(self._fit(mean, sd, math.log(width), start))
+            fits.append(self._fit(mean, np.hypot(width, doubts), math.log(width), start))
             start = fits[-1][1]
         self._model, self.mode, _ = max(fits, key=lambda fit: fit[2])
 
@@ -115,21 +97,21 @@ class ErrorModel:
         return np.log(total), parts / total[:, None]
 
     def _fit(self, mean: Floats, sd: Floats, log_width: float, start: Floats) -> tuple[LinearGaussian, Floats, float]:
-        """The posterior of the independent parameters of prior ``sd``, the mode of ``u``, and the log evidence."""
-        model, u = LinearGaussian(self._unmixing @ mean, sd), start.copy()
+        """The posterior of ``u``, its mode, and the log evidence."""
+        model, u = LinearGaussian(mean, sd), start.copy()
         if not len(self._values):
             return model, u, -log_width
         noise = self._noise
 
         def loss(at: Floats) -> float:
             residual = (self._values - self._predict(at)[0]) / noise
-            return float(residual @ residual + ((self._unmixing @ (at - mean) / sd) ** 2).sum())
+            return float(residual @ residual + (((at - mean) / sd) ** 2).sum())
 
         evidence, now = 0.0, loss(u)
         for _ in range(_STEPS):
             value, jacobian = self._predict(u)
-            evidence = model.update(jacobian @ self._mixing, self._values - value + jacobian @ u, noise)
-            step = np.clip(self._mixing @ model.posterior_mean - u, -_LARGEST_STEP, _LARGEST_STEP)
+            evidence = model.update(jacobian, self._values - value + jacobian @ u, noise)
+            step = np.clip(model.posterior_mean - u, -_LARGEST_STEP, _LARGEST_STEP)
             while (then := loss(u + step)) > now and np.abs(step).max() > 1e-3:
                 step = step / 2
             if then > now:
@@ -137,7 +119,7 @@ class ErrorModel:
             u, before, now = u + step, now, then
             if before - now < 1e-3 * max(1.0, now):
                 break
-        model.posterior_mean = self._unmixing @ u
+        model.posterior_mean = u
         return model, u, evidence - _WIDTH_PENALTY * log_width
 
     @property
@@ -151,12 +133,11 @@ class ErrorModel:
 
     def covariance(self) -> Floats:
         """Of ``u``, shape (n_groups, n_groups)."""
-        covariance: Floats = self._mixing @ self._model.covariance() @ self._mixing.T
-        return covariance
+        return self._model.covariance()
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of ``u``, shape (n_draws, n_groups)."""
-        draws: Floats = np.clip(self._model.sample(generator, n_draws) @ self._mixing.T, -60.0, 10.0)
+        draws: Floats = np.clip(self._model.sample(generator, n_draws), -60.0, 10.0)
         return draws
 
     def predict(self, plans: Bools, u: Floats) -> Floats:
@@ -177,31 +158,6 @@ class ErrorModel:
         mean = np.exp((1.0 - trust) * np.log(predicted) + trust * unbiased)
         errors: Floats = np.where(np.isnan(emulated_errors), predicted, mean)
         return errors
-
-
-def assumed_error(square: float, sd: float, preferred: Precision, precision: Precision) -> tuple[float, float]:
-    """Log of a group's squared error in a precision, and its standard deviation, from those in the preferred one.
-
-    By how many bits of mantissa it has fewer: the error in BF16 is 8 times that in FP16.
-    """
-    if not math.isfinite(square):
-        return math.nan, _UNKNOWN_SD
-    return square + 2.0 * math.log(2.0) * (preferred.mantissa_bits - precision.mantissa_bits), math.hypot(
-        sd, _ASSUMED_SD
-    )
-
-
-def _tied(prior: Prior, doubts: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Columns of one group whose errors tell of each other: positions, the preferred precision's first, (n_tied, 2).
-
-    And standard deviations of the difference of their ``u``. Columns whose error is not finite are not tied.
-    """
-    pairs = np.array(prior.further, dtype=np.int64).reshape(-1, 2)
-    if prior.log_square_errors is None:
-        return pairs[:0], np.zeros(0)
-    pairs = pairs[np.isfinite(np.array(prior.log_square_errors, dtype=float))[pairs].all(axis=1)]
-    first, second = doubts[pairs].T ** 2
-    return pairs, np.sqrt(np.maximum(second - first, _LEAST_RATIO_SD**2))
 
 
 def _emulation_accuracy(ratios: Floats) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Plans as rows of booleans, a column for each reduced precision that a group may have; their texts, and their keys."""
+"""Plans as rows of booleans, a column for each free group; their texts, and their keys."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MULTIPLIER, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # 2^64 / gol
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of rows stand for.
+    """What the columns of rows stand for: a free group is FP32 where its column is False.
 
     Attributes:
-        groups: of each column; one that may have several reduced precisions stands there several times.
-        precisions: of each column, where it is True; a group without any is FP32.
+        groups: ids of the free groups.
+        precisions: of each group where its column is True.
     """
 
     groups: tuple[str, ...]
@@ -39,12 +39,9 @@ class Columns:
         return cls(names, (PRECISIONS[1],) * len(names))
 
     @cached_property
-    def options(self) -> dict[str, tuple[str, ...]]:
-        """Every precision that each group may have, FP32 first."""
-        options: dict[str, tuple[str, ...]] = dict.fromkeys(self.groups, (PRECISIONS[0],))
-        for group, precision in zip(self.groups, self.precisions, strict=True):
-            options[group] = (*options[group], precision)
-        return options
+    def options(self) -> dict[str, tuple[str, str]]:
+        """Both precisions that each group may have, FP32 first."""
+        return {group: (PRECISIONS[0], name) for group, name in zip(self.groups, self.precisions, strict=True)}
 
     def row(self, choices: Mapping[str, str]) -> list[bool] | None:
         """The precisions of the groups as booleans; None where a group's is missing, or none of its options."""
@@ -54,20 +51,7 @@ class Columns:
 
     def choices(self, row: Bools) -> dict[str, str]:
         """Group -> precision of a row."""
-        choices = dict.fromkeys(self.groups, PRECISIONS[0])
-        pairs = zip(self.groups, self.precisions, row, strict=True)
-        choices.update({group: name for group, name, is_reduced in pairs if is_reduced})
-        return choices
-
-
-def exclusive(plans: Bools, before: Bools, pairs: Iterable[tuple[int, int]]) -> Bools:
-    """Plans, changed in place, with at most one of each pair of columns: the one that is new since ``before``."""
-    for first, second in pairs:
-        clash = plans[:, first] & plans[:, second]
-        if clash.any():
-            plans[:, first] &= ~(clash & ~before[:, second])
-            plans[:, second] &= ~(clash & before[:, second])
-    return plans
+        return {group: options[bool(bit)] for (group, options), bit in zip(self.options.items(), row, strict=True)}
 
 
 def to_bits(plan: Bools) -> str:

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
-from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mptune.graph.precision import PRECISIONS, Precision
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
-
-T = TypeVar("T")
-
-_OF_COLUMNS = ["groups", "log_square_errors", "gains_ms", "operators", "log_square_sds", "part_shares", "precisions"]
-"""Fields of ``Prior`` with an entry for each column."""
 
 
 @dataclass(frozen=True)
 class Prior:
     """What is known of a search space before any build, as plain data; all sequences are parallel to ``groups``.
 
-    A group that may have several reduced precisions stands in ``groups`` once for each, the one that it prefers first:
-    what is said of FP16 below then holds for each.
+    What is said of FP16 holds for the reduced precision of each group.
 
     Attributes:
         groups: ids of the free groups: the names of the parameters.
@@ -38,7 +28,6 @@ class Prior:
         fixed_gain_ms: what groups that are FP16 under every plan of the space save against all-FP32, and what
             TF32 saves in FP32 groups.
         exact: latencies are predicted by these very terms, so that there is nothing to learn of them.
-        operators: of each group; groups of one operator may all be far slower in FP16. Empty where they are not known.
         log_square_sds: standard deviation of each of ``log_square_errors`` on top of how far emulation can be trusted:
             where it was taken on few samples, or from other groups. None is 0 everywhere.
         part_shares: squared error of each group in each part of the outputs, over that in its worst part: the law of
@@ -53,7 +42,6 @@ class Prior:
     boundary_costs_ms: tuple[float, ...] = ()
     fixed_gain_ms: float = 0.0
     exact: bool = False
-    operators: tuple[frozenset[str], ...] = ()
     log_square_sds: tuple[float, ...] | None = None
     part_shares: tuple[tuple[float, ...], ...] | None = None
     precisions: tuple[str, ...] = ()
@@ -62,54 +50,6 @@ class Prior:
     def columns(self) -> Columns:
         """What the columns of a plan stand for."""
         return Columns(self.groups, self.precisions) if self.precisions else Columns.fp16(self.groups)
-
-    @cached_property
-    def rows(self) -> tuple[Precision, ...]:
-        """The precision of each column."""
-        return tuple(map(Precision.named, self.columns.precisions))
-
-    @cached_property
-    def further(self) -> tuple[tuple[int, int], ...]:
-        """Columns of groups that may have several reduced precisions: the preferred one, and each further one."""
-        first = {group: column for column, group in reversed(list(enumerate(self.groups)))}
-        pairs = ((first[group], column) for column, group in enumerate(self.groups))
-        return tuple(pair for pair in pairs if pair[0] != pair[1])
-
-    @cached_property
-    def alike(self) -> tuple[tuple[int, int], ...]:
-        """Those of ``further`` that take as long in both precisions, as their values are as large."""
-        return tuple((a, b) for a, b in self.further if self.rows[a].nbytes == self.rows[b].nbytes)
-
-    @cached_property
-    def exclusive(self) -> tuple[tuple[int, int], ...]:
-        """Every two columns of one group, of which a plan has one at most."""
-        columns: dict[str, list[int]] = {}
-        for column, group in enumerate(self.groups):
-            columns.setdefault(group, []).append(column)
-        return tuple(sorted(pair for own in columns.values() for pair in combinations(own, 2)))
-
-    @cached_property
-    def unpreferred(self) -> Bools:
-        """Groups that may not have the precision that others prefer, shape (n_columns,): FP16 where any may be FP16."""
-        order = list(PRECISIONS)
-        best = min(map(order.index, self.rows), default=0)
-        is_other = np.array([order.index(row) != best for row in self.rows], dtype=bool)
-        is_other[[column for _, column in self.further]] = False
-        return is_other
-
-    def of_columns(self, columns: NDArray[np.int64]) -> Prior:
-        """The same with some of the columns."""
-        places = np.full(len(self.groups), -1)
-        places[columns] = np.arange(len(columns))
-
-        def kept(values: tuple[T, ...] | None) -> Any:
-            return tuple(values[c] for c in columns) if values else values
-
-        return replace(
-            self,
-            boundaries=tuple(boundary.moved(places.tolist()) for boundary in self.boundaries),
-            **{name: kept(getattr(self, name)) for name in _OF_COLUMNS},
-        )
 
 
 @dataclass(frozen=True)
@@ -158,14 +98,6 @@ class BuiltPlans:
         """With more plans that were emulated; NaN where that failed."""
         is_valid, before = ~np.isnan(errors), self.emulations
         return replace(self, emulated=(np.vstack([before[0], plans[is_valid]]), np.append(before[1], errors[is_valid])))
-
-    def of_columns(self, columns: NDArray[np.int64]) -> BuiltPlans:
-        """The same with some of the columns; emulated plans that have others are left out."""
-        plans, errors = self.emulations
-        kept = ~np.delete(plans, columns, axis=1).any(axis=1)
-        group_ms = None if self.group_ms is None else self.group_ms[:, columns]
-        emulated = plans[kept][:, columns], errors[kept]
-        return replace(self, plans=self.plans[:, columns], emulated=emulated, group_ms=group_ms)
 
     def thinned(self, most: int) -> BuiltPlans:
         """At most so many of the plans, and of the emulated ones, evenly spread over the search."""
@@ -237,14 +169,6 @@ class LinearGaussian:
         residuals = (values - self._jacobian @ self.posterior_mean) / (1.0 - leverage)
         return residuals, self._noise * np.sqrt(leverage / (1.0 - leverage))
 
-    def predicted_sd(self, jacobian: Floats) -> Floats:
-        """Standard deviations of ``jacobian @ parameters`` under the posterior, shape (n_rows,)."""
-        scaled = jacobian * self.sd**2
-        variance = (scaled * jacobian).sum(axis=1)
-        variance -= ((jacobian @ self._gain) * (scaled @ self._jacobian.T)).sum(axis=1)
-        sd: Floats = np.sqrt(np.maximum(variance, 0.0))
-        return sd
-
     def covariance(self) -> Floats:
         """Of the parameters under the posterior, shape (n_parameters, n_parameters)."""
         covariance: Floats = np.diag(self.sd**2) - self._gain @ (self._jacobian * self.sd**2)
@@ -257,25 +181,6 @@ class LinearGaussian:
         observed = offsets @ self._jacobian.T + noise
         drawn: Floats = self.posterior_mean + offsets - observed @ self._gain.T
         return drawn
-
-
-def log_evidences(scales: Floats, kernels: Floats, noises: Floats, residuals: Floats) -> Floats:
-    """Log marginal likelihoods, without their constant term, of residuals under several priors, shape (n_priors,).
-
-    Args:
-        scales: factors of the kernels, shape (n_priors, n_kernels).
-        kernels: covariances of the observations, shape (n_kernels, n_observations, n_observations).
-        noises: standard deviations, shape (n_priors, n_observations).
-        residuals: the observations less what the prior's mean says, shape (n_observations,).
-    """
-    from scipy.linalg.blas import dtrsv  # Slow to import, and a run that is only read needs none.
-
-    covariances = np.tensordot(scales, kernels, 1) + np.eye(len(residuals)) * noises[:, None] ** 2
-    factors = np.linalg.cholesky(covariances)
-    # One by one: a general solver of a stack does not see that they are triangular.
-    solved = np.array([dtrsv(factor.T, residuals, trans=1) for factor in factors])
-    evidences: Floats = -0.5 * (solved**2).sum(axis=1) - np.log(np.diagonal(factors, 0, 1, 2)).sum(axis=1)
-    return evidences
 
 
 def _solved(factor: Floats, values: Floats) -> Floats:

@@ -40,9 +40,8 @@ from mptune.json_form import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates
-from mptune.tuning.sampler.cuts.in_question import narrowed
 from mptune.tuning.sampler.error_model import ErrorModel
-from mptune.tuning.sampler.group_tests.emulation_design import design_plans, unknown_alone
+from mptune.tuning.sampler.group_tests.emulation_design import design_plans
 from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
@@ -131,16 +130,14 @@ class PrecisionSampler(BaseSampler):
             return {}
         generator = np.random.default_rng([self._seed, trial.number])
         with _blas().limit(limits=1, user_api="blas"):
-            of_now = narrowed(prior, built)
-            plan, ehvi, new_errors = self.propose(of_now.prior, of_now.built, generator)
-        emulated_errors = of_now.widened(new_errors)
+            plan, ehvi, emulated_errors = self.propose(prior, built, generator)
         if plan is None:
             return {}
         attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}
         for name, value in attrs.items():
             # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
-        return of_now.prior.columns.choices(plan)
+        return prior.columns.choices(plan)
 
     def _reader_of(self, study: Study, prior: Prior) -> TrialReader:
         """That of the study and the groups, which knows the trials that have been finished before."""
@@ -218,12 +215,8 @@ class PrecisionSampler(BaseSampler):
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
         generator = np.random.default_rng([len(prior.groups), len(emulated)])
         tried = np.vstack([built.plans, emulated])
-        alone = unknown_alone(prior, overflow.probabilities, tried)[:most]
         may_be = overflow.probabilities <= 0.5
-        for first, second in prior.further:
-            may_be[second] &= ~may_be[first]
-        weights = gains + gains.mean()
-        return np.vstack([alone, design_plans(error_model, weights, may_be, tried, most - len(alone), generator)])
+        return design_plans(error_model, gains + gains.mean(), may_be, tried, most, generator)
 
     def _emulated(self, prior: Prior, plans: Bools, emulated_errors: dict[str, float | str]) -> Floats:
         """The errors of plans, shape (n_plans,), NaN where emulation fails; those that are known are noted."""

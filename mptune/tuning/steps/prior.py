@@ -13,7 +13,6 @@ from mptune.graph.plan import Precision
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings, End
-from mptune.tuning.sampler.error_model import assumed_error
 from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
@@ -39,41 +38,26 @@ def make_prior(
     Errors of free groups that are missing are estimated from groups like them. ``exact`` latencies are predicted by
     these terms, so that they have no uncertainty; without terms none can be predicted.
     """
-    further = [(group, row) for group in space.free for row in space.reduced_precisions(group)[1:]]
-    columns = [*((group, space.reduced_of(group)) for group in space.free), *further]
-    estimates = log_square_errors(space, sensitivity)
-    errors = [
-        estimates[group]
-        if row is space.reduced_of(group)
-        else assumed_error(*estimates[group], space.reduced_of(group), row)
-        for group, row in columns
-    ]
-    shares = part_shares([_by_part(sensitivity, group) for group in space.free]) if sensitivity.errors else None
-    if shares is not None:
-        shares = (*shares, *(shares[space.free.index(group)] for group, _ in further))
-    ops = {group.id: group.ops for group in space.groups}
-    # What one precision cannot do is no fault of another one: its operators are others.
-    operators = [frozenset(op if row is space.reduced_of(g) else f"{row} {op}" for op in ops[g]) for g, row in columns]
-    precisions = tuple(str(row) for _, row in columns)
+    groups, precisions = space.free, tuple(str(space.reduced_of(group)) for group in space.free)
+    errors = list(log_square_errors(space, sensitivity).values())
     prior = Prior(
-        tuple(group for group, _ in columns),
+        groups,
         tuple(mean for mean, _ in errors) if sensitivity.errors else None,
-        operators=tuple(operators),
         log_square_sds=tuple(sd for _, sd in errors) if any(sd for _, sd in errors) else None,
-        part_shares=shares,
+        part_shares=part_shares([_by_part(sensitivity, group) for group in groups]) if sensitivity.errors else None,
         precisions=() if {*precisions} <= {str(Precision.FP16)} else precisions,
     )
     if terms is None:
         return prior
-    boundaries = _boundaries(space, terms, columns)
+    boundaries = _boundaries(space, terms)
     crossings = Crossings(prior.columns, tuple(boundaries))
     # What the pins and TF32 save against all-FP32, the Casts that the pins need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
-    casts = crossings.of(np.zeros((len(columns), 1), dtype=bool))[:, 0].tolist()
+    casts = crossings.of(np.zeros((len(groups), 1), dtype=bool))[:, 0].tolist()
     crossed = sum(cost_ms * count for cost_ms, count in zip(boundaries.values(), casts, strict=True) if count)
     return replace(
         prior,
-        gains_ms=tuple(terms.gain_ms(group, row) for group, row in columns),
+        gains_ms=tuple(terms.gain_ms(group, space.reduced_of(group)) for group in groups),
         boundaries=tuple(boundaries),
         boundary_costs_ms=tuple(boundaries.values()),
         fixed_gain_ms=terms.saved_ms(pins) + crossed,
@@ -81,20 +65,16 @@ def make_prior(
     )
 
 
-def _boundaries(
-    space: SearchSpace, terms: LatencyTerms, columns: Sequence[tuple[str, Precision]]
-) -> dict[Boundary, float]:
+def _boundaries(space: SearchSpace, terms: LatencyTerms) -> dict[Boundary, float]:
     """The boundaries between groups with their costs in ms."""
-    own: dict[str, tuple[int, ...]] = {}
-    for column, (group, _) in enumerate(columns):
-        own[group] = (*own.get(group, ()), column)
+    columns = {group: column for column, group in enumerate(space.free)}
 
     def end(group: str | None) -> End:
         if group is None:
             return str(Precision.FP32)
-        return str(space.pinned[group].precision.stored) if group in space.pinned else own[group]
+        return str(space.pinned[group].precision.stored) if group in space.pinned else columns[group]
 
-    labels = {row for _, row in columns} | {pin.precision for pin in space.pinned.values()}
+    labels = {*map(space.reduced_of, space.free)} | {pin.precision for pin in space.pinned.values()}
     is_symmetric = len(labels - {Precision.FP32}) == 1
     boundaries: dict[Boundary, float] = {}
     for term in terms.boundaries:

@@ -109,7 +109,7 @@ def announce(listener: Listener, record: StudyRecord, settings: SearchSettings) 
     if baseline is not None:
         failed = len(record.trials.failed())
         points = min(done - failed, settings.confirm_points)
-        size = record.space.in_question(has_failed=bool(failed)).size + 1  # all-FP32 may be outside of it
+        size = record.space.size + 1  # all-FP32 may be outside of it
         confirming = points * rounds_needed(settings, baseline.latency.source)
         count_down(listener, done, max(0, min(settings.budget, size) - done) + confirming)
 

@@ -182,7 +182,7 @@ class Tuner:
 
     def _unseen(self, started: set[str]) -> PrecisionPlan | None:
         """A plan that is not known: any of few, else one that differs in as few groups as need be from the front."""
-        space = self._space.in_question(has_failed=bool(self._record.trials.failed()))
+        space = self._space
         generator = np.random.default_rng([self._settings.seed, len(self._record.trials.every())])
         if len(space.free) <= _ENUMERABLE:
             rows = itertools.product(*space.options.values())
@@ -195,8 +195,7 @@ class Tuner:
             most = min(1 + attempt // _TRIES_PER_FLIP, len(space.free))
             for index in generator.choice(len(space.free), size=int(generator.integers(most)) + 1, replace=False):
                 group = space.free[index]
-                others = [precision for precision in space.choices_of(group) if precision != choices[group]]
-                choices[group] = others[int(generator.integers(len(others)))]
+                choices[group] = next(name for name in space.options[group] if name != choices[group])
             plan = space.plan(choices)
             if plan.fingerprint not in started:
                 return plan
@@ -325,7 +324,6 @@ def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
 
 def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     """Whether every plan of the space is known already, or being evaluated."""
-    space = space.in_question(has_failed=bool(record.trials.failed()))
     if record.baseline() is None or len(record.trials.every()) < space.size:
         return False
     started = record.states()

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from mptune.tuning.fronts.hypervolume import hypervolume_improvement, pareto_staircase
 from mptune.tuning.sampler.acquisition import EhviEstimator
-from mptune.tuning.sampler.cuts.boundaries import Boundary
-from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 PRIOR = Prior(("a", "b", "c"), (-14.0, -10.0, -9.0), (0.2, 0.3, 0.1))
@@ -79,21 +77,3 @@ def test_the_weight_is_the_probability_to_be_finite_to_the_power_of_0_7() -> Non
             patch.setattr(judged.overflow, "p_sound", lambda plans, chance=chance: np.full(len(plans), chance))
             assert float(judged.ehvi(plan)[0]) == pytest.approx(safe * chance**0.7)
             assert float(judged.screen(plan)[2][0]) == pytest.approx(screened * chance**0.7)
-
-
-@pytest.mark.parametrize(("groups", "gains", "share"), [(100, True, 1.0), (101, True, 0.5), (101, False, 1.0)])
-def test_of_more_than_a_hundred_groups_draws_of_latency_keep_half_of_their_spread(
-    groups: int, gains: bool, share: float
-) -> None:
-    ids = tuple(f"g{i}" for i in range(groups))
-    boundaries = tuple(Boundary.among((i, i + 1)) for i in range(groups - 1))
-    prior = Prior(ids, (-12.0,) * groups, (0.01,) * groups if gains else None, boundaries, (0.002,) * (groups - 1))
-    plans = np.array([[False] * groups, [True] * groups, [True, False] * (groups // 2) + [True] * (groups % 2)])
-    ones = np.ones(3)
-    built = BuiltPlans(plans, np.array([1.5, 0.5, 1.3]), 1e-3 * ones, np.array([1e-7, 1e-2, 7e-3]), ones, 1.5, 1e-3)
-    drawn = LatencyModel(prior, built)
-    mean, draws = drawn.mean(), drawn.sample(np.random.default_rng(0), 32)
-    terms = EhviEstimator(prior, built, np.random.default_rng(0)).latency_terms
-    assert terms[0] == pytest.approx(mean)
-    assert terms[1:] - mean == pytest.approx(share * (draws - mean), abs=1e-12)
-    assert (terms[:, groups:-1] >= 0).all(), "no boundary saves time"

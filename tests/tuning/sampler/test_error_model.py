@@ -10,8 +10,8 @@ import pytest
 
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.plan_rows import plan_keys, unique_plans
-from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
-from tests.tuning.additive import BASE, GROUPS, NEW, PLANS, SQUARES, law, prior, seen
+from mptune.tuning.sampler.posterior import LinearGaussian
+from tests.tuning.additive import GROUPS, NEW, PLANS, SQUARES, law, prior, seen
 
 
 def test_errors_are_learnt_from_a_prior_that_is_wrong() -> None:
@@ -51,36 +51,6 @@ def test_what_is_not_known_well_gives_way_and_what_is_known_stays() -> None:
         axis=0,
     )
     assert spread[unknown] > 2.0 > spread[rest].max()
-
-
-def with_bf16(known: tuple[float, ...]) -> Prior:
-    """Every group in FP16, with the first five in BF16 behind them; ``known`` are log squared errors in FP16."""
-    squares = (*known, *(known[k] + 2.0 * math.log(8.0) for k in range(5)))
-    names = tuple(f"g{k}" for k in (*range(len(known)), *range(5)))
-    precisions = ("fp16",) * len(known) + ("bf16",) * 5
-    return Prior(names, squares, log_square_sds=(0.0,) * len(known) + (0.5,) * 5, precisions=precisions)
-
-
-@pytest.mark.parametrize("learnt", ["fp16", "bf16"])
-def test_what_is_learnt_of_a_group_in_one_low_precision_holds_in_the_other(learnt: str) -> None:
-    """The prior has the first group's error too small by a factor of 20; plans with it in one precision say so."""
-    wrong = (SQUARES[0] - 2 * math.log(20.0), *SQUARES[1:])
-    column = {"fp16": 0, "bf16": GROUPS}[learnt]
-    plans = np.zeros((3, GROUPS + 5), dtype=bool)
-    plans[0, column] = plans[1, [column, 1]] = plans[2, [column, 2]] = True
-    truth = np.append(SQUARES, SQUARES[:5] + 2.0 * math.log(8.0))
-    errors = np.sqrt(plans @ np.exp(truth) + 1e-14)
-    nothing = np.full(3, math.nan)
-    built = BuiltPlans(plans, nothing, nothing, errors, np.ones(3), BASE)
-    model = ErrorModel(with_bf16(wrong), built)
-    assert np.abs(model.mode[[0, GROUPS]] - truth[[0, GROUPS]]).max() < 0.6
-    draws = model.sample(np.random.default_rng(0), 400)
-    assert np.std(draws[:, GROUPS] - draws[:, 0]) == pytest.approx(0.5, abs=0.1)
-    covariance = model.covariance()
-    assert np.std(draws, axis=0) == pytest.approx(np.sqrt(np.diag(covariance)), rel=0.2)
-    unknown = replace(with_bf16(wrong), log_square_errors=(math.inf, *with_bf16(wrong).log_square_errors[1:]))  # type: ignore[index]
-    free = ErrorModel(unknown, built).covariance()
-    assert abs(free[0, GROUPS]) < 0.05 * math.sqrt(free[0, 0] * free[GROUPS, GROUPS]), "FP16's error is not known"
 
 
 def test_a_gaussian_update_by_hand() -> None:

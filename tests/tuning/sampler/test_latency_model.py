@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.tuning.sampler.error_model import ErrorModel
-from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.latency_model import LatencyModel, profiled_gains
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, IDS, NEW, PLANS, law, prior, seen
 
@@ -113,47 +113,10 @@ def test_exact_terms_need_no_profile() -> None:
     assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
 
 
-def test_what_neighbours_change_is_predicted() -> None:
-    """What a group takes depends on both of its neighbours at once; the law knows of no such thing."""
-    rng = np.random.default_rng(5)
-    plans = np.vstack([PLANS, rng.random((60, GROUPS)) < 0.5])
-    factors = rng.lognormal(0.0, 0.1, (GROUPS, 2, 2, 2))
-    factors[:, 0, 0, 0] = 1.0
-
-    def times(rows: np.ndarray) -> np.ndarray:
-        half = np.pad(rows, ((0, 0), (1, 1)), mode="edge").astype(int)
-        before, own, after = half[:, :-2], half[:, 1:-1], half[:, 2:]
-        return np.where(rows, TIMES[1], TIMES[0]) * factors[np.arange(GROUPS), own, before, after]
-
-    def latency(rows: np.ndarray) -> np.ndarray:
-        taken: np.ndarray = BASE + (times(rows) - TIMES[0]).sum(axis=1)
-        return taken
-
-    told = replace(seen(plans), latency_ms=latency(plans))
-    with_profiles = replace(told, group_ms=times(plans) * rng.normal(1.0, 0.02, plans.shape))
-    alone, better = (LatencyModel(prior(), observed) for observed in (told, with_profiles))
-    errors = [np.abs(m.predict(NEW, m.mean()[None])[0] - latency(NEW)).mean() for m in (alone, better)]
-    assert errors[1] < 0.5 * errors[0]
-
-
-def miss_of_regressed(seed: int, error: float) -> float:
-    """Root mean square miss of 200 plans' latencies, in the mean gain, after six noisy builds of 60 groups.
-
-    Gains are log-normal, and the prior's gains are off by a log-normal of this standard deviation.
-    """
-    rng = np.random.default_rng(seed)
-    gains = rng.lognormal(0.0, 0.8, 60)
-    told = Prior(tuple(map(str, range(60))), gains_ms=tuple(gains * rng.lognormal(0.0, error, 60)))
-    base = 3.0 * gains.sum()
-    plans = np.vstack([np.zeros((1, 60)), np.ones((1, 60)), rng.random((5, 60)) < 0.6]).astype(bool)
-    latency = (base - plans @ gains) * (1.0 + 0.01 * rng.normal(size=7))
-    built = BuiltPlans(plans, latency, 0.01 * latency, np.full(7, 1e-3), np.ones(7), float(latency[0]), 0.01 * base)
-    model, others = LatencyModel(told, built), rng.random((200, 60)) < 0.5
-    off = model.predict(others, model.mean()[None])[0] - (base - others @ gains)
-    return float(off.std() / gains.mean())
-
-
-def test_what_a_roofline_says_in_error_regresses_towards_the_mean() -> None:
-    """1.90; with the prior's gains as they are it is 2.19. Where those are right the timings say so."""
-    assert np.mean([miss_of_regressed(seed, 0.5) for seed in range(30)]) < 2.03
-    assert np.mean([miss_of_regressed(seed, 0.0) for seed in range(30)]) < 0.9
+def test_profiled_gains_are_differences_of_means() -> None:
+    plans = np.array([[False, False], [True, True], [False, True]])
+    gains, sd = profiled_gains(plans, np.array([[4.0, 8.0], [1.0, 5.0], [2.0, np.nan]]))
+    assert gains.tolist() == [2.0, 3.0]
+    assert (sd > 0).all()
+    gains, _ = profiled_gains(plans[:1], np.array([[4.0, 8.0]]))
+    assert np.isnan(gains).all(), "in one precision alone"

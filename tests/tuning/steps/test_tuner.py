@@ -13,12 +13,12 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind
 from mptune.errors import BaselineError, RunError, SettingsError
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Silent
-from mptune.tuning.record.attributes import by_group, plan_count
+from mptune.tuning.record.attributes import by_group
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.tuner import HOPELESS, Stop, Tuner
@@ -117,17 +117,6 @@ def test_figures_of_the_first_session_survive(open_record: OpenRecord, space: Se
     make_tuner(record, space, make_toolchain(space)).run()
     assert open_record().evaluations() == record.evaluations()
     assert len(record.evaluations()) == 12
-
-
-@pytest.mark.parametrize(("fails", "plans"), [(set(), 8), ({"g001"}, 12)], ids=["BF16 not in question", "a failure"])
-def test_plans_are_counted_by_the_precisions_in_question(open_record: OpenRecord, fails: set[str], plans: int) -> None:
-    small = make_small_space(3)
-    space = replace(small, reduced={"g000": (Precision.FP16, Precision.BF16)})
-    record = open_record(space)
-    assert plan_count(record.trials.every(), has_failed=False) is None
-    make_tuner(record, space, make_toolchain(space, fails=fails), budget=3).run()
-    assert plan_count(record.trials.every(), has_failed=bool(record.trials.failed())) == plans
-    assert space.in_question(has_failed=bool(fails)).size == plans
 
 
 @pytest.mark.parametrize("sampler", ["precision", "tpe"])

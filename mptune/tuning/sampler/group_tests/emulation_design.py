@@ -15,7 +15,6 @@ import numpy as np
 
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys, unique_plans
-from mptune.tuning.sampler.posterior import Prior
 
 _CANDIDATES = 300
 """Random plans that the designed ones are chosen from."""
@@ -59,19 +58,6 @@ def design_plans(
         chosen.append(best)
     designed: Bools = candidates[chosen]
     return designed
-
-
-def unknown_alone(prior: Prior, p_overflow: Floats, emulated: Bools) -> Bools:
-    """Plans of one group in a further precision whose error is not known, as in the preferred one it is not finite.
-
-    Those first whose preferred precision is the most likely to overflow. ``emulated`` has the plans that are known.
-    """
-    squares = prior.log_square_errors
-    guessed = [pair for pair in prior.further if squares is None or not math.isfinite(squares[pair[1]])]
-    ranked = sorted(guessed, key=lambda pair: -p_overflow[pair[0]])
-    alone = np.eye(len(prior.groups), dtype=bool)[[second for _, second in ranked]]
-    unknown: Bools = alone[~np.isin(plan_keys(alone), plan_keys(emulated))]
-    return unknown
 
 
 def _random_plans(mode: Floats, allowed: Bools, generator: np.random.Generator) -> Bools:

@@ -23,6 +23,9 @@ _LARGEST_SET, _BEAM = 32, 100
 _EXPLAINED_BONUS = 0.7
 """Beam search ranks unfinished sets by log odds plus this for each failure that they explain."""
 
+_DRAWN_SETS = 400
+"""Hitting sets that plans are held against; where there are more, this many are drawn."""
+
 _NEGLIGIBLE = 0.03
 """The search ends where larger sets hold less than this share of the probability."""
 
@@ -30,29 +33,21 @@ _NEGLIGIBLE = 0.03
 class GroupTest:
     """The posterior of which groups are to blame.
 
-    Class attributes:
-        _drawn_sets: hitting sets that plans are held against; where there are more, so many are drawn.
-
     Attributes:
         probabilities: that each group is to blame, shape (n_groups,): cleared by sound plans, raised jointly by
             failures.
     """
 
-    _drawn_sets = 400
-
-    def __init__(
-        self, probabilities: Floats, sound: Bools, failed: Bools, together: float, *, by_chance: bool = False
-    ) -> None:
+    def __init__(self, probabilities: Floats, sound: Bools, failed: Bools, together: float) -> None:
         """Condition the prior on plans.
 
         Args:
             probabilities: prior probability that each group is to blame, shape (n_groups,).
             sound: plans that hold no such group, shape (n_sound, n_groups).
             failed: plans that failed, shape (n_failed, n_groups).
-            together: odds that a failure takes all groups of its plan, and no group alone is to blame.
-            by_chance: such a failure says nothing of other plans; else those that hold all of its groups fail, too.
+            together: odds that a failure takes all groups of its plan, and no group alone is to blame: then plans that
+                hold all of its groups fail, too.
         """
-        self._by_chance = by_chance
         probabilities[sound.any(axis=0)] = _CLEARED
         self._log_sound = np.log1p(-probabilities)
         self._together = math.log(together)
@@ -61,9 +56,7 @@ class GroupTest:
         self._sets: Bools = np.zeros((0, len(probabilities)), dtype=bool)
         self.probabilities = probabilities
         if len(failed):
-            # What a larger failure says is said by the one within it; but each came by chance by itself.
-            failed = failed[np.argsort(failed.sum(axis=1), kind="stable")] if by_chance else _smallest(failed)
-            self._explain(failed, np.log(probabilities / (1.0 - probabilities)))
+            self._explain(_smallest(failed), np.log(probabilities / (1.0 - probabilities)))
 
     def _explain(self, failures: Bools, log_odds: Floats) -> None:
         """Enumerate hitting sets of the failures, and raise the probabilities of the groups in them."""
@@ -75,22 +68,19 @@ class GroupTest:
         weights /= weights.sum()
         explained = weights @ sets[:, : len(log_odds)]
         self.probabilities = np.clip(1.0 - (1.0 - self.probabilities) * (1.0 - explained), 0.0, 1.0 - 1e-9)
-        if len(sets) > self._drawn_sets:
-            drawn = np.random.default_rng(len(sets)).choice(len(sets), self._drawn_sets, p=weights)
-            sets, weights = sets[drawn], np.full(self._drawn_sets, 1.0 / self._drawn_sets)
+        if len(sets) > _DRAWN_SETS:
+            drawn = np.random.default_rng(len(sets)).choice(len(sets), _DRAWN_SETS, p=weights)
+            sets, weights = sets[drawn], np.full(_DRAWN_SETS, 1.0 / _DRAWN_SETS)
         self._failures, self._sets, self._weights = failures, sets, weights
 
     def p_sound(self, plans: Bools) -> Floats:
         """Probability that each plan is sound, shape (n_plans,)."""
         probability: Floats = np.exp(plans @ self._log_sound)
         if len(self._sets):
-            suspects = plans.astype(np.float32)
-            if not self._by_chance:
-                whole = suspects @ self._failures.T.astype(np.float32) == self._failures.sum(axis=1)
-                suspects = np.hstack([suspects, whole])
-            sets = self._sets[:, : suspects.shape[1]]
-            named = sets.any(axis=0)
-            overlap = suspects[:, named] @ sets[:, named].T.astype(np.float32)  # (n_plans, n_sets)
+            groups = plans.astype(np.float32)
+            whole = groups @ self._failures.T.astype(np.float32) == self._failures.sum(axis=1)
+            suspects, named = np.hstack([groups, whole]), self._sets.any(axis=0)
+            overlap = suspects[:, named] @ self._sets[:, named].T.astype(np.float32)  # (n_plans, n_sets)
             probability *= (overlap == 0.0) @ self._weights
         return probability
 

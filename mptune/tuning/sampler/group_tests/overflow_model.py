@@ -35,7 +35,8 @@ class OverflowModel(GroupTest):
     def __init__(self, prior: Prior, built: BuiltPlans) -> None:
         """Condition on one-group emulation, on what was built, and on whole plans that overflowed in emulation."""
         probabilities = np.full(len(prior.groups), _OVERFLOW)
-        probabilities[[row.exponents == Precision.FP32.exponents for row in prior.rows]] = _WIDE_OVERFLOW
+        is_wide = [Precision.named(name).exponents == Precision.FP32.exponents for name in prior.columns.precisions]
+        probabilities[is_wide] = _WIDE_OVERFLOW
         if prior.log_square_errors is not None:
             probabilities[np.isposinf(prior.log_square_errors)] = _EMULATED_OVERFLOW
         failed = built.plans[(built.finite == 0.0) & ~built.gave_nothing]
