@@ -18,7 +18,7 @@ from mptune.engines.base import Stage
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.samples import Outputs
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
+from mptune.engines.ort.session import OrtSession, Provider, SessionOptions, Tf32
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
@@ -59,7 +59,7 @@ class ReadyJob:
 
     def run(self, state: WorkerState) -> Ready:
         samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
-        options = SessionOptions(self.provider, tf32_by_environment=self.tf32_by_environment, latency=self.latency)
+        options = _options(self.provider, self.latency, by_environment=self.tf32_by_environment)
         baseline = _baseline(state, self.baseline, options)
         watch = baseline.stopwatch(samples[0])
         found = calibrate(watch.run_once, monotonic_ms, self.latency)
@@ -71,6 +71,11 @@ class ReadyJob:
         gc.collect()
         gc.freeze()
         return Ready(repetitions, baseline_ms)
+
+
+def _options(provider: Provider, latency: LatencySettings, *, by_environment: bool) -> SessionOptions:
+    tf32: Tf32 = "off by environment" if by_environment else "off"
+    return SessionOptions(provider, "timed", tf32=tf32, cuda_graph=latency.cuda_graph)
 
 
 def _baseline(state: WorkerState, path: Path, options: SessionOptions) -> OrtSession:
@@ -93,7 +98,7 @@ class TimeJob:
     def run(self, state: WorkerState) -> Timed:
         samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
         wanted = state.cached("reference", self.reference, partial(read_samples, self.reference))
-        options = SessionOptions(self.provider, tf32_by_environment=self.tf32_by_environment, latency=self.latency)
+        options = _options(self.provider, self.latency, by_environment=self.tf32_by_environment)
         base = _baseline(state, self.baseline, options)
         started = time.perf_counter()
         candidate = open_session(self.model, options)

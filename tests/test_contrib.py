@@ -11,7 +11,7 @@ import pytest
 
 from mptune.engines.jobs.placement import OperatorTypesJob
 from mptune.engines.loading import load_typed_model
-from mptune.engines.ort.session import CpuSession, SessionOptions
+from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.inference import RuntimeTypes
@@ -194,7 +194,7 @@ def test_plans_of_a_growing_cache_run_whatever_is_declared_of_it(present: str, t
     widened = write_widened(typed, WeightBank.write(typed, tmp_path / "typed"), tmp_path / "typed/w.onnx")
     feed, results = growing_cache_feed(3, 1), []
     for each in (path, widened):
-        session = CpuSession(each, SessionOptions(timing=False))
+        session = OrtSession(each, SessionOptions())
         results.append(session.run(feed)["y"])
         session.close()
     np.testing.assert_allclose(results[0], results[1], atol=2e-3)

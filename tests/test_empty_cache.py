@@ -13,6 +13,7 @@ from mptune.api.run import open_run
 from mptune.data.archive import save_samples
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import SessionOptions
 from mptune.processes.child import WorkerState
@@ -134,8 +135,8 @@ def test_an_engine_with_an_empty_cache_is_timed(tmp_path: Path) -> None:
     report = ReferenceJob(model, samples, reference, "cpu").run(state)
     assert check_reference(report) == ()
     latency = LatencySettings(warmup_ms=1.0, duration_ms=1.0)
-    engine = OrtEngine(model, SessionOptions("cpu", latency=latency))
-    result = MeasureJob(engine, engine, samples, samples, reference, latency=latency).run(state).measurement
+    engine = OrtEngine(model, SessionOptions(preset="timed"))
+    result = MeasureJob(engine, engine, Scoring(samples, reference), samples, latency=latency).run(state).measurement
     assert result.error.value("relative_l2") == 0
     assert result.latency.median_ms > 0
     state.close()

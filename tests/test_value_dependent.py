@@ -12,9 +12,9 @@ from mptune.api.comparing import compare
 from mptune.api.run import open_run
 from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import EngineError
-from mptune.engines.jobs.emulation import Comparison, ErrorsJob
+from mptune.engines.jobs.emulation import ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.jobs.samples import output_error
+from mptune.engines.jobs.samples import Scoring
 from mptune.errors import BaselineError
 from mptune.graph.facts import DependentOutput, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
@@ -101,14 +101,16 @@ def test_a_metric_gets_outputs_whose_shape_cannot_be_compared(tmp_path: Path) ->
     """Two axes differ, and nothing in the model tells: only the user's metric can know."""
     (tmp_path / "mine.py").write_text("def metric(outputs, reference):\n    return outputs['y'].size\n")
 
-    save_samples(tmp_path / "r.npz", [{"y": np.ones((4, 4), np.float32)}])
+    files = tmp_path / "s.npz", tmp_path / "r.npz"
+    for file in files:
+        save_samples(file, [{"y": np.ones((4, 4), np.float32)}])
     got = [{"y": np.ones((3, 5), np.float32)}]
-    found = output_error(WorkerState(), got, tmp_path / "r.npz", f"{tmp_path / 'mine.py'}:metric")
+    found = Scoring(*files, f"{tmp_path / 'mine.py'}:metric").error(WorkerState(), got)
     assert found.value(f"{tmp_path / 'mine.py'}:metric") == 15
     assert found.non_finite == 0
     with pytest.raises(EngineError, match=r"has shape \(3, 5\) on sample 0, the reference has \(4, 4\)"):
-        output_error(WorkerState(), got, tmp_path / "r.npz", "relative_l2")
-    rows = output_error(WorkerState(), [{"y": np.ones((3, 4), np.float32)}], tmp_path / "r.npz", "relative_l2")
+        Scoring(*files).error(WorkerState(), got)
+    rows = Scoring(*files).error(WorkerState(), [{"y": np.ones((3, 4), np.float32)}])
     assert rows.unmatched_rows == 1, "only the number of rows differs: they are compared as a set"
 
 
@@ -141,7 +143,7 @@ def test_samples_without_a_detection(tmp_path: Path) -> None:
     counts = [len(sample["scores"]) for sample in read_samples(reference)]
     assert min(counts) == 0 < max(counts)
     Rewriter(grouped, WeightBank.write(model, tmp_path)).write(grouped.uniform(Precision.FP16), typed)
-    (error,) = ErrorsJob((typed,), Comparison(tmp_path / "s.npz", reference, "cpu", dependent=dependent)).run(state)
+    (error,) = ErrorsJob((typed,), Scoring(tmp_path / "s.npz", reference, dependent=dependent)).run(state)
     assert error.non_finite == 0
     assert np.isfinite(error.value("relative_l2"))
 

@@ -27,7 +27,7 @@ from benchmarks.trained.judging import compared, held_out
 from benchmarks.trained.variants import FP32, ROOT, VARIANTS, Row, file_of
 from mptune.engines.base import EngineError
 from mptune.engines.ort.cuda_session import NO_TF32, open_session
-from mptune.engines.ort.session import SessionOptions
+from mptune.engines.ort.session import SessionOptions, Tf32
 from mptune.engines.timing.latency import calibrate, monotonic_ms, time_in_turn
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -88,7 +88,8 @@ def measure_network(folder: Path, out: Path, done: Sequence[str]) -> None:
     """Time, run and judge the variants that are not done; ``out`` is written after each."""
     model = load_model(file_of(folder, FP32))
     latency = LatencySettings(warmup_ms=50.0, duration_ms=200.0, min_iterations=5)
-    options = SessionOptions("cuda", tf32_by_environment=is_convolutional(model, {}), latency=latency)
+    tf32: Tf32 = "off by environment" if is_convolutional(model, {}) else "off"
+    options = SessionOptions("cuda", "timed", tf32=tf32, cuda_graph=latency.cuda_graph)
     samples, rows = held_out(folder), {}
     baseline = open_session(file_of(folder, FP32), options)
     wanted = [baseline.run(sample) for sample in samples]

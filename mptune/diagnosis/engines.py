@@ -11,12 +11,10 @@ from mptune.data.archive import read_samples
 from mptune.diagnosis.runner import InWorker, Outputs, Runner
 from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
-from mptune.engines.tensorrt.jobs import (
-    EngineOutputsJob,
-    EngineRepeatJob,
-    ModelNames,
-)
+from mptune.engines.jobs.outputs import ModelNames, OutputsJob, RepeatJob
+from mptune.engines.tensorrt.jobs import TensorRtEngine
 from mptune.engines.tensorrt.library import Kind, install_line, is_installed
+from mptune.engines.tensorrt.session import EngineOptions
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.processes.parent import Worker
 from mptune.targets.detect import detect_gpus
@@ -93,7 +91,8 @@ class EngineRunner(InWorker):
         into = self._folder / "exact.npz"
         failures = []
         for kind in self._kinds:
-            job = EngineOutputsJob(self._path, self._model.samples_path, into, kind, self._names)
+            engine = TensorRtEngine(self._path, EngineOptions(kind))
+            job = OutputsJob(engine, self._model.samples_path, into, self._names)
             count = self.answer(job)
             if not isinstance(count, Failure):
                 return kind, read_samples(into)
@@ -105,7 +104,8 @@ class EngineRunner(InWorker):
         kind, _ = self._run
         worst = self._folder / f"worst_{threads}.npz"
         isolated, samples = self._folder / "exact.npz", self._model.samples_path
-        job = EngineRepeatJob(self._path, samples, isolated, times, threads, worst, kind, self._names)
+        engine = TensorRtEngine(self._path, EngineOptions(kind))
+        job = RepeatJob(engine, samples, isolated, times, threads, worst, self._names)
         error = self.answer(job)
         if isinstance(error, Failure):
             raise self._error(error)

@@ -17,7 +17,8 @@ from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
-from mptune.engines.ort.cuda_session import NO_TF32
+from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine
+from mptune.engines.ort.session import SessionOptions
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.errors import BaselineError
@@ -175,7 +176,7 @@ class Runner(InWorker):
     def run(self, name: str, model: Path, samples: Path | None = None) -> Outputs:
         """Outputs of a model's file as it stands, on the samples of this run or others; ``name`` is of their file."""
         into = self.context.data_dir / f"{name}.npz"
-        self.call(OutputsJob(model, samples or self.samples_path, into))
+        self.call(OutputsJob(OrtEngine(model, SessionOptions()), samples or self.samples_path, into))
         return read_samples(into)
 
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
@@ -201,7 +202,8 @@ class Runner(InWorker):
         self.begin(f"running {self.name} {times} times, threads: {threads}")
         isolated, worst = (self.context.data_dir / f"{name}.npz" for name in ("isolated", f"worst_{threads}"))
         save_samples(isolated, self.exact)
-        error = self.call(RepeatJob(self.widened, self.samples_path, isolated, times, threads, worst))
+        engine = OrtEngine(self.widened, SessionOptions())
+        error = self.call(RepeatJob(engine, self.samples_path, isolated, times, threads, worst))
         return error, read_samples(worst) if error > 0 else None
 
     @property

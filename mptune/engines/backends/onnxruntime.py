@@ -17,7 +17,7 @@ from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
-from mptune.engines.ort.session import PROVIDERS, SessionOptions
+from mptune.engines.ort.session import PROVIDERS, SessionOptions, Tf32
 from mptune.graph.facts import attribute
 from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
@@ -90,12 +90,10 @@ class OrtBuilder(ModelBuilder):
 
     def _engine(self, path: Path, plan: PrecisionPlan) -> OrtEngine:
         settings = self.bench.context.settings
-        options = SessionOptions(
-            self.provider,
-            tf32=settings.tf32 and bool(plan.reduced_groups),  # The all-FP32 plan is built as the baseline is.
-            tf32_by_environment=self.tf32_by_environment,
-            latency=settings.latency,
-        )
+        # The all-FP32 plan is built as the baseline is.
+        uses_tf32 = settings.tf32 and bool(plan.reduced_groups)
+        tf32: Tf32 = "on" if uses_tf32 else "off by environment" if self.tf32_by_environment else "off"
+        options = SessionOptions(self.provider, "timed", tf32=tf32, cuda_graph=settings.latency.cuda_graph)
         return OrtEngine(path, options)
 
     @cached_property

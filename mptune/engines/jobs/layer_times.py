@@ -12,11 +12,6 @@ from mptune.graph.ops import anchor_kind
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 
-PROFILED_RUNS = 20
-"""Executions that a profile averages over, without the longest."""
-UNTIMED_RUNS = 5
-"""Warm-up executions before these."""
-
 
 @dataclass(frozen=True)
 class LayerTime(JsonForm):
@@ -46,20 +41,6 @@ class EngineLayers(JsonForm):
         return engine.with_suffix(".layers.json")
 
 
-def steady_mean(values: Sequence[float]) -> float:
-    """The mean without the largest value, which may come from an interruption; a single value is its own mean."""
-    ordered = sorted(values)
-    kept = ordered[:-1] or ordered
-    return sum(kept) / len(kept)
-
-
-def minor_nodes(grouped: GroupedModel) -> frozenset[str]:
-    """Names of the nodes beside the main operator of their group, where it has one (a product, a norm, ...)."""
-    anchors = {node.name for node in grouped.model.nodes if anchor_kind(node.op_type)}
-    anchored = [group.nodes for group in grouped.groups if not anchors.isdisjoint(group.nodes)]
-    return frozenset(name for nodes in anchored for name in nodes if name not in anchors)
-
-
 def group_times(
     layers: Sequence[LayerTime], owners: Mapping[str, str], *, minor: Collection[str] = ()
 ) -> dict[str, float]:
@@ -76,18 +57,15 @@ def group_times(
         nodes = [node for node in layer.nodes if node in owners]
         groups = dict.fromkeys(owners[node] for node in nodes)
         major = dict.fromkeys(owners[node] for node in nodes if node not in minor)
-        takers = major or groups
         times = shared if len(major) > 1 else alone
-        for group in groups:
-            alone.setdefault(group, 0.0)
-            times[group] = times.get(group, 0.0) + (layer.ms / len(takers) if group in takers else 0.0)
+        alone.update({group: 0.0 for group in groups if group not in alone})
+        for group in major or groups:
+            times[group] = times.get(group, 0.0) + layer.ms / len(major or groups)
     return {group: ms + shared.get(group, 0.0) for group, ms in alone.items() if ms >= shared.get(group, 0.0)}
 
 
 def with_group_times(
-    measurement: Measurement,
-    layers: Sequence[LayerTime] | Failure,
-    grouped: GroupedModel,
+    measurement: Measurement, layers: Sequence[LayerTime] | Failure, grouped: GroupedModel
 ) -> Measurement:
     """Add a profile to the measurement of the same plan; a failed one adds a warning."""
     if isinstance(layers, Failure):
@@ -96,5 +74,9 @@ def with_group_times(
             " each group is learned from whole latencies alone"
         )
         return replace(measurement, warnings=(*measurement.warnings, text))
-    times = group_times(layers, grouped.owners, minor=minor_nodes(grouped))
+    # Nodes beside the main operator of their group (a product, a norm, ...), where it has one.
+    main = {node.name for node in grouped.model.nodes if anchor_kind(node.op_type)}
+    with_main = [group.nodes for group in grouped.groups if not main.isdisjoint(group.nodes)]
+    minor = {name for nodes in with_main for name in nodes if name not in main}
+    times = group_times(layers, grouped.owners, minor=minor)
     return replace(measurement, group_times_ms={group: ms * measurement.drift for group, ms in times.items()})

@@ -1,4 +1,4 @@
-"""The job that opens a candidate, takes its error and times it in turn with the FP32 baseline, which stays open."""
+"""The jobs that open a candidate, take its error, and time it in turn with the FP32 baseline, which stays open."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from mptune.data.rollout import outputs_of
 from mptune.engines.base import DescribesLayers, Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
-from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity, output_error
+from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
-from mptune.graph.facts import DependentOutput
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
-from mptune.targets.detect import PowerMode, Throttling, read_power_mode, read_throttling, throttling_warnings
+from mptune.targets.detect import Throttling, read_power_mode, read_throttling, throttling_warnings
 from mptune.targets.target import EngineMemory
 
 STATE_AGE_S = 10.0
-"""The state of the GPUs is read again once it is so old: nvidia-smi takes 77 ms on an H200, as long as a timing."""
+"""The state of the GPUs is read again after this time: nvidia-smi takes 77 ms on an H200, as long as a timing."""
 
 
 class GpuWatch:
@@ -78,18 +77,14 @@ class MeasureJob:
 
     engine: Engine
     baseline: Engine
-    samples: Path
+    scoring: Scoring
     timing_samples: Path
     """File whose first sample is timed: the same in every job, so that latencies compare whatever samples the error is
     taken on."""
-    reference: Path
     on_gpu: bool = False
     latency: LatencySettings = field(default_factory=LatencySettings)
     repetitions: Repetitions | None = None
     """As frozen earlier; None calibrates them on the baseline."""
-    metric: str = "relative_l2"
-    dependent: tuple[DependentOutput, ...] = ()
-    scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
     enough: Enough = Enough()  # noqa: RUF009  it is frozen
     ignored: tuple[str, ...] = ()
 
@@ -99,17 +94,20 @@ class MeasureJob:
         candidate = state.transient(self.engine.open)
         build_s = time.perf_counter() - started
         state.enter(Stage.RUN)
-        outputs = outputs_of(candidate.run, cached_samples(state, self.samples), self.scoring.rollout)
-        error = output_error(state, outputs, self.reference, self.metric, self.dependent, scoring=self.scoring)
+        outputs = outputs_of(candidate.run, self.scoring.feeds(state), self.scoring.rollout)
+        error = self.scoring.error(state, outputs)
+        counted, metric = error.without(self.ignored), self.scoring.metric
+        enough = replace(self.enough, error=counted.value(metric) if counted.has(metric) else math.nan)
+
         state.enter(Stage.TIME)
         before = read_throttling() if self.on_gpu else None
-        counted = error.without(self.ignored)
-        enough = replace(self.enough, error=counted.value(self.metric) if counted.has(self.metric) else math.nan)
         latency, baseline_latency, repetitions = self.time(state, candidate, baseline, enough)
+        jetson_warnings = _jetson_warnings(state, before)
         warnings = [*candidate.warnings, *baseline.session.warnings]
         if self.on_gpu:
             warnings += state.cached("state of the gpus", "", GpuWatch).warnings()
-        warnings += _jetson_warnings(state, before)
+        warnings += jetson_warnings
+        mode = read_power_mode() if self.on_gpu else None
         context_bytes = candidate.context_bytes if isinstance(candidate, DescribesLayers) else None
         measurement = Measurement(
             latency,
@@ -120,7 +118,8 @@ class MeasureJob:
             build_s,
             warnings=tuple(dict.fromkeys(warnings)),
             memory=None if context_bytes is None else EngineMemory(None, context_bytes, None, "measured"),
-            power_mode=_power_mode() if self.on_gpu else None,
+            # The multiprocessors are those that CUDA reports, where it does.
+            power_mode=None if mode is None else replace(mode, sm_count=cuda.multiprocessors() or mode.sm_count),
         )
         return MeasureResult(measurement, baseline_latency, repetitions, enough.error)
 
@@ -152,12 +151,6 @@ def _jetson_warnings(state: WorkerState, before: Throttling | None) -> tuple[str
     return throttling_warnings(now, before, first)
 
 
-def _power_mode() -> PowerMode | None:
-    """The power mode of a Jetson, with the multiprocessors that CUDA reports where it does."""
-    mode = read_power_mode()
-    return None if mode is None else replace(mode, sm_count=cuda.multiprocessors() or mode.sm_count)
-
-
 @dataclass(frozen=True)
 class ReopenJob:
     """Open a candidate anew, again and again, and time each session in turn with the baseline's."""
@@ -167,12 +160,12 @@ class ReopenJob:
 
     def run(self, state: WorkerState) -> tuple[SessionTiming, ...]:
         baseline = self.measure.open_baseline(state)
-        return tuple(self._timed(state, baseline) for _ in range(self.count))
-
-    def _timed(self, state: WorkerState, baseline: Baseline) -> SessionTiming:
-        state.enter(Stage.BUILD)
-        candidate = state.transient(self.measure.engine.open)
-        state.enter(Stage.TIME)
-        latency, _, _ = self.measure.time(state, candidate, baseline, self.measure.enough)
-        assert latency.session is not None
-        return latency.session
+        timings = []
+        for _ in range(self.count):
+            state.enter(Stage.BUILD)
+            candidate = state.transient(self.measure.engine.open)
+            state.enter(Stage.TIME)
+            latency, _, _ = self.measure.time(state, candidate, baseline, self.measure.enough)
+            assert latency.session is not None
+            timings.append(latency.session)
+        return tuple(timings)

@@ -1,88 +1,142 @@
-"""Jobs of a comparison: outputs of models on samples, again, at the same time, and value by value of two models."""
+"""Jobs of a comparison: outputs of an engine on samples, again, at the same time, and value by value of two models."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mptune.data.archive import read_samples, save_samples
-from mptune.engines.base import Stage
+from mptune.engines.base import Engine, EngineError, FailureKind, Stage
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
-from mptune.engines.ort.cuda_session import open_session
+from mptune.engines.ort.cuda_session import OrtEngine, open_session
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.processes.child import WorkerState
 
 Run = Callable[[Feed], Outputs]
 """Computes all outputs of one sample."""
+_BLOCK = 1 << 16
+"""Values of a block, few enough for a cache."""
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """How a model calls what goes into an engine and comes out of it."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    wanted: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class OutputsJob:
-    """Run a model over the samples on the CPU and write its outputs to a file."""
+    """Run an engine over the samples and write its outputs to a file."""
 
-    model: Path
+    engine: Engine
     samples: Path
     outputs: Path
+    names: ModelNames | None = None
+    """Of the ONNX model's inputs and outputs, where the engine may have others: the samples have those inputs, the file
+    gets those outputs."""
 
     def run(self, state: WorkerState) -> int:
         """Returns the number of samples."""
-        run = self._open(state)
+        (run,) = _open_runs(state, self.engine, self.names, 1)
         state.enter(Stage.RUN)
         outputs = [run(feed) for feed in cached_samples(state, self.samples)]
         save_samples(self.outputs, outputs)
         return len(outputs)
 
-    def _open(self, state: WorkerState) -> Run:
-        return _widening(state.transient(partial(open_session, self.model, SessionOptions(timing=False))))
-
 
 @dataclass(frozen=True)
 class RepeatJob:
-    """Run a model again and again, alone or at the same time in several threads, and keep the runs that differ."""
+    """Run an engine again and again, alone or at the same time in several threads, and keep the runs that differ."""
 
-    model: Path
+    engine: Engine
     samples: Path
     outputs: Path
     times: int
     threads: int
     worst: Path
     """File to write: the outputs of the repetition that differs most from the isolated runs."""
+    names: ModelNames | None = None
+    """As of ``OutputsJob``."""
 
     def run(self, state: WorkerState) -> float:
         """Returns the largest relative L2 over repetitions, samples and outputs; 0 where all runs are equal."""
-        from mptune.data.archive import read_samples
-
-        runs = self._open(state)
+        runs = _open_runs(state, self.engine, self.names, self.threads)
         state.enter(Stage.RUN)
-        samples = cached_samples(state, self.samples)
-        isolated = read_samples(self.outputs)
-        largest = 0.0
-        with ThreadPoolExecutor(self.threads) as pool:
+        samples, isolated = cached_samples(state, self.samples), read_samples(self.outputs)
+        count, largest = self.threads, 0.0
+        with ThreadPoolExecutor(count) as pool:
             for _ in range(self.times):
-                outputs = _shared_out(runs, samples, pool)
+                # Sample k runs on thread k mod count.
+                shares = [samples[k::count] for k in range(count)]
+                results = list(pool.map(lambda run, share: [run(feed) for feed in share], runs, shares))
+                outputs = [results[k % count][k // count] for k in range(len(samples))]
                 error = max(value_error(a[n], b[n]) for a, b in zip(outputs, isolated, strict=True) for n in b)
                 if error > largest:
                     largest = error
                     save_samples(self.worst, outputs)
         return largest
 
-    def _open(self, state: WorkerState) -> list[Run]:
-        """What runs a sample, for each thread."""
-        run = _widening(state.transient(partial(open_session, self.model, SessionOptions(timing=False))))
-        return [run] * self.threads
+
+def _open_runs(state: WorkerState, engine: Engine, names: ModelNames | None, count: int) -> list[Run]:
+    """What runs a sample, for each thread, until the job ends.
+
+    A session of ONNX Runtime serves all threads; of other engines each has one, with a context and a stream of its own.
+    """
+    sessions: ExitStack[bool | None] = state.transient(lambda: ExitStack())
+    shares = isinstance(engine, OrtEngine)
+    runs = [_run_of(sessions.enter_context(closing(engine.open())), names) for _ in range(1 if shares else count)]
+    return runs * count if shares else runs
 
 
-def _shared_out(runs: Sequence[Run], samples: Sequence[Feed], pool: ThreadPoolExecutor) -> list[Outputs]:
-    """Each thread runs every n-th sample, one after another: what is not thread-safe has a thread of its own."""
-    results = list(pool.map(lambda k: [runs[k](feed) for feed in samples[k :: len(runs)]], range(len(runs))))
-    return [results[k % len(runs)][k // len(runs)] for k in range(len(samples))]
+def _run_of(session: Any, names: ModelNames | None) -> Run:
+    """What runs a session under the names of the model."""
+    if names is None:
+        return _widening(session)
+    inputs = _correspondence("inputs", [*session.inputs], [*session.inputs], names.inputs)
+    outputs = _correspondence("outputs", names.wanted, names.outputs, [*session.outputs])
+
+    def run(feed: Feed) -> Outputs:
+        values = session.run({name: feed[own] for name, own in inputs.items()})
+        return {own: values[name] for own, name in outputs.items()}
+
+    return run
+
+
+def _correspondence(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """Each wanted name -> the other side's: the same, else the one at its place among ``names``, where as many."""
+    if set(wanted) <= set(others):
+        return {name: name for name in wanted}
+    if len(names) != len(others):
+        message = f"the {what} of the engine and of the model differ: {', '.join(names)} and {', '.join(others)}"
+        raise EngineError(FailureKind.ERROR, message)
+    by_place = dict(zip(names, others, strict=True))
+    return {name: by_place[name] for name in wanted}
+
+
+def _widening(session: OrtSession) -> Run:
+    """What runs a session on samples in FP16 where its inputs are FP32: these values are the same in both.
+
+    Inputs that the session has not are left out.
+    """
+    wide = {name: kind == "tensor(float)" for name, (kind, _) in session.inputs.items()}
+
+    def run(feed: Feed) -> Outputs:
+        fed = {name: a for name, a in feed.items() if name in wide}
+        return session.run(
+            {n: a.astype(np.float32) if wide[n] and a.dtype == np.float16 else a for n, a in fed.items()}
+        )
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -101,11 +155,10 @@ class TraceJob:
         samples = cached_samples(state, self.samples)
         others = samples if self.right_samples is None else read_samples(self.right_samples)
         errors = [0.0] * len(self.pairs)
-        options = SessionOptions(timing=False, node_by_node=True)
-        state.enter(Stage.BUILD)
+        options = SessionOptions(preset="values")
         with closing(open_session(self.left, options)) as left, closing(open_session(self.right, options)) as right:
             state.enter(Stage.RUN)
-            run_left, run_right = _taking_some(left), _taking_some(right)
+            run_left, run_right = _widening(left), _widening(right)
             for sample, other_sample in zip(samples, others, strict=True):
                 expected, values = run_left(sample), run_right(other_sample)
                 for index, (name, other) in enumerate(self.pairs):
@@ -124,39 +177,14 @@ def value_error(values: np.ndarray, expected: np.ndarray) -> float:
         y = b[start : start + _BLOCK].astype(np.float64)
         with np.errstate(invalid="ignore"):
             gap = x - y
-        square = _square(gap)
+        square = float(np.einsum("i,i->", gap, gap))
         if not math.isfinite(square):
             gap = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, gap)
             if not np.isfinite(gap).all():
                 return math.inf
-            square, y = _square(gap), np.where(np.isfinite(y), y, 0.0)
+            square, y = float(np.einsum("i,i->", gap, gap)), np.where(np.isfinite(y), y, 0.0)
         difference += square
-        total += _square(y)
+        total += float(np.einsum("i,i->", y, y))
     if difference == 0:
         return 0.0
     return math.sqrt(difference / total) if total > 0 else math.inf
-
-
-_BLOCK = 1 << 16
-"""Values of a block, few enough for a cache."""
-
-
-def _square(values: np.ndarray) -> float:
-    return float(np.einsum("i,i->", values, values))
-
-
-def _taking_some(session: OrtSession) -> Run:
-    """What runs a session on those of the inputs that it has."""
-    wanted, run = session.inputs.keys(), _widening(session)
-    return lambda feed: run({name: array for name, array in feed.items() if name in wanted})
-
-
-def _widening(session: OrtSession) -> Run:
-    """What runs a session on samples in FP16 where its inputs are FP32: these values are the same in both."""
-    wide = {name for name, kind in session.input_types.items() if kind == "tensor(float)"}
-
-    def run(feed: Feed) -> Outputs:
-        fed = {name: a.astype(np.float32) if name in wide and a.dtype == np.float16 else a for name, a in feed.items()}
-        return session.run(fed)
-
-    return run

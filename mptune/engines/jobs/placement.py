@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import onnx
 
 from mptune.engines.base import EngineError, MissingKernel
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import PROVIDERS, Placed, Provider, SessionOptions
+from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions
 from mptune.graph.loading.inference import RuntimeTypes, element_type
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.ops import OperatorSchema
@@ -20,32 +19,24 @@ from mptune.processes.child import WorkerState
 
 @dataclass(frozen=True)
 class PlacementJob:
-    """Open two typed models as a search opens them, and compare where their nodes run."""
+    """Open two typed models, and name the nodes that the provider runs in FP32, and another one in FP16.
+
+    Nodes that are elsewhere in FP32 as well (the arithmetic of shapes) are there for another reason. Fused nodes have
+    names of their own, and are left out.
+    """
 
     fp16: Path
     fp32: Path
     provider: Provider
 
     def run(self, state: WorkerState) -> tuple[MissingKernel, ...]:
-        return missing_kernels(self._place(state, self.fp16), self._place(state, self.fp32), PROVIDERS[self.provider])
-
-    def _place(self, state: WorkerState, model: Path) -> tuple[Placed, ...]:
-        options = SessionOptions(self.provider, timing=False, record_placement=True)
-        return state.transient(partial(open_session, model, options)).placement()
-
-
-def missing_kernels(fp16: Sequence[Placed], fp32: Sequence[Placed], wanted: str) -> tuple[MissingKernel, ...]:
-    """The nodes that the wanted provider runs in FP32, and another one in FP16, by name.
-
-    Nodes that are elsewhere in FP32 as well (the arithmetic of shapes) are there for another reason. Fused nodes have
-    names of their own, and are left out.
-    """
-    at_home = {node.name for node in fp32 if node.provider == wanted}
-    return tuple(
-        MissingKernel(node.name, node.op_type, wanted, node.provider)
-        for node in fp16
-        if node.provider != wanted and node.name in at_home
-    )
+        options, wanted = SessionOptions(self.provider), PROVIDERS[self.provider]
+        fp16, fp32 = (
+            state.transient(partial(open_session, model, options)).placement() for model in (self.fp16, self.fp32)
+        )
+        at_home = {node.name for node in fp32 if node.provider == wanted}
+        away = (node for node in fp16 if node.provider != wanted and node.name in at_home)
+        return tuple(MissingKernel(node.name, node.op_type, wanted, node.provider) for node in away)
 
 
 @dataclass(frozen=True)
@@ -59,44 +50,40 @@ class OperatorTypesJob:
     def run(self, state: WorkerState) -> RuntimeTypes:
         """See the class. A model that ONNX Runtime does not load gives the schemas, and why it does not."""
         proto = onnx.load_model_from_string(self.model)
-        schemas = _schemas(proto, self.values)
+        schemas = self._schemas(proto)
         shown = (*proto.graph.input, *proto.graph.output)
         named = {dim.dim_param for value in shown for dim in value.type.tensor_type.shape.dim if dim.dim_param}
         declared = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=v) for v in self.values if v not in declared)
-        options = SessionOptions(self.provider, timing=False, optimise=False)
+        options = SessionOptions(self.provider, "values")
         try:
             session = state.transient(partial(open_session, proto.SerializeToString(), options))
         except EngineError as error:
             return RuntimeTypes({}, schemas, error.message)
-        outputs = session.outputs
-        values = {v: _info(v, *outputs[v], named) for v in self.values if v in outputs and element_type(outputs[v][0])}
+        values = {}
+        for name in self.values:
+            kind, shape = session.outputs.get(name, ("", ()))
+            if element_type(kind):
+                # Symbols that ONNX Runtime made up are left out: they stand for nothing. And it shows a value of
+                # unknown rank like a scalar, without a dimension: such a shape is not known.
+                dims = tuple(dim if isinstance(dim, int) or dim in named else None for dim in shape)
+                values[name] = TensorInfo(name, element_type(kind), dims or None)
         return RuntimeTypes(values, schemas)
 
+    def _schemas(self, proto: onnx.ModelProto) -> dict[tuple[str, str], OperatorSchema]:
+        """The newest schemas that the model's operator sets allow; none where ONNX Runtime was built without them."""
+        from onnxruntime.capi import _pybind_state
 
-def _info(name: str, kind: str, shape: Iterable[int | str | None], named: set[str]) -> TensorInfo:
-    """A value as mptune describes it. Symbols that ONNX Runtime made up are left out: they stand for nothing.
-
-    ONNX Runtime shows a value of unknown rank like a scalar, without a dimension: such a shape is not known.
-    """
-    dims = tuple(dim if isinstance(dim, int) or dim in named else None for dim in shape)
-    return TensorInfo(name, element_type(kind), dims or None)
-
-
-def _schemas(proto: onnx.ModelProto, values: Sequence[str]) -> Mapping[tuple[str, str], OperatorSchema]:
-    """The newest schemas that the model's operator sets allow; none where ONNX Runtime was built without them."""
-    from onnxruntime.capi import _pybind_state
-
-    if not hasattr(_pybind_state, "get_all_operator_schema"):
-        return {}
-    wanted = frozenset(values)
-    operators = {(n.domain, n.op_type) for n in proto.graph.node if not wanted.isdisjoint(n.output)}
-    versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
-    newest: dict[tuple[str, str], tuple[int, OperatorSchema]] = {}
-    for schema in _pybind_state.get_all_operator_schema():
-        for domain in {schema.domain, "ai.onnx"} if not schema.domain else {schema.domain}:
-            key, since = (domain, schema.name), schema.since_version
-            allowed = key in operators and since <= versions.get(schema.domain, 0)
-            if allowed and since > newest.get(key, (0, None))[0]:
-                newest[key] = since, OperatorSchema.of(schema, "typeStr")
-    return {key: schema for key, (_, schema) in newest.items()}
+        if not hasattr(_pybind_state, "get_all_operator_schema"):
+            return {}
+        wanted = frozenset(self.values)
+        operators = {(n.domain, n.op_type) for n in proto.graph.node if not wanted.isdisjoint(n.output)}
+        versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+        newest: dict[tuple[str, str], tuple[int, OperatorSchema]] = {}
+        for schema in _pybind_state.get_all_operator_schema():
+            for domain in {schema.domain, "ai.onnx"} if not schema.domain else {schema.domain}:
+                key, since = (domain, schema.name), schema.since_version
+                allowed = key in operators and since <= versions.get(schema.domain, 0)
+                if allowed and since > newest.get(key, (0, None))[0]:
+                    newest[key] = since, OperatorSchema.of(schema, "typeStr")
+        return {key: schema for key, (_, schema) in newest.items()}

@@ -58,7 +58,7 @@ class ReferenceJob:
         if self.provider == "cpu" and self.rollout is None:
             side_by_side = SideBySide.of(len(samples), self.run_bytes)
         threads, arena = side_by_side.threads, self.observed is None
-        options = SessionOptions(self.provider, tf32=False, timing=False, threads=threads, arena=arena)
+        options = SessionOptions(self.provider, threads=threads, arena=arena)
         session = state.transient(partial(open_session, self.model, options))
         state.enter(Stage.RUN)
         outputs = outputs_of(session.run, samples, self.rollout, side_by_side.run)
@@ -89,7 +89,7 @@ class ReferenceJob:
         self, state: WorkerState, sample: Feed, outputs: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
         """Outputs whose shape differs are left out, as what selects values may select others."""
-        options = SessionOptions(self.provider, tf32=False, timing=False, optimise=False)
+        options = SessionOptions(self.provider, "values")
         try:
             if self.plain is not None:
                 (plain,) = read_samples(self.plain)
@@ -163,16 +163,11 @@ class ObserveJob:
         return ObservedRanges(ranges, tuple(doubtful), _facts_of(samples, outputs, self.dependent))
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
-        """Without optimisations, on a GPU without extended ones: nothing is fused where each value is read.
-
-        To look takes seconds. On a GPU what is not folded would go to the host and back.
-        """
-        options = SessionOptions(self.provider, timing=False, reuses_buffers=False, in_file_order=True, threads=threads)
-        less = replace(options, optimise=False) if self.provider == "cpu" else replace(options, extended=False)
+        options = SessionOptions(self.provider, "values", threads=threads)
         try:
-            return state.transient(partial(open_session, self.model, less))
-        except EngineError:  # some kernels exist for what the optimiser writes only
             return state.transient(partial(open_session, self.model, options))
+        except EngineError:  # some kernels exist for what the optimiser writes only
+            return state.transient(partial(open_session, self.model, replace(options, preset="reference")))
 
 
 class _Answer:

@@ -1,8 +1,8 @@
-"""Samples, reference outputs, metrics and rollouts in the worker: read once, then kept from job to job."""
+"""Samples, reference outputs and the scoring of outputs in the worker: files are read once, then kept."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,42 +15,37 @@ from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.calling import METRIC_TIMEOUT_S, number_of, takes_whole_set
 from mptune.data.metrics.comparing import Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
-from mptune.data.metrics.row_sets import RowSet, find_row_sets
+from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.metrics.table import Metric
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
 from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import save_sketches, sketch_outputs
-from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.base import EngineError, FailureKind, SampleSet
+from mptune.engines.context import RunContext
 from mptune.graph.facts import DependentOutput
+from mptune.graph.plan import PrecisionPlan
 from mptune.processes.child import WorkerState
-from mptune.settings import SearchSettings
 
-Arrays = Mapping[str, np.ndarray]
+Feed = Mapping[str, np.ndarray]
+Outputs = dict[str, np.ndarray]
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """What is taken of outputs beside the objective."""
+def file_identity(path: Path) -> tuple[str, int, int]:
+    """A key that changes when the file is written again."""
+    facts = path.stat()
+    return str(path), facts.st_mtime_ns, facts.st_size
 
-    reported: tuple[str, ...] = ()
-    rollout: Rollout | None = None
-    callable_takes_set: bool = False
-    timeout_s: float = METRIC_TIMEOUT_S
-    sketches: Path | None = None
-    """File to write what the outputs look like to (``mptune.data.run_outputs``)."""
 
-    @classmethod
-    def of(cls, settings: SearchSettings, sketches: Path | None = None) -> Scoring:
-        """That of a search."""
-        function = settings.metric_function
-        return cls(
-            settings.reported_metrics,
-            settings.rollout,
-            function is not None and takes_whole_set(function),
-            settings.worker.metric_timeout_s,
-            sketches,
-        )
+def cached_samples(state: WorkerState, path: Path) -> tuple[dict[str, np.ndarray], ...]:
+    """The arrays in a file, one dictionary for each sample, or for each sequence of them; read once per worker."""
+    return state.cached(f"samples {path}", file_identity(path), partial(read_samples, path))
+
+
+def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> tuple[frozenset[int], ...]:
+    """What may be the batch of each output: the first dimensions of the inputs of its sample, or of its sequence."""
+    firsts = shapes[:: max(1, len(shapes) // outputs)][:outputs]
+    return tuple(frozenset(shape[0] for shape in sample.values() if shape) for sample in firsts)
 
 
 @dataclass(frozen=True)
@@ -67,177 +62,162 @@ class MetricQuestion:
         return number_of(metric, function, self.arguments)
 
 
-def set_errors(
-    state: WorkerState, metrics: Sequence[Metric], scoring: Scoring, outputs: Sequence[Arrays], reference: Path
-) -> OutputError | None:
-    """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one.
+@dataclass(frozen=True)
+class Scoring:
+    """The samples that a job runs on, and how their outputs are scored."""
 
-    Samples and labels lie beside the file of the reference outputs.
-    """
-    samples = reference.with_name(reference.name.replace("_reference", ""))
-    labels = labels_beside(samples)
-    errors: dict[str, tuple[float, ...]] = {}
-    for metric in metrics:
-        if metric.kind != "set":
-            continue
-        data = SampleSetArrays(
-            outputs,
-            cached_reference(state, reference),
-            _inputs(state, samples, scoring.rollout),
-            cached_samples(state, labels) if labels.is_file() else [{} for _ in outputs],
+    samples: Path
+    """Labels lie beside this file."""
+    reference: Path
+    """File of the reference outputs; their parts lie beside it."""
+    metric: str = "relative_l2"
+    dependent: tuple[DependentOutput, ...] = ()
+    """Outputs whose shape depends on values: they are compared as sets of rows."""
+    part: range | None = None
+    """Numbers of the samples to take, consecutive (in a rollout each is a sequence's); None takes all."""
+    is_proposal: bool = False
+    """The plan is only to be proposed: only what orders plans is computed (``law_metric``)."""
+    rollout: Rollout | None = None
+    reported: tuple[str, ...] = ()
+    """Other metrics."""
+    callable_takes_set: bool = False
+    """The metric is a function of the calling program, which takes the whole set at once."""
+    timeout_s: float = METRIC_TIMEOUT_S
+    """For one call of a script's metric."""
+    sketches: Path | None = None
+    """File to write what the outputs look like to (``mptune.data.run_outputs``)."""
+
+    @classmethod
+    def of(
+        cls,
+        context: RunContext,
+        which: SampleSet,
+        plan: PrecisionPlan | None = None,
+        *,
+        part: range | None = None,
+        is_proposal: bool = False,
+    ) -> Scoring:
+        """That of a search; with a plan, what its held-out outputs look like is written."""
+        settings = context.settings
+        function = settings.metric_function
+        return cls(
+            context.samples(which),
+            context.reference(which),
+            settings.metric,
+            context.dependent_outputs,
+            part,
+            is_proposal,
+            settings.rollout,
+            settings.reported_metrics,
+            function is not None and takes_whole_set(function),
+            settings.worker.metric_timeout_s,
+            None if plan is None else context.sketches(plan, which),
         )
-        call = partial(_value, metric)
-        wanted: Sequence[float] = ()
-        if metric.larger_is_better:
-            key = (*file_identity(reference), metric.name)
-            make_values = partial(set_values, metric, data.of_reference(), call)
-            wanted = state.cached(f"{metric.name} of {reference}", key, make_values)
-        errors.update(errors_of(metric, data, call, wanted))
-    return OutputError({ALL_OUTPUTS: errors}) if errors else None
+
+    def feeds(self, state: WorkerState) -> Sequence[Feed]:
+        """The samples to run: those of the part."""
+        every: Sequence[Feed] = cached_samples(state, self.samples)
+        if self.part is None:
+            return every
+        steps = 1 if self.rollout is None else self.rollout.steps
+        return every[self.part.start * steps : self.part.stop * steps]
+
+    def wanted(self, state: WorkerState) -> Sequence[Outputs]:
+        """The reference outputs of these."""
+        every: Sequence[Outputs] = cached_samples(state, self.reference)
+        return every if self.part is None else every[self.part.start : self.part.stop]
+
+    def error(self, state: WorkerState, outputs: Sequence[Outputs]) -> OutputError:
+        """The error of the outputs on these samples.
+
+        Outputs with another number of rows than the reference are compared as sets of rows. A metric of the user's gets
+        the outputs as they are, whatever their shapes. Metrics over the whole set are taken of whole sets only.
+        """
+        references, wanted = cached_samples(state, self.reference), self.wanted(state)
+        labels = labels_beside(self.samples)
+        metrics = [self._metric(state, spec, has_labels=labels.is_file()) for spec in (self.metric, *self.reported)]
+        functions = {name: function for each in metrics for name, function in sample_functions(each).items()}
+        key = (*file_identity(self.reference), self.dependent)
+        row_sets = state.cached(f"rows {self.reference}", key, lambda: find_row_sets(self.dependent, references))
+        # Outputs that have another number of rows than the reference although nothing in the model says so.
+        changed: dict[str, DependentOutput] = {}
+        in_sets = {name for rows in row_sets for name in rows.names}
+        for got, expected in zip(outputs, wanted, strict=True):
+            for name, array in expected.items():
+                if name in in_sets or name not in got or got[name].ndim != array.ndim:
+                    continue
+                axes = [k for k, (x, y) in enumerate(zip(got[name].shape, array.shape, strict=True)) if x != y]
+                if len(axes) == 1:
+                    changed.setdefault(name, DependentOutput(name, axes[0], (name,)))
+        row_sets = (*row_sets, *find_row_sets(tuple(changed.values()), references))
+
+        any_shape = all(is_own(each.name) or each.name == "map" for each in metrics)
+        rows = {} if functions else {output.name: output for each in row_sets for output in each.outputs}
+        for number, (got, expected) in enumerate(zip(outputs, wanted, strict=True)):
+            for name, array in expected.items():
+                if any_shape or name not in got or got[name].shape == array.shape:
+                    continue
+                if name not in rows or not rows[name].fits(got[name].shape, array.shape):
+                    # The plan has failed, as where a detector keeps another number of boxes.
+                    text = f"output {name!r} has shape {got[name].shape} on sample {number}, the reference has"
+                    raise EngineError(FailureKind.ERROR, f"{text} {array.shape}")
+
+        objective_only = self.is_proposal and (self.metric in ADD_IN_SQUARES or metrics[0].kind != "element")
+        if self.is_proposal:
+            is_law = not metrics[0].larger_is_better
+            functions = {name: each for name, each in functions.items() if name == self.metric and is_law}
+        path = parts_path(self.reference)
+        key = (*file_identity(self.reference), *(file_identity(path) if path.is_file() else ()))
+        reference = state.cached(f"sums {self.reference}", key, lambda: Reference(references, load_parts(path)))
+        start = 0 if self.part is None else self.part.start
+        error = compare_outputs(
+            outputs, reference, functions, row_sets, start=start, any_shape=any_shape, objective_only=objective_only
+        )
+        if self.is_proposal or len(outputs) < len(references):
+            return error
+        if self.sketches is not None:
+            sketches = sketch_outputs(outputs, wanted, error, self.metric, reference.parts, row_sets)
+            save_sketches(self.sketches, self.metric, len(outputs), sketches)
+        return error.beside(self._set_errors(state, metrics, outputs, labels))
+
+    def _set_errors(
+        self, state: WorkerState, metrics: Sequence[Metric], outputs: Sequence[Outputs], labels: Path
+    ) -> OutputError | None:
+        """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one."""
+        errors: dict[str, tuple[float, ...]] = {}
+        for metric in metrics:
+            if metric.kind != "set":
+                continue
+            feeds: Sequence[Feed] = cached_samples(state, self.samples)
+            if self.rollout is not None:  # of a sequence that of its last step
+                feeds = [feeds[end - 1] for end in range(self.rollout.steps, len(feeds) + 1, self.rollout.steps)]
+            data = SampleSetArrays(
+                outputs,
+                cached_samples(state, self.reference),
+                feeds,
+                cached_samples(state, labels) if labels.is_file() else [{} for _ in outputs],
+            )
+            call = partial(_set_value, metric)
+            wanted: Sequence[float] = ()
+            if metric.larger_is_better:
+                key = (*file_identity(self.reference), metric.name)
+                make = partial(set_values, metric, data.of_reference(), call)
+                wanted = state.cached(f"{metric.name} of {self.reference}", key, make)
+            errors.update(errors_of(metric, data, call, wanted))
+        return OutputError({ALL_OUTPUTS: errors}) if errors else None
+
+    def _metric(self, state: WorkerState, spec: str, *, has_labels: bool) -> Metric:
+        if not spec.startswith(CALLABLE):
+            make = partial(resolve_metric, spec, has_labels=has_labels, timeout_s=self.timeout_s)
+            resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
+            return resolved
+        if self.callable_takes_set:
+            return Metric(spec, "set", lambda data: float(state.ask(MetricQuestion(tuple(data.arguments())))))
+        return Metric(spec, "sample", lambda *arguments: float(state.ask(MetricQuestion(arguments))))
 
 
-def _inputs(state: WorkerState, path: Path, rollout: Rollout | None) -> Sequence[Arrays]:
-    """The feed of every sample; of a sequence that of its last step."""
-    samples = cached_samples(state, path)
-    if rollout is None:
-        return samples
-    return [samples[end - 1] for end in range(rollout.steps, len(samples) + 1, rollout.steps)]
-
-
-def _value(metric: Metric, data: SampleSetArrays) -> float:
+def _set_value(metric: Metric, data: SampleSetArrays) -> float:
     function = metric.load()
     if metric.name.startswith(CALLABLE):  # it goes to the parent as it is
         return float(function(data))
     return number_of(metric.name, function, data.arguments())
-
-
-def file_identity(path: Path) -> tuple[str, int, int]:
-    """A key that changes when the file is written again."""
-    facts = path.stat()
-    return str(path), facts.st_mtime_ns, facts.st_size
-
-
-Feed = Mapping[str, np.ndarray]
-Outputs = dict[str, np.ndarray]
-
-
-def cached_samples(state: WorkerState, path: Path) -> tuple[dict[str, np.ndarray], ...]:
-    """The samples in a file, read once per worker."""
-    return state.cached(f"samples {path}", file_identity(path), partial(read_samples, path))
-
-
-def output_error(
-    state: WorkerState,
-    outputs: Sequence[Outputs],
-    reference: Path,
-    metric: str,
-    dependent: tuple[DependentOutput, ...] = (),
-    start: int = 0,
-    scoring: Scoring = Scoring(),
-    *,
-    is_proposal: bool = False,
-) -> OutputError:
-    """The error of outputs against the reference, on consecutive samples of a set.
-
-    Outputs whose shape depends on values are compared as sets of rows, as are others that have another number of rows
-    than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
-
-    Metrics over the whole set are taken of whole sets only. With ``is_proposal`` there is only what a plan needs
-    that is to be proposed: the statistic that orders plans (``mptune.data.metrics.tasks.law_metric``).
-    """
-    references = cached_reference(state, reference)
-    wanted = references[start : start + len(outputs)]
-    samples = reference.with_name(reference.name.replace("_reference", ""))
-    has_labels = labels_beside(samples).is_file()
-    metrics = [_metric(state, spec, scoring, has_labels=has_labels) for spec in (metric, *scoring.reported)]
-    extra = {name: function for each in metrics for name, function in sample_functions(each).items()}
-    identity = (*file_identity(reference), dependent)
-    row_sets = state.cached(f"rows {reference}", identity, partial(find_row_sets, dependent, references))
-    names = {name for rows in row_sets for name in rows.names}
-    changed = _changed_rows(outputs, wanted, names)
-    row_sets = (*row_sets, *find_row_sets(changed, references))
-    any_shape = all(is_own(each.name) or each.name == "map" for each in metrics)
-    if not any_shape:
-        _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
-    objective_only = is_proposal and (metric in ADD_IN_SQUARES or metrics[0].kind != "element")
-    if is_proposal:
-        is_law = not metrics[0].larger_is_better
-        extra = {name: function for name, function in extra.items() if name == metric and is_law}
-    compared = _compared(state, reference)
-    error = compare_outputs(
-        outputs, compared, extra, row_sets, start=start, any_shape=any_shape, objective_only=objective_only
-    )
-    if is_proposal or len(outputs) < len(references):
-        return error
-    if scoring.sketches is not None:
-        sketches = sketch_outputs(outputs, wanted, error, metric, compared.parts, row_sets)
-        save_sketches(scoring.sketches, metric, len(outputs), sketches)
-    return error.beside(set_errors(state, metrics, scoring, outputs, reference))
-
-
-def _metric(state: WorkerState, spec: str, scoring: Scoring, *, has_labels: bool) -> Metric:
-    if not spec.startswith(CALLABLE):
-        make = partial(resolve_metric, spec, has_labels=has_labels, timeout_s=scoring.timeout_s)
-        resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
-        return resolved
-    if scoring.callable_takes_set:
-        return Metric(spec, "set", lambda data: float(state.ask(MetricQuestion(tuple(data.arguments())))))
-    return Metric(spec, "sample", lambda *arguments: float(state.ask(MetricQuestion(arguments))))
-
-
-def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
-    """The reference outputs in a file, one entry per sample, or per sequence of them."""
-    references: Sequence[Outputs] = state.cached(
-        f"reference {reference}", file_identity(reference), partial(read_samples, reference)
-    )
-    return references
-
-
-def _compared(state: WorkerState, reference: Path) -> Reference:
-    """The reference with its sums, and the parts that were found with it: found here where none is written."""
-    path = parts_path(reference)
-    identity = (*file_identity(reference), *(file_identity(path) if path.is_file() else ()))
-    compared: Reference = state.cached(
-        f"compared {reference}", identity, lambda: Reference(cached_reference(state, reference), load_parts(path))
-    )
-    return compared
-
-
-def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> tuple[frozenset[int], ...]:
-    """What may be the batch of each output: the first dimensions of the inputs of its sample, or of its sequence."""
-    firsts = shapes[:: max(1, len(shapes) // outputs)][:outputs]
-    return tuple(frozenset(shape[0] for shape in sample.values() if shape) for sample in firsts)
-
-
-def _changed_rows(
-    outputs: Sequence[Outputs], wanted: Sequence[Outputs], names: Collection[str]
-) -> tuple[DependentOutput, ...]:
-    """Outputs that have another number of rows than the reference although nothing in the model tells."""
-    changed: dict[str, DependentOutput] = {}
-    for got, expected in zip(outputs, wanted, strict=True):
-        for name, array in expected.items():
-            if name in names or name not in got or got[name].ndim != array.ndim:
-                continue
-            axes = [k for k, (x, y) in enumerate(zip(got[name].shape, array.shape, strict=True)) if x != y]
-            if len(axes) == 1:
-                changed.setdefault(name, DependentOutput(name, axes[0], (name,)))
-    return tuple(changed.values())
-
-
-def _check_shapes(
-    outputs: Sequence[Outputs], wanted: Sequence[Outputs], row_sets: Sequence[RowSet], *, takes_rows: bool
-) -> None:
-    """Check that outputs can be compared with the reference.
-
-    An ``EngineError`` says that they cannot: the plan has failed, as a detector keeps another number of boxes.
-    """
-    rows = {output.name: output for each in row_sets for output in each.outputs}
-    for number, (got, expected) in enumerate(zip(outputs, wanted, strict=True)):
-        for name, array in expected.items():
-            if name not in got or got[name].shape == array.shape:
-                continue
-            if not (takes_rows and name in rows and rows[name].fits(got[name].shape, array.shape)):
-                text = (
-                    f"output {name!r} has shape {got[name].shape} on sample {number}, the reference has {array.shape}"
-                )
-                raise EngineError(FailureKind.ERROR, text)

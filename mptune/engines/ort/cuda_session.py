@@ -1,9 +1,9 @@
-"""Sessions on ONNX Runtime's CUDA provider.
+"""Sessions on ONNX Runtime's CUDA provider, and whether it starts.
 
 They run on one explicit stream, with inputs and outputs bound on the device, and replay a CUDA graph where capture
 works. TF32 is off unless asked for. With the provider option ``use_tf32`` off, FP16 convolutions do not use tensor
 cores (ResNet-50 on an H200: 1.64 ms, and 1.42 where ``NO_TF32`` alone switches TF32 off); with it on, cuBLAS ignored
-the variable in 1 session of 100. So the option is left on for convolutions alone (``tf32_by_environment``). CUDA's
+the variable in 1 session of 100. So the option is left on for convolutions alone (``off by environment``). CUDA's
 libraries read the variable once, so it must be set when the process starts.
 """
 
@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from mptune.engines.base import EngineError, Failure, FailureKind, Stage
+from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
-from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, Provider, SessionOptions, translated
-from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
+from mptune.engines.ort.session import PROVIDERS, Bound, OrtSession, Provider, SessionOptions, translated
+from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 
@@ -44,57 +44,49 @@ _NOT_CAPTURABLE = frozenset(
 
 
 class CudaSession(OrtSession):
-    """ONNX Runtime's CUDA provider on a stream of its own.
+    """ONNX Runtime's CUDA provider on a stream of its own."""
 
-    Without cuda-python there is neither the stream nor events: a host clock around synchronised executions takes
-    their place, with a warning.
-    """
+    def _start(self) -> None:
+        import onnxruntime
 
-    def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
-        super().__init__(model, options)
+        if hasattr(onnxruntime, "preload_dlls"):  # 1.21 and later: from the nvidia packages of this environment
+            onnxruntime.preload_dlls()
         self._stream: cuda.Stream | None = None
-        self._graph = False
         self._bindings: dict[tuple[Any, ...], Bound] = {}
-        self._dynamic_outputs = False
-        _preload_libraries()
-        reason = cuda.unavailable_reason()
-        if reason is not None and options.timing:
-            self._warn(f"latency is timed by the host's clock, not by CUDA events ({reason}): {cuda.install_line()}")
-        obstacle = graph_obstacle(model) if options.timing else None
-        self._dynamic_outputs = obstacle is not None
-        wanted = options.timing and options.latency.cuda_graph
-        if wanted and obstacle is not None:
+        cuda.require_device()
+        is_timed = self.options.preset in ("timed", "emulation")
+        obstacle = graph_obstacle(self._model) if is_timed else None
+        self._has_dynamic_outputs = obstacle is not None
+        wants_graph = is_timed and self.options.cuda_graph
+        if wants_graph and obstacle is not None:
             self._warn(
                 f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs: cut it off the model"
             )
-        self._open(graph=wanted and obstacle is None, stream=reason is None)
+        self._open(graph=wants_graph and obstacle is None)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        enqueue = partial(self._execute, self._settled(feeds))
-        if self._stream is None:
-            return HostStopwatch(enqueue)
-        # A graph is one launch, and ONNX Runtime waits for its end inside it.
-        delay = self._delay(self._stream) if self._graph else None
-        return StreamStopwatch(enqueue, self._stream, monotonic_ms, delay=delay)
+        enqueue, stream = partial(self._execute, self._settled(feeds)), self._opened_stream()
+        delay: Callable[[], None] | None = None
+        if self._has_graph:
+            # A graph is one launch, and ONNX Runtime waits for its end inside it: the stream is empty at the next one.
+            delay = partial(enqueue_delay, stream)
+            try:
+                delay()
+            except EngineError as error:
+                self._warn(f"latency contains the cost of a launch ({error.message}): update the driver")
+                delay = lambda: None  # noqa: E731  enqueueing still takes as long as executing
+        return StreamStopwatch(enqueue, stream, monotonic_ms, delay=delay)
 
     def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See ``OrtSession``; by a CUDA graph where one is captured, else as ``run``.
 
         A model of thousands of small kernels takes several times as long where each of them is launched.
         """
-        if not self._graph:
+        if not self._has_graph:
             return self.run(feeds)
         bound = self._settled(feeds, unchanged=True)
         values = translated(lambda: [value.numpy() for value in bound.binding.get_outputs()])
-        return dict(zip(self.output_names, values, strict=True))
-
-    def _delay(self, stream: cuda.Stream) -> Callable[[], None]:
-        try:
-            enqueue_delay(stream)
-        except EngineError as error:
-            self._warn(f"latency contains the cost of a launch ({error.message}): update the driver")
-            return lambda: None
-        return partial(enqueue_delay, stream)
+        return dict(zip(self.outputs, values, strict=True))
 
     def close(self) -> None:
         self._bindings.clear()
@@ -108,14 +100,21 @@ class CudaSession(OrtSession):
         if text not in self._warnings:
             self._warnings.append(text)
 
-    def _open(self, *, graph: bool, stream: bool) -> None:
+    def _opened_stream(self) -> cuda.Stream:
+        if self._stream is None:
+            raise EngineError(FailureKind.ERROR, "the session is closed")
+        return self._stream
+
+    def _open(self, *, graph: bool) -> None:
+        """Load the model on a new stream; without a CUDA graph where ONNX Runtime refuses one."""
         self.close()
-        if stream:
-            cuda.set_device(0)
-            self._stream = cuda.Stream()
+        cuda.set_device(0)
+        self._stream = cuda.Stream()
+        self._has_graph = graph
         refusal: str | None = None
+        provider = provider_options(self.options, self._stream.address, graph=graph)
         try:
-            self._session = self._load(self._providers(graph))
+            self._load([(PROVIDERS["cuda"], provider), PROVIDERS["cpu"]])
         except EngineError as error:
             if not graph or error.kind in _FATAL:
                 self.close()
@@ -123,32 +122,19 @@ class CudaSession(OrtSession):
             refusal = error.message
         # Outside of the block above: an exception may hold what belongs to the session.
         if refusal is not None:
-            self._open(graph=False, stream=stream)
-            self._warn_no_graph(refusal)
-            return
-        self._graph = graph
-        if PROVIDERS["cuda"] not in self._session.get_providers():
+            self._open_without_graph(refusal)
+        elif PROVIDERS["cuda"] not in self._session.get_providers():
             self.close()
             raise EngineError(
                 FailureKind.UNSUPPORTED, "ONNX Runtime's CUDA provider did not start (the log has its messages)"
             )
 
-    def _warn_no_graph(self, reason: str) -> None:
-        self._warn(f"no CUDA graph ({reason}): latency contains launch costs; keep every node of the model on the GPU")
-
-    def _providers(self, graph: bool) -> list[Any]:
-        by_environment = self.options.tf32_by_environment and NO_TF32.items() <= os.environ.items()
-        options = {
-            "device_id": "0",
-            "use_tf32": "1" if self.options.tf32 or by_environment else "0",
-            "enable_cuda_graph": "1" if graph else "0",
-        }
-        if self._stream is not None:
-            options["user_compute_stream"] = str(self._stream.address)
-        return [(PROVIDERS["cuda"], options), PROVIDERS["cpu"]]
+    def _open_without_graph(self, refusal: str) -> None:
+        self._open(graph=False)
+        self._warn(f"no CUDA graph ({refusal}): latency contains launch costs; keep every node of the model on the GPU")
 
     def _run_options(self) -> Any:
-        if not self._graph:
+        if not self._has_graph:
             return None
         import onnxruntime
 
@@ -163,27 +149,26 @@ class CudaSession(OrtSession):
         Args:
             unchanged: arrays that were fed before have the values that they had.
         """
-        self._open_session()
-        bound, refusal = None, ""
+        stream = self._opened_stream()
         try:
-            bound = self._bind(feeds, unchanged=unchanged)
+            return self._bind(feeds, unchanged=unchanged)
         except EngineError as error:
-            if not self._graph or error.kind in _FATAL:
+            if not self._has_graph or error.kind in _FATAL:
                 raise
             refusal = error.message
-        if bound is None:
-            # A failed capture leaves session and stream in an unknown state: start over without.
-            if self._stream is not None:
-                self._stream.abandon_capture()
-            self._open(graph=False, stream=self._stream is not None)
-            self._warn_no_graph(refusal)
-            bound = self._bind(feeds)
-        return bound
+        # A failed capture leaves session and stream in an unknown state: start over without.
+        stream.abandon_capture()
+        self._open_without_graph(refusal)
+        return self._bind(feeds)
 
     def _bind(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
-        key = _shape_key(feeds)
+        # What the shapes of the outputs can depend on: the inputs' shapes, and the values of small integer inputs.
+        key = tuple(
+            (name, a.shape, a.dtype.str, a.tobytes() if a.dtype.kind in "iu" and a.size <= 64 else b"")
+            for name, a in sorted(feeds.items())
+        )
         # ONNX Runtime would write an output that it allocated itself into the old buffer, whatever its new shape.
-        bound = None if self._dynamic_outputs else self._bindings.get(key)
+        bound = None if self._has_dynamic_outputs else self._bindings.get(key)
         if bound is not None:
             # A captured graph reads from the addresses it saw: new values go to the old place.
             for name, array in feeds.items():
@@ -194,22 +179,19 @@ class CudaSession(OrtSession):
             self._bindings[key] = bound
             self._bound_anywhere.add(bound)
         bound.fed = dict(feeds)
-        if self._stream is not None:
-            cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
+        cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
         self._execute(bound)
-        if self._stream is not None:
-            self._stream.synchronize()
+        self._opened_stream().synchronize()
         return bound
 
     def _new_binding(self, feeds: Mapping[str, np.ndarray]) -> Bound:
         import onnxruntime
 
-        outputs = {} if self._dynamic_outputs else self.run(feeds)  # Only for their shapes and types.
+        outputs = {} if self._has_dynamic_outputs else self.run(feeds)  # Only for their shapes and types.
         options = onnxruntime.RunOptions()
-        if self._stream is not None:
-            # Otherwise every run waits for the device, and an event pair would contain the host's way there and back.
-            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        if self._graph:
+        # Otherwise every run waits for the device, and an event pair would contain the host's way there and back.
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if self._has_graph:
             options.add_run_config_entry("gpu_graph_id", str(len(self._bindings) + 1))
 
         def bind() -> Bound:
@@ -218,7 +200,7 @@ class CudaSession(OrtSession):
             for name, array in feeds.items():
                 inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "cuda", 0)
                 binding.bind_ortvalue_input(name, inputs[name])
-            for name in self.output_names:
+            for name in self.outputs:
                 value = outputs.get(name)
                 if value is None:
                     binding.bind_output(name, "cuda", 0)
@@ -231,17 +213,20 @@ class CudaSession(OrtSession):
         return bound
 
 
-def _shape_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
-    """What the shapes of the outputs can depend on: the inputs' shapes, and the values of small integer inputs."""
-    return tuple(
-        (name, array.shape, array.dtype.str, array.tobytes() if array.dtype.kind in "iu" and array.size <= 64 else b"")
-        for name, array in sorted(feeds.items())
-    )
+def provider_options(options: SessionOptions, stream_address: int, *, graph: bool) -> dict[str, str]:
+    """What the CUDA provider is opened with."""
+    by_environment = options.tf32 == "off by environment" and NO_TF32.items() <= os.environ.items()
+    return {
+        "device_id": "0",
+        "use_tf32": "1" if options.tf32 == "on" or by_environment else "0",
+        "enable_cuda_graph": "1" if graph else "0",
+        "user_compute_stream": str(stream_address),
+    }
 
 
 def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:
     """Open a session; building the engine happens here."""
-    return CudaSession(model, options) if options.provider == "cuda" else CpuSession(model, options)
+    return CudaSession(model, options) if options.provider == "cuda" else OrtSession(model, options)
 
 
 @dataclass(frozen=True)
@@ -259,23 +244,13 @@ def graph_obstacle(model: Path | bytes) -> str | None:
     """The first node of a model that a CUDA graph cannot capture, as text; None where there is none."""
     import onnx
 
-    def load() -> onnx.ModelProto:
-        return onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
-
-    proto = translated(load)
+    proto = translated(
+        lambda: onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
+    )
     for node in proto.graph.node:
         if node.op_type in _NOT_CAPTURABLE:
             return f"{node.op_type} ({node.name or 'unnamed'})"
     return None
-
-
-def _preload_libraries() -> None:
-    """Load CUDA and cuDNN from the nvidia packages of this environment, where ONNX Runtime can (1.21 and later)."""
-    import onnxruntime
-
-    preload = getattr(onnxruntime, "preload_dlls", None)
-    if preload is not None:
-        preload()
 
 
 @dataclass(frozen=True)
@@ -289,18 +264,14 @@ class ProbeJob:
         from onnx import TensorProto, helper
 
         info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("x", "y")]
-        node = helper.make_node("MatMul", ["x", "x"], ["y"])
-        graph = helper.make_graph([node], "probe", info[:1], info[1:])
+        graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "probe", info[:1], info[1:])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        options = SessionOptions(self.provider, timing=False)
-        session = state.transient(partial(open_session, model.SerializeToString(), options))
+        session = state.transient(partial(open_session, model.SerializeToString(), SessionOptions(self.provider)))
         state.enter(Stage.RUN)
         session.run({"x": np.eye(2, dtype=np.float32)})
 
 
 PROBE_TIMEOUT_S = 120.0
-
-
 _reasons: dict[Provider, str | None] = {}
 _probing = threading.Lock()
 
@@ -325,18 +296,13 @@ def run_probe(provider: Provider, leave_to: Mapping[str, str] | None) -> str | N
     """See ``probe``; it runs each time."""
     with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder), None, leave_to) as worker:
         failure = worker.call(ProbeJob(provider), PROBE_TIMEOUT_S)
-        if failure is not None:
-            return _logged_reason(failure) or failure.message
-        if leave_to is not None:
-            worker.leave()
-        return None
-
-
-def _logged_reason(failure: Failure) -> str:
-    """What ONNX Runtime logged about a library that does not load; its exception names no cause."""
-    if failure.log_path is None:
-        return ""
-    for line in failure.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if "cannot open shared object file" in line or "Failed to load library" in line:
-            return line[line.rfind("error:") + len("error:") :].strip() if "error:" in line else line.strip()
-    return ""
+        if failure is None:
+            if leave_to is not None:
+                worker.leave()
+            return None
+        # ONNX Runtime logs the library that does not load; its exception names no cause.
+        log = "" if failure.log_path is None else failure.log_path.read_text(encoding="utf-8", errors="replace")
+        for line in log.splitlines():
+            if "cannot open shared object file" in line or "Failed to load library" in line:
+                return line.rpartition("error:")[2].strip()
+        return failure.message

@@ -1,98 +1,22 @@
-"""What ONNX Runtime makes of a graph: the optimised nodes, folded shape arithmetic, nodes computed as one in FP32."""
+"""What ONNX Runtime makes of a graph: constants folded, and nodes that it computes as one in FP32."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import onnx
 
-from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OPTIMISED_MODEL, PROVIDERS, Provider, SessionOptions, translated
-from mptune.graph.facts import Facts, facts_of
+from mptune.graph.facts import facts_of
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.patterns import find_patterns
-from mptune.graph.loading.model import Node
 from mptune.processes.child import WorkerState
-
-# How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
-_RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
-Nodes = tuple[str, ...]
-
-
-def take_optimised(folder: Path) -> onnx.GraphProto:
-    """Read the graph that a session saved as it was optimised, and delete it: beside it lies a copy of all weights."""
-    graph = load_graph(folder / OPTIMISED_MODEL)
-    for path in folder.glob("optimised.*"):
-        path.unlink()
-    return graph
-
-
-def load_graph(path: Path) -> onnx.GraphProto:
-    """The graph of a model, without its external data."""
-    try:
-        return onnx.load(path, load_external_data=False).graph
-    except (OSError, ValueError) as error:
-        raise EngineError(FailureKind.ERROR, f"ONNX Runtime left no graph as it optimised it: {error}") from error
-
-
-def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[Nodes]:
-    """The nodes of the typed model that each node of the optimised graph computes.
-
-    These are the producers of its outputs in the typed model, and the nodes between them and the tensors that are still
-    in the optimised graph, which were fused into it; empty where it has no such output.
-    """
-    producer = {name: node for node in typed.node for name in node.output if name}
-    varying = _varying(typed)
-    in_typed = partial(given_name, producer=producer)
-    left = {in_typed(name) or name for node in optimised.node for name in (*node.input, *node.output)}
-    return [
-        _between([name for name in map(in_typed, node.output) if name is not None], producer, left, varying)
-        for node in optimised.node
-    ]
-
-
-def given_name(name: str, producer: Container[str]) -> str | None:
-    """The name that a tensor of the optimised graph has in the one that was given; None where it is a new one."""
-    if name in producer:
-        return name
-    match = _RETYPED.match(name)
-    return match["name"] if match and match["name"] in producer else None
-
-
-def _varying(graph: onnx.GraphProto) -> frozenset[str]:
-    """Names of the nodes that cannot be folded: an input of theirs depends on the inputs of the model."""
-    constants = {value.name for value in graph.initializer}
-    values = {value.name for value in graph.input} - constants
-    varying = set()
-    for node in graph.node:
-        has_subgraph = any(attribute.HasField("g") for attribute in node.attribute)
-        if has_subgraph or not values.isdisjoint(node.input):
-            varying.add(node.name)
-            values.update(node.output)
-    return frozenset(varying)
-
-
-def _between(
-    given: Sequence[str], producer: Mapping[str, onnx.NodeProto], left: set[str], varying: frozenset[str]
-) -> Nodes:
-    """The producers of these tensors, and of their inputs as far as those are not in the optimised graph."""
-    nodes: dict[str, None] = {}
-    pending = list(given)
-    while pending:
-        node = producer[pending.pop()]
-        if node.name in nodes:
-            continue
-        nodes[node.name] = None
-        before = [name for name in node.input if name in producer and name not in left]
-        pending += [name for name in before if producer[name].name in varying]
-    return tuple(nodes)
-
 
 _RENAMING = [
     *("ConstantSharing", "CommonSubexpressionElimination", "ReshapeFusion", "UnsqueezeElimination", "CastElimination"),
@@ -121,35 +45,34 @@ class FoldJob:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.enable_mem_reuse = False  # to plan buffers takes longest
         options.optimized_model_filepath = str(self.folded)
-        providers = [PROVIDERS["cpu"]]
-        translated(
-            lambda: onnxruntime.InferenceSession(
-                str(self.model), options, providers=providers, disabled_optimizers=_RENAMING
-            )
-        )
+        opened = partial(onnxruntime.InferenceSession, str(self.model), options, providers=[PROVIDERS["cpu"]])
+        translated(partial(opened, disabled_optimizers=_RENAMING))
 
 
+# How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
+_RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
 _CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
 _NORMS = _CENTRED | {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
-_OTHERS = frozenset({"BiasSoftmax", "Gelu"})
+_ROUND_ONCE = _NORMS | {"BiasSoftmax", "Gelu"}
 _OPERATOR_SINCE = 17
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
 
 
 @dataclass(frozen=True)
 class OptimisedNode:
-    """A node of a session's graph."""
+    """A node of a session's graph that several of the typed model's became."""
 
     op_type: str
     nodes: tuple[str, ...]
     result: str
+    """The node that computes its first output in the typed model."""
 
 
 @dataclass(frozen=True)
 class FusionsJob:
     """Open a typed model as a search opens it, and name the nodes that several of its own became.
 
-    ``folder`` is empty before and afterwards.
+    ``folder`` is empty; a copy of all weights is written to it.
     """
 
     model: Path
@@ -157,33 +80,61 @@ class FusionsJob:
     provider: Provider
 
     def run(self, state: WorkerState) -> tuple[OptimisedNode, ...]:
-        options = SessionOptions(self.provider, timing=False, optimised_dir=self.folder)
+        options = SessionOptions(self.provider, optimised_dir=self.folder)
         state.transient(partial(open_session, self.model, options))
-        return tuple(optimised_nodes(load_graph(self.model), take_optimised(self.folder)))
+        typed, optimised = (
+            onnx.load(path, load_external_data=False).graph for path in (self.model, self.folder / OPTIMISED_MODEL)
+        )
+        return tuple(optimised_nodes(typed, optimised))
 
 
 def may_fuse(grouped: GroupedModel) -> bool:
     """Whether a model has nodes that may be fused so: else there is nothing to ask."""
     facts = facts_of(grouped.model)
-    if any(node.op_type == "Erf" or _adds_bias(facts, node) for node in grouped.model.nodes):
-        return True
+    for node in grouped.model.nodes:
+        before = facts.producer(node.inputs[0]) if node.op_type == "Softmax" else None
+        if node.op_type == "Erf" or (before is not None and before.op_type == "Add"):
+            return True
     return any(pattern.squares for pattern in find_patterns(grouped.model))
 
 
-def _adds_bias(facts: Facts, softmax: Node) -> bool:
-    before = facts.producer(softmax.inputs[0]) if softmax.op_type == "Softmax" else None
-    return before is not None and before.op_type == "Add"
-
-
 def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Iterator[OptimisedNode]:
-    """The nodes of an optimised graph that several of the typed one became, of the operators that round once."""
-    producer = {out: node.name for node in typed.node for out in node.output if out}
-    for node, computed in zip(optimised.node, computed_nodes(typed, optimised), strict=True):
-        if node.op_type not in _NORMS | _OTHERS or len(computed) < 2:
+    """The nodes of an optimised graph that several of the typed one became, of the operators that round once.
+
+    Each computes the producers of its outputs in the typed graph, and the nodes between these and the tensors that are
+    still in the optimised graph.
+    """
+    producer = {out: node for node in typed.node for out in node.output if out}
+    # Nodes that cannot be folded: an input of theirs depends on the inputs of the model.
+    values = {value.name for value in typed.input} - {value.name for value in typed.initializer}
+    varying = set()
+    for node in typed.node:
+        if not values.isdisjoint(node.input) or any(attribute.HasField("g") for attribute in node.attribute):
+            varying.add(node.name)
+            values.update(node.output)
+
+    def in_typed(name: str) -> str | None:
+        """The name in the typed graph of a tensor of the optimised one; None where it is a new one."""
+        if name not in producer:
+            match = _RETYPED.match(name)
+            name = match["name"] if match else ""
+        return name if name in producer else None
+
+    left = {in_typed(name) or name for node in optimised.node for name in (*node.input, *node.output)}
+    for node in optimised.node:
+        if node.op_type not in _ROUND_ONCE:
             continue
-        result = given_name(node.output[0], producer)
-        if result is not None:
-            yield OptimisedNode(node.op_type, computed, producer[result])
+        computed: dict[str, None] = {}
+        pending = [name for name in map(in_typed, node.output) if name is not None]
+        while pending:
+            before = producer[pending.pop()]
+            if before.name not in computed:
+                computed[before.name] = None
+                inner = (name for name in before.input if name in producer and name not in left)
+                pending += [name for name in inner if producer[name].name in varying]
+        result = in_typed(node.output[0])
+        if len(computed) > 1 and result is not None:
+            yield OptimisedNode(node.op_type, tuple(computed), producer[result].name)
 
 
 def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
@@ -199,13 +150,9 @@ def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tu
             members = [node for node in members if grouped.in_one_group((node, members[-1]))]
         if len(members) < 2 or members[-1].name != fusion.result or not grouped.in_one_group(members):
             continue
-        names = tuple(node.name for node in members)
-        fused.append(FusedNodes(names, _source(facts, members) if fusion.op_type in _NORMS else ""))
+        # Of a norm: the first value that the nodes read from elsewhere and that varies.
+        inner = {out for node in members for out in node.outputs}
+        read = (name for node in members for name in facts.varying(node) if name not in inner)
+        source = next((name for name in read if model.info(name).is_float32), "") if fusion.op_type in _NORMS else ""
+        fused.append(FusedNodes(tuple(node.name for node in members), source))
     return tuple(fused)
-
-
-def _source(facts: Facts, members: Sequence[Node]) -> str:
-    """The first value that the nodes read from elsewhere and that varies; "" where there is none."""
-    made = {out for node in members for out in node.outputs}
-    read = (name for node in members for name in facts.varying(node))
-    return next((name for name in read if name not in made and facts.model.info(name).is_float32), "")

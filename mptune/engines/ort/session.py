@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: what its providers share, and the CPU provider.
+"""Sessions of ONNX Runtime: how they are opened, the CPU provider, and what ONNX Runtime's errors mean.
 
 ONNX Runtime is imported when the first session opens.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import traceback
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,114 +19,19 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.lifetime import are_gone, references
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch
-from mptune.settings import LatencySettings
-
-_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : ", re.DOTALL)
-
-# "/onnxruntime_src/.../graph.cc:1423 void ns::Class::method(args) const [with T = x] condition was false. words": a
-# source position, a C++ signature, the message.
-_POSITION = re.compile(r"\S+\.(?:cc|cpp|cuh|cu|h|hpp):\d+ ")
-
-_SIGNATURE = re.compile(
-    r"^(?:[\w:&*<>~,\[\]\s]|::)*?[\w~>]+\([^()]*(?:\([^()]*\)[^()]*)*\)(?: const)?(?: \[with [^\]]*\])? "
-)
-
-_LOAD = re.compile(r"Load model from .+? failed:\s*", re.DOTALL)
-
-_NODE = re.compile(
-    r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: ", re.DOTALL
-)
-
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "failed to allocate memory",
-    "bad_alloc",
-    "bad allocation",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "cudaerrormemoryallocation",
-    "available memory of",
-)
-
-_DISK_FULL = ("no space left on device", "disk quota exceeded")
-
-# The device is lost or refuses work: the machine's fault. CUDA numbers from driver_types.h.
-_DEVICE_LOST = re.compile(
-    r"cuda (?:failure|error) (?:3|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
-    r"|devices? unavailable|uncorrectable ecc|busy or unavailable|fallen off the bus",
-    re.IGNORECASE,
-)
-
-_OLD_DRIVER = re.compile(r"cuda (?:failure|error) 35\b|driver version is insufficient", re.IGNORECASE)
-
-# A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
-_CRASHED = re.compile(
-    r"cuda (?:failure|error) (?:700|702|710|715|716|717|718|719)\b|illegal memory access|unspecified launch failure"
-    r"|misaligned address|device-side assert|illegal instruction",
-    re.IGNORECASE,
-)
-
-_INVALID = ("type error", "shapeinferenceerror", "typeinferenceerror", "bound to different types", "invalid model")
-
-
-def translate(error: BaseException) -> EngineError:
-    """The ``EngineError`` for anything that ONNX Runtime raised."""
-    text = str(error).strip()
-    return EngineError(classify(text), first_words(text) or type(error).__name__)
-
-
-def classify(text: str) -> FailureKind:
-    """Kind of failure by ONNX Runtime's error code and message."""
-    lower = text.lower()
-    match = _CODE.match(text)
-    code = match.group(1) if match else ""
-    if any(words in lower for words in _OUT_OF_MEMORY):
-        return FailureKind.OUT_OF_MEMORY
-    if any(words in lower for words in _DISK_FULL):
-        return FailureKind.DISK_FULL
-    if _OLD_DRIVER.search(text):
-        return FailureKind.DRIVER
-    if _DEVICE_LOST.search(text):
-        return FailureKind.DEVICE_LOST
-    if _CRASHED.search(text):
-        return FailureKind.CRASH
-    if code == "NOT_IMPLEMENTED":
-        return FailureKind.UNSUPPORTED
-    if code in {"INVALID_GRAPH", "INVALID_PROTOBUF", "NO_MODEL"} or any(words in lower for words in _INVALID):
-        return FailureKind.INVALID_MODEL
-    return FailureKind.ERROR
-
-
-def first_words(text: str) -> str:
-    """The first informative line: without error codes, paths, source positions and C++ signatures."""
-    text = _CODE.sub("", text.strip())
-    text = _LOAD.sub("", text)
-    node = _NODE.search(text)
-    where = ""
-    if node:
-        where = f"{node.group(1)} node {node.group(2)!r}: "
-        text = text[node.end() :]
-    while position := _POSITION.search(text):
-        text = _SIGNATURE.sub("", text[position.end() :], count=1)
-    # CUDA failures go on with the host's name, file and expression.
-    text = re.split(r"\s*;\s*(?:GPU|hostname|file)\s*=", text)[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return where + (lines[0] if lines else "")
-
 
 Provider = Literal["cpu", "cuda"]
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+Preset = Literal["timed", "reference", "values", "emulation"]
+"""What a session is for. ``timed``: as a user runs it, with a CUDA graph and everything bound to the device.
+``reference``: outputs, with all optimisations; it records where its nodes were placed. ``values``: values inside the
+graph, each node computed as it stands, as little as possible kept in memory. ``emulation``: a graph of switches that
+runs again and again, with a CUDA graph."""
+Tf32 = Literal["off", "off by environment", "on"]
 OPTIMISED_MODEL = "optimised.onnx"
 """In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
-_OPTIMISED_WEIGHTS = "optimised.weights"
-_QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
-_FP8_KERNEL = ("Failed to find kernel for QLinear", "Type 'tensor(float8")
-_SAME_NAMES = "two nodes with same node name"
-_NORM_FUSION = "LayerNormFusion/"
-"""In the name of the node that a fusion makes: ``LayerNormFusion``, or ``SimplifiedLayerNormFusion`` (1.23 to 1.25)."""
-_NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2")
-_SIMPLIFIED_NORM_FUSION = "SimplifiedLayerNormFusion"
 _LOG_WARNING = 2
+_NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
 
 
 @dataclass(frozen=True)
@@ -135,33 +39,18 @@ class SessionOptions:
     """How a session is opened."""
 
     provider: Provider = "cpu"
-    tf32: bool = False
-    tf32_by_environment: bool = False
-    """Where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are faster with the
-    provider's own option left on, but matrix products may use TF32 at times (``cuda_session``)."""
-    latency: LatencySettings = field(default_factory=LatencySettings)
-    timing: bool = True
-    """The session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device."""
-    optimise: bool = True
-    extended: bool = True
-    """With the optimisations that ONNX Runtime calls extended: what is written out becomes one operator."""
-    optimised_dir: Path | None = None
-    """An empty folder for the graph as it was optimised."""
-    record_placement: bool = False
-    reuses_buffers: bool = True
-    """Plan which values share a buffer, in quadratic time (ONNX Runtime 1.31); on a CPU only where a session is timed.
-    """
-    node_by_node: bool = False
-    """No optimisation and no arena: each node is computed as it stands, and memory is given back."""
-    arena: bool = True
-    """Keep memory of a CPU run for the next; without, a run takes less memory and more time."""
-    in_file_order: bool = False
-    """Run each node as early as the file's order allows: a value is freed once what reads it there has run."""
-    fuses_norms: bool = True
-    """Make norms of nodes that write them out; not where an epsilon is computed: a fused norm takes 1e-5 for what is no
-    constant (``layer_norm_fusion.cc``, ONNX Runtime 1.31)."""
+    preset: Preset = "reference"
     threads: int | None = None
     """That one run computes with on a CPU; None takes all cores."""
+    tf32: Tf32 = "off"
+    """By environment: where NVIDIA's variable switches TF32 off, let it do so alone. Convolutions are faster then, but
+    matrix products may use TF32 at times (``cuda_session``)."""
+    cuda_graph: bool = True
+    """Capture one, where the preset does and the model allows it."""
+    arena: bool = True
+    """Keep memory of a CPU run for the next; without, a run takes less memory and more time."""
+    optimised_dir: Path | None = None
+    """An empty folder for the graph as it was optimised."""
 
 
 @dataclass(frozen=True)
@@ -189,47 +78,37 @@ class Bound:
     def release(self) -> None:
         """Let go of everything. Idempotent."""
         self.binding = self.run_options = None
-        self.inputs = {}
-        self.fed = {}
+        self.inputs, self.fed = {}, {}
 
 
-class OrtSession(ABC):
-    """What both providers share: loading, running on host arrays, error translation. Implements ``EngineSession``.
+class OrtSession:
+    """ONNX Runtime's CPU provider, timed with a monotonic clock. Implements ``EngineSession``.
 
     ONNX Runtime's own session is reached through ``_open_session`` each time and kept in no local variable: the frames
     of an exception, and the stopwatches, would hold it past ``close``.
+
+    Attributes:
+        inputs: declared type (``tensor(float)``) and shape of every input.
+        outputs: the same of every output, in the model's order.
     """
 
     def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
+        """Load the model; building the engine happens here."""
         self.options = options
+        self.inputs: dict[str, tuple[str, tuple[int | str | None, ...]]] = {}
+        self.outputs: dict[str, tuple[str, tuple[int | str | None, ...]]] = {}
         self._model = model
         self._warnings: list[str] = []
         self._session: Any = None
         self._bound_anywhere: weakref.WeakSet[Bound] = weakref.WeakSet()
+        self._start()
+
+    def _start(self) -> None:
+        self._load([PROVIDERS["cpu"]])
 
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(self._warnings)
-
-    @property
-    def inputs(self) -> dict[str, tuple[int | str | None, ...]]:
-        """Declared shape of every input."""
-        return {value.name: tuple(value.shape) for value in self._open_session().get_inputs()}
-
-    @property
-    def input_types(self) -> dict[str, str]:
-        """Type (``tensor(float)``) of every input."""
-        return {value.name: value.type for value in self._open_session().get_inputs()}
-
-    @property
-    def outputs(self) -> dict[str, tuple[str, tuple[int | str | None, ...]]]:
-        """Type (``tensor(float)``) and declared shape of every output."""
-        return {value.name: (value.type, tuple(value.shape)) for value in self._open_session().get_outputs()}
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs in the model's order."""
-        return tuple(value.name for value in self._open_session().get_outputs())
 
     def run(self, feeds: Mapping[str, np.ndarray], *, gives_back: bool = False) -> dict[str, np.ndarray]:
         """See ``EngineSession``; on a CPU a run may give back the memory that the session keeps for the next."""
@@ -242,21 +121,29 @@ class OrtSession(ABC):
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         values = translated(lambda: self._open_session().run(None, dict(feeds), options))
         # Copies: an array of ONNX Runtime's keeps the memory of all its session's runs, however small it is.
-        return dict(zip(self.output_names, (np.array(value) for value in values), strict=True))
+        return dict(zip(self.outputs, (np.array(value) for value in values), strict=True))
 
     def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """As ``run``, for feeds that come again and again: arrays that were fed before must not have been changed."""
         return self.run(feeds)
 
-    @abstractmethod
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``EngineSession``."""
 
-    def placement(self) -> tuple[Placed, ...]:
-        """Which provider runs which node; only where ``record_placement`` is set.
+        def bind() -> Bound:
+            binding = self._open_session().io_binding()
+            for name, array in feeds.items():
+                binding.bind_cpu_input(name, np.asarray(array, order="C"))
+            for name in self.outputs:
+                binding.bind_output(name, "cpu")
+            return Bound(binding)
 
-        Empty where ONNX Runtime does not say (before 1.24).
-        """
+        bound: Bound = translated(bind)
+        self._bound_anywhere.add(bound)
+        return HostStopwatch(partial(self._execute, bound))
+
+    def placement(self) -> tuple[Placed, ...]:
+        """Which provider runs which node, of a ``reference``; empty where ONNX Runtime does not say (before 1.24)."""
 
         def read() -> tuple[Placed, ...]:
             session = self._open_session()
@@ -293,130 +180,111 @@ class OrtSession(ABC):
 
         translated(run)
 
-    @property
-    def _on_cpu(self) -> bool:
-        return self.options.provider == "cpu"
-
     def _open_session(self) -> Any:
         if self._session is None:
             raise EngineError(FailureKind.ERROR, "the session is closed")
         return self._session
 
     def _run_options(self) -> Any:
-        """Options of an untimed run; None for the defaults."""
+        """Options of a run that is not bound; None for the defaults."""
         return None
 
-    def _load(self, providers: list[Any]) -> Any:
+    def _load(self, providers: list[Any]) -> None:
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _LOG_WARNING
-        # Planned buffers corrupt FP16 norms from the second run on (microsoft/onnxruntime#27768).
-        options.enable_mem_pattern = not self._on_cpu
-        # What a fused operator gives may be larger than ONNX Runtime infers, as a key-value cache that grows is, and a
-        # buffer that was planned for it too small. The engine that is timed is run as a user would.
-        options.enable_mem_reuse = self.options.reuses_buffers and (self.options.timing or not self._on_cpu)
-        if not self.options.optimise:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        elif not self.options.extended:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        if self._on_cpu:
-            options.intra_op_num_threads = self.options.threads or 0
-            if not self.options.timing:  # Threads of a run that wait for each other need no processor time meanwhile.
-                options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-            # Threads that spin after a session's run would slow down the session that is timed in turn with it.
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-            # Without VNNI, INT8 products saturate in 16 bits otherwise; a quantised model is off by 0.2 then
-            # (onnxruntime_session_options_config_keys.h, kOrtSessionOptionsAvx2PrecisionMode).
-            options.add_session_config_entry("session.x64quantprecision", "1")
-        options.enable_cpu_mem_arena = self.options.arena and not self.options.node_by_node
-        if self.options.in_file_order:
-            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        if self.options.node_by_node:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if self.options.record_placement:
-            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        if self.options.optimised_dir is not None:
-            options.optimized_model_filepath = str(self.options.optimised_dir / OPTIMISED_MODEL)
-            # Folded and transposed constants are new: inside the file they might pass protobuf's 2 GiB.
-            external = "session.optimized_model_external_initializers"
-            options.add_session_config_entry(f"{external}_file_name", _OPTIMISED_WEIGHTS)
-            options.add_session_config_entry(f"{external}_min_size_in_bytes", "1024")
+        on_cpu = self.options.provider == "cpu"
+        options = _native_options(self.options)
         model: bytes | str = self._model if isinstance(self._model, bytes) else str(self._model)
-        # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
         # The other one makes x64quantprecision fail where two layers read one INT8 weight ("Attempt to replace the
         # existing tensor", 1.31.1); without it products are as exact, by ONNX Runtime's Avx2WeightS8ToU8Transformer.
-        disabled = ["MatmulTransposeFusion", "QDQS8ToU8Transformer"] if self._on_cpu else []
-        disabled += [] if self.options.fuses_norms else [_SIMPLIFIED_NORM_FUSION, *_NORM_FUSIONS]
-
+        disabled = ["MatmulTransposeFusion", "QDQS8ToU8Transformer"] if on_cpu else []
+        if self.options.preset == "emulation":
+            # A fused norm takes 1e-5 for an epsilon that is no constant (layer_norm_fusion.cc, ONNX Runtime 1.31), and
+            # a switched one is none.
+            disabled += _NORM_FUSIONS
+        # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         opened = partial(onnxruntime.InferenceSession, providers=providers, enable_fallback=0)
-        while True:
+        while self._session is None:
             try:
-                return translated(partial(opened, model, options, disabled_optimizers=disabled))
+                self._session = translated(partial(opened, model, options, disabled_optimizers=disabled))
             except EngineError as error:
-                if _SAME_NAMES in error.message and isinstance(model, str):
+                if "two nodes with same node name" in error.message and isinstance(model, str):
                     model, folder = with_names_apart(Path(model))
                     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
                     continue
-                optimizers, warning = self._without(error.message)
-                if not optimizers or optimizers[0] in disabled:
+                optimisers, warning = _faulty_optimisers(error.message, on_cpu=on_cpu)
+                if not optimisers or optimisers[0] in disabled:
                     raise
-            disabled += optimizers
-            self._warnings.append(warning)
-
-    def _without(self, message: str) -> tuple[list[str], str]:
-        """The optimisers of ONNX Runtime that make a valid model fail to load, and the warning; none at another fault.
-
-        Seen with 1.31.1, where no other version is named.
-        """
-        if self._on_cpu and _QUANTISED_KERNEL in message:
-            # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both.
-            return ["QDQSelectorActionTransformer"], (
-                "ONNX Runtime has no INT8 kernel for a quantised layer of this model on a CPU: all of its quantised"
-                " layers compute in FP32 between QuantizeLinear and DequantizeLinear"
-            )
-        if self._on_cpu and any(words in message for words in _FP8_KERNEL):
-            # Layers of FP8 activations are fused as those of INT8 are. And a Relu before FP8 is dropped as one before
-            # UINT8 is, where QuantizeLinear gives no negative values.
-            return ["QDQSelectorActionTransformer", "ReluQuantRewrite"], (
-                "ONNX Runtime has no FP8 kernels on a CPU: the quantised layers of this model compute in FP32 between"
-                " QuantizeLinear and DequantizeLinear"
-            )
-        if _NORM_FUSION in message:
-            # From opset 17 on, a norm written out behind a Cast is fused with the Cast into one of two types.
-            return [*_NORM_FUSIONS, _SIMPLIFIED_NORM_FUSION], (
-                "ONNX Runtime's LayerNormFusion joins a Cast and the norm behind it and fails: it is off, so that all"
-                " norms that are written out run node by node"
-            )
-        return [], ""
+                disabled += optimisers
+                self._warnings.append(warning)
+        self.inputs = {value.name: (value.type, tuple(value.shape)) for value in self._session.get_inputs()}
+        self.outputs = {value.name: (value.type, tuple(value.shape)) for value in self._session.get_outputs()}
 
 
-class CpuSession(OrtSession):
-    """ONNX Runtime's CPU provider, all cores, timed with a monotonic clock."""
+def _native_options(options: SessionOptions) -> Any:
+    """ONNX Runtime's own session options for a preset."""
+    import onnxruntime
 
-    def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
-        super().__init__(model, options)
-        self._session = self._load([PROVIDERS["cpu"]])
+    on_cpu, preset = options.provider == "cpu", options.preset
+    native = onnxruntime.SessionOptions()
+    native.log_severity_level = _LOG_WARNING
+    # Planned buffers corrupt FP16 norms from the second run on (microsoft/onnxruntime#27768).
+    native.enable_mem_pattern = not on_cpu
+    # What a fused operator gives may be larger than ONNX Runtime infers, as a key-value cache that grows is, and a
+    # buffer that was planned for it too small: only the engine that is timed is run as a user would. And which of many
+    # values share a buffer is planned in quadratic time (ONNX Runtime 1.31).
+    native.enable_mem_reuse = preset == "timed" or (preset == "reference" and not on_cpu)
+    native.enable_cpu_mem_arena = options.arena and preset != "values"
+    if preset == "values":
+        # Nothing is fused where each value is read. On a GPU what is not folded would go to the host and back.
+        levels = onnxruntime.GraphOptimizationLevel
+        native.graph_optimization_level = levels.ORT_DISABLE_ALL if on_cpu else levels.ORT_ENABLE_BASIC
+        # Each node runs as early as the file's order allows: a value is freed once what reads it there has run.
+        native.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    if preset == "reference":
+        native.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if on_cpu:
+        native.intra_op_num_threads = options.threads or 0
+        if preset != "timed":  # Threads of a run that wait for each other need no processor time meanwhile.
+            native.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Threads that spin after a session's run would slow down the session that is timed in turn with it.
+        native.add_session_config_entry("session.force_spinning_stop", "1")
+        # Without VNNI, INT8 products saturate in 16 bits otherwise; a quantised model is off by 0.2 then
+        # (onnxruntime_session_options_config_keys.h, kOrtSessionOptionsAvx2PrecisionMode).
+        native.add_session_config_entry("session.x64quantprecision", "1")
+    if options.optimised_dir is not None:
+        native.optimized_model_filepath = str(options.optimised_dir / OPTIMISED_MODEL)
+        # Folded and transposed constants are new: inside the file they might pass protobuf's 2 GiB.
+        external = "session.optimized_model_external_initializers"
+        native.add_session_config_entry(f"{external}_file_name", "optimised.weights")
+        native.add_session_config_entry(f"{external}_min_size_in_bytes", "1024")
+    return native
 
-    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        bound = self._bind(feeds)
-        return HostStopwatch(partial(self._execute, bound))
 
-    def _bind(self, feeds: Mapping[str, np.ndarray]) -> Bound:
-        self._open_session()
-
-        def bind() -> Bound:
-            binding = self._open_session().io_binding()
-            for name, array in feeds.items():
-                binding.bind_cpu_input(name, np.asarray(array, order="C"))
-            for name in self.output_names:
-                binding.bind_output(name, "cpu")
-            return Bound(binding)
-
-        bound: Bound = translated(bind)
-        self._bound_anywhere.add(bound)
-        return bound
+def _faulty_optimisers(message: str, *, on_cpu: bool) -> tuple[list[str], str]:
+    """The optimisers that make a valid model fail to load (ONNX Runtime 1.31.1), and the warning; none otherwise."""
+    if on_cpu and "Failed to find kernel for com.microsoft.Q" in message:
+        # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both.
+        return ["QDQSelectorActionTransformer"], (
+            "ONNX Runtime has no INT8 kernel for a quantised layer of this model on a CPU: all of its quantised layers"
+            " compute in FP32 between QuantizeLinear and DequantizeLinear"
+        )
+    if on_cpu and ("Failed to find kernel for QLinear" in message or "Type 'tensor(float8" in message):
+        # Layers of FP8 activations are fused as those of INT8 are. And a Relu before FP8 is dropped as one before UINT8
+        # is, where QuantizeLinear gives no negative values.
+        return ["QDQSelectorActionTransformer", "ReluQuantRewrite"], (
+            "ONNX Runtime has no FP8 kernels on a CPU: the quantised layers of this model compute in FP32 between"
+            " QuantizeLinear and DequantizeLinear"
+        )
+    if "LayerNormFusion/" in message:
+        # The node that a fusion makes is named so. From opset 17 on, a norm written out behind a Cast is fused with the
+        # Cast into one of two types; with SimplifiedLayerNormFusion from 1.23 on.
+        return [*_NORM_FUSIONS], (
+            "ONNX Runtime's LayerNormFusion joins a Cast and the norm behind it and fails: it is off, so that all norms"
+            " that are written out run node by node"
+        )
+    return [], ""
 
 
 def with_names_apart(path: Path) -> tuple[bytes, str]:
@@ -446,4 +314,67 @@ def translated(call: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         traceback.clear_frames(error.__traceback__)
-        raise translate(error) from error
+        text = str(error).strip()
+        raise EngineError(classify(text), first_words(text) or type(error).__name__) from error
+
+
+# The first that a message matches is its kind. CUDA's numbers are those of driver_types.h.
+_KINDS = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        (
+            FailureKind.OUT_OF_MEMORY,
+            r"out of memory|failed to allocate memory|bad_alloc|bad allocation|cu(?:blas|dnn)_status_alloc_failed"
+            r"|cudaerrormemoryallocation|available memory of",
+        ),
+        (FailureKind.DISK_FULL, r"no space left on device|disk quota exceeded"),
+        (FailureKind.DRIVER, r"cuda (?:failure|error) 35\b|driver version is insufficient"),
+        # The device is lost or refuses work: the machine's fault.
+        (
+            FailureKind.DEVICE_LOST,
+            r"cuda (?:failure|error) (?:3|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
+            r"|devices? unavailable|uncorrectable ecc|busy or unavailable|fallen off the bus",
+        ),
+        # A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
+        (
+            FailureKind.CRASH,
+            r"cuda (?:failure|error) (?:700|702|710|715|716|717|718|719)\b|illegal memory access"
+            r"|unspecified launch failure|misaligned address|device-side assert|illegal instruction",
+        ),
+        (FailureKind.UNSUPPORTED, r"^\[ONNXRuntimeError\] : \d+ : NOT_IMPLEMENTED"),
+        (
+            FailureKind.INVALID_MODEL,
+            r"^\[ONNXRuntimeError\] : \d+ : (?:INVALID_GRAPH|INVALID_PROTOBUF|NO_MODEL)|type error|shapeinferenceerror"
+            r"|typeinferenceerror|bound to different types|invalid model",
+        ),
+    )
+)
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+# "/onnxruntime_src/.../graph.cc:1423 void ns::Class::method(args) const [with T = x] condition was false. words": a
+# source position, a C++ signature, the message.
+_POSITION = re.compile(r"\S+\.(?:cc|cpp|cuh|cu|h|hpp):\d+ ")
+_SIGNATURE = re.compile(
+    r"^(?:[\w:&*<>~,\[\]\s]|::)*?[\w~>]+\([^()]*(?:\([^()]*\)[^()]*)*\)(?: const)?(?: \[with [^\]]*\])? "
+)
+_NODE = re.compile(r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: ")
+
+
+def classify(text: str) -> FailureKind:
+    """Kind of failure by a message of ONNX Runtime or CUDA."""
+    return next((kind for kind, pattern in _KINDS if pattern.search(text)), FailureKind.ERROR)
+
+
+def first_words(text: str) -> str:
+    """The first informative line: without error codes, paths, source positions and C++ signatures."""
+    text = _CODE.sub("", text.strip())
+    text = re.sub(r"Load model from .+? failed:\s*", "", text, flags=re.DOTALL)
+    where = ""
+    if node := _NODE.search(text):
+        where = f"{node[1]} node {node[2]!r}: "
+        text = text[node.end() :]
+    while position := _POSITION.search(text):
+        text = _SIGNATURE.sub("", text[position.end() :], count=1)
+    # CUDA failures go on with the host's name, file and expression.
+    text = re.split(r"\s*;\s*(?:GPU|hostname|file)\s*=", text)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return where + (lines[0] if lines else "")

@@ -15,8 +15,7 @@ T = TypeVar("T")
 _MEMORY_SHARE = 0.5
 """Share of the available memory that runs at the same time may take."""
 _MOST_BYTES = 3 << 28
-"""Memory that runs at the same time may take, bytes: a model whose single run takes more has operators large enough for
-all cores."""
+"""Memory that they may take: a model whose single run takes more has operators large enough for all cores."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -30,10 +29,10 @@ class SideBySide:
 
     @classmethod
     def of(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:
-        """As many as there are cores, and as memory has room for; one after another where that is not known.
+        """As many as there are cores for, and memory; one after another where the memory of a run is not known.
 
         Args:
-            run_bytes: memory that one of them takes about, bytes; None where it is not known.
+            run_bytes: memory that one of them takes about, bytes.
             threads: that each has at least.
         """
         available, cores = available_bytes(), usable_cores()
@@ -43,10 +42,7 @@ class SideBySide:
         return cls() if count <= 1 else cls(count, max(1, cores // count))
 
     def run(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What calls return, in their order.
-
-        An exception of one is raised once those that run have ended; no further one is begun.
-        """
+        """What calls return, in their order; once one has raised an exception no other is begun."""
         if self.count <= 1 or len(calls) <= 1:
             return [call() for call in calls]
         with ThreadPoolExecutor(self.count) as pool:

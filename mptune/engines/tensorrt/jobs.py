@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +12,8 @@ import numpy as np
 from mptune.data.archive import read_samples
 from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime
-from mptune.engines.jobs.outputs import OutputsJob, RepeatJob, Run
-from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
+from mptune.engines.jobs.layer_times import LayerTime
+from mptune.engines.jobs.samples import Feed, cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, parse_network
 from mptune.engines.tensorrt.failures import construct
 from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
@@ -26,7 +23,9 @@ from mptune.files import whole_file
 from mptune.processes.child import WorkerState
 from mptune.targets.detect import detect_gpus
 
-_OPEN_SESSIONS = ("baseline", "switched", "waists")
+PROFILED_RUNS, UNTIMED_RUNS = 20, 5
+"""Executions that a profile averages over, without the longest; warm-up executions before these."""
+_OPEN_SESSIONS = ("baseline", "switched 0", "waists")
 """What stays open in the worker from job to job and holds memory of the device."""
 _SHAPE_VALUES = 64
 """An integer input of at most this many elements may be a shape; of all others only the shape is needed to build."""
@@ -174,66 +173,3 @@ class EngineProfileJob:
             profiler.start_execution()
             watch.run_once()
         return layer_times(profiler.executions, read_layers(session.information()))
-
-
-@dataclass(frozen=True)
-class ModelNames:
-    """How a model calls what goes into an engine and comes out of it."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    wanted: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class EngineOutputsJob(OutputsJob):
-    """``OutputsJob`` with an engine file as ``model``."""
-
-    kind: Kind = "tensorrt"
-    names: ModelNames = ModelNames((), (), ())
-    """Of the ONNX model's inputs and outputs; the samples have those inputs, the file gets those outputs."""
-
-    def _open(self, state: WorkerState) -> Run:
-        return _open_runs(state, self.model, self.kind, self.names, 1)[0]
-
-
-@dataclass(frozen=True)
-class EngineRepeatJob(RepeatJob):
-    """``RepeatJob`` with an engine file as ``model``: each thread has a session with its own context and stream."""
-
-    kind: Kind = "tensorrt"
-    names: ModelNames = ModelNames((), (), ())
-
-    def _open(self, state: WorkerState) -> list[Run]:
-        return _open_runs(state, self.model, self.kind, self.names, self.threads)
-
-
-def _open_runs(state: WorkerState, path: Path, kind: Kind, names: ModelNames, count: int) -> list[Run]:
-    """What runs an engine file under the names of the model, each in a session of its own until the job ends."""
-
-    def under_model_names(session: TensorRtSession) -> Run:
-        inputs = _correspondence("inputs", [*session.inputs], [*session.inputs], names.inputs)
-        outputs = _correspondence("outputs", names.wanted, names.outputs, [*session.outputs])
-
-        def run(feed: Feed) -> Outputs:
-            values = session.run({name: feed[own] for name, own in inputs.items()})
-            return {own: values[name] for own, name in outputs.items()}
-
-        return run
-
-    sessions: ExitStack[bool | None] = state.transient(lambda: ExitStack())
-    return [
-        under_model_names(sessions.enter_context(closing(TensorRtSession(path, EngineOptions(kind)))))
-        for _ in range(count)
-    ]
-
-
-def _correspondence(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """Each wanted name -> the other side's: the same, else the one at its place among ``names``, where as many."""
-    if set(wanted) <= set(others):
-        return {name: name for name in wanted}
-    if len(names) != len(others):
-        message = f"the {what} of the engine and of the model differ: {', '.join(names)} and {', '.join(others)}"
-        raise EngineError(FailureKind.ERROR, message)
-    by_place = dict(zip(names, others, strict=True))
-    return {name: by_place[name] for name in wanted}

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.jobs.layer_times import LayerTime, steady_mean
+from mptune.engines.jobs.layer_times import LayerTime
 from mptune.graph.plan import PRECISIONS, Precision
 
 _TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")
@@ -95,12 +95,19 @@ def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Laye
     return tuple(
         LayerTime(
             nodes.get(name, ()),
-            steady_mean([execution.get(name, 0.0) for execution in executions]),
+            _steady_mean([execution.get(name, 0.0) for execution in executions]),
             name,
             tuple(precision for precision in PRECISIONS if precision in types.get(name, ())),
         )
         for name in names
     )
+
+
+def _steady_mean(values: Sequence[float]) -> float:
+    """The mean without the largest value, which may come from an interruption; a single value is its own mean."""
+    ordered = sorted(values)
+    steady = ordered[:-1] or ordered
+    return sum(steady) / len(steady)
 
 
 @cache

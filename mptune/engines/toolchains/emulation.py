@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import EmulatedSamples, Failure, SampleSet, in_parts
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
+from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.graph.fused import FusedNodes
@@ -89,10 +89,6 @@ class Emulation:
     unshared: Failure | None = field(default=None, init=False)
     _written: dict[str, Path] = field(default_factory=dict, init=False)
 
-    @cached_property
-    def _scoring(self) -> Scoring:
-        return Scoring.of(self.context.settings)
-
     def errors(
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
     ) -> tuple[OutputError, ...] | Failure:
@@ -129,7 +125,7 @@ class Emulation:
         # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around a
         # switch, so an all-FP32 plan matches the reference bit by bit only in a session of its own.
         # What is fed back changes the values at waists, and every step runs the whole model.
-        if self._scoring.rollout is not None:
+        if self.context.settings.rollout is not None:
             return self._one_by_one(plans, which, part)
         apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in plans))
         if apart or self.unshared is not None:
@@ -153,7 +149,7 @@ class Emulation:
             for plan in plans
         ]
         try:
-            return self.call(ErrorsJob(tuple(paths), self._comparison(which, part, plans)))
+            return self.call(ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes))
         finally:
             for path in filter(None, paths):
                 path.unlink(missing_ok=True)
@@ -176,8 +172,10 @@ class Emulation:
             head,
             tuple(map(emulator.on, plans)),
             tuple(emulator.switches[p][g] for p in precisions for g in groups if g in emulator.switches[p]),
-            self._comparison(which, part, plans),
-            slot=self._slot(stretch),
+            self._scoring(which, part, plans),
+            self.provider,
+            self._run_bytes,
+            self._slot(stretch),
         )
         return self.call(job)
 
@@ -190,21 +188,11 @@ class Emulation:
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         return f"switched {number % room}" if room else None
 
-    def _comparison(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Comparison:
-        context = self.context
-        sketches = context.sketches(plans[0], which) if len(plans) == 1 and part is None else None
-        return Comparison(
-            context.samples(which),
-            context.reference(which),
-            self.provider,
-            context.settings.metric,
-            part,
-            context.dependent_outputs,
-            replace(self._scoring, sketches=sketches),
-            self._run_bytes,
-            # Absolute tolerances, and those of columns, need more than what orders plans.
-            is_proposal=part is not None and not self.context.settings.tolerance,
-        )
+    def _scoring(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Scoring:
+        # Absolute tolerances, and those of columns, need more than what orders plans.
+        is_proposal = part is not None and not self.context.settings.tolerance
+        plan = plans[0] if len(plans) == 1 and part is None else None
+        return Scoring.of(self.context, which, plan, part=part, is_proposal=is_proposal)
 
     @cached_property
     def _run_bytes(self) -> int | None:
@@ -215,11 +203,11 @@ class Emulation:
     @cached_property
     def samples(self) -> EmulatedSamples:
         """The search samples that errors are emulated on before a plan is built, ``EMULATED_ROWS`` rows."""
-        count = len(read_sample_shapes(self.context.samples("search")))
-        steps = 1 if self._scoring.rollout is None else self._scoring.rollout.steps
+        count, rollout = len(read_sample_shapes(self.context.samples("search"))), self.context.settings.rollout
+        steps = 1 if rollout is None else rollout.steps
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
-        few = min(self._few if self._scoring.rollout is None else 2, count)
+        few = min(self._few if rollout is None else 2, count)
         seconds = one_group_errors_s(self.context.grouped, self.shapes(), few * steps)
         if self.provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)

@@ -410,17 +410,13 @@ class MeasuredToolchain(TargetToolchain):
         return MeasureJob(
             engine=built.engine,
             baseline=baseline.engine,
-            samples=context.samples(which),
+            scoring=Scoring.of(context, which, plan),
             timing_samples=context.samples("search"),
-            reference=context.reference(which),
             on_gpu=self.target.kind != "cpu",
             latency=self.settings.latency,
             repetitions=self._timer.repetitions,
             enough=self._timer.standings.enough(plan.fingerprint),
             ignored=self.settings.ignore,
-            metric=self.settings.metric,
-            dependent=context.dependent_outputs,
-            scoring=Scoring.of(self.settings, context.sketches(plan, which)),
         )
 
 

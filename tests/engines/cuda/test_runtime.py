@@ -9,15 +9,12 @@ import pytest
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
-from mptune.engines.ort.cuda_session import NO_TF32, CudaSession
-from mptune.engines.ort.session import SessionOptions
+from mptune.engines.ort.cuda_session import NO_TF32, CudaSession, provider_options
+from mptune.engines.ort.session import SessionOptions, Tf32
 from mptune.engines.timing.latency import monotonic_ms
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
-from mptune.settings import LatencySettings
 from tests.device.cuda import FakeCuda
-
-QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10)
 
 
 def has_device() -> bool:
@@ -80,39 +77,33 @@ def product(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("tf32", "by_environment", "variable", "expected"),
+    ("tf32", "variable", "expected"),
     [
-        (False, False, None, "0"),
-        (False, False, "0", "0"),  # cuBLAS does not always obey the variable
-        (False, True, None, "0"),  # nothing else would switch TF32 off
-        (False, True, "1", "0"),
-        (False, True, "0", "1"),
-        (True, False, None, "1"),
-        (True, False, "0", "1"),
-        (True, True, None, "1"),
-        (True, True, "0", "1"),
+        ("off", None, "0"),
+        ("off", "0", "0"),  # cuBLAS does not always obey the variable
+        ("off by environment", None, "0"),  # nothing else would switch TF32 off
+        ("off by environment", "1", "0"),
+        ("off by environment", "0", "1"),
+        ("on", None, "1"),
+        ("on", "0", "1"),
     ],
 )
 def test_who_switches_tf32_off(
-    monkeypatch: pytest.MonkeyPatch, tf32: bool, by_environment: bool, variable: str | None, expected: str
+    monkeypatch: pytest.MonkeyPatch, tf32: Tf32, variable: str | None, expected: str
 ) -> None:
     (name,) = NO_TF32
     if variable is None:
         monkeypatch.delenv(name, raising=False)
     else:
         monkeypatch.setenv(name, variable)
-    session = object.__new__(CudaSession)  # without the device that opening one takes
-    session.options = SessionOptions("cuda", tf32=tf32, tf32_by_environment=by_environment)
-    session._stream = None
-    (provider, options), _ = session._providers(graph=False)
-    assert provider == "CUDAExecutionProvider"
-    assert options["use_tf32"] == expected
+    options = SessionOptions("cuda", "timed", tf32=tf32)
+    assert provider_options(options, 1, graph=False)["use_tf32"] == expected
 
 
-def product_error(path: Path, *, tf32: bool) -> float:
+def product_error(path: Path, *, tf32: Tf32) -> float:
     x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
     exact = x.astype(np.float64) @ x.astype(np.float64)
-    session = CudaSession(path, SessionOptions("cuda", tf32=tf32, latency=QUICK))
+    session = CudaSession(path, SessionOptions("cuda", tf32=tf32))
     error = float(np.linalg.norm(session.run({"x": x})["y"] - exact) / np.linalg.norm(exact))
     session.close()
     return error
@@ -121,7 +112,7 @@ def product_error(path: Path, *, tf32: bool) -> float:
 @dataclass(frozen=True)
 class ProductError:
     path: Path
-    tf32: bool
+    tf32: Tf32
 
     def run(self, state: WorkerState) -> float:
         return product_error(self.path, tf32=self.tf32)
@@ -129,14 +120,15 @@ class ProductError:
 
 @pytest.mark.gpu
 def test_tf32_changes_the_result_and_is_off_by_default(product: Path) -> None:
-    assert product_error(product, tf32=False) < 1e-6
-    assert product_error(product, tf32=True) > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.
+    assert product_error(product, tf32="off") < 1e-6
+    assert product_error(product, tf32="on") > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.
 
 
 @pytest.mark.gpu
 def test_the_environment_variable_switches_tf32_off_whatever_the_option_says(product: Path, tmp_path: Path) -> None:
     with Worker(tmp_path / "logs", environment=NO_TF32) as worker:
-        for tf32 in (False, True):
+        tf32: Tf32
+        for tf32 in ("off", "on"):
             error = worker.call(ProductError(product, tf32), 60.0)
             assert isinstance(error, float), error
             assert error < 1e-6

@@ -18,11 +18,11 @@ from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.jobs import emulation as jobs
-from mptune.engines.jobs.emulation import Comparison, ErrorsJob, SwitchedErrorsJob
+from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.jobs.samples import Feed, Outputs
+from mptune.engines.jobs.samples import Feed, Outputs, Scoring
 from mptune.engines.ort import side_by_side
-from mptune.engines.ort.session import CpuSession, Provider
+from mptune.engines.ort.session import OrtSession, Provider
 from mptune.engines.toolchains import emulation
 from mptune.engines.toolchains.emulation import QUICK_S, EmulatedSamples, Emulation, one_group_errors_s, rows_per_sample
 from mptune.graph.grouping.grouped import GroupedModel
@@ -41,25 +41,25 @@ FEW = range(4)
 
 def test_errors_are_taken_per_sample(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path, shift=1.0)
-    one, other = ErrorsJob((model, model), Comparison(samples, reference, "cpu")).run(WorkerState())
+    one, other = ErrorsJob((model, model), Scoring(samples, reference)).run(WorkerState())
     assert one == other
     assert one.per_output["y"]["max_abs"] == (1.0, 1.0)
-    (few,) = ErrorsJob((model,), Comparison(samples, reference, "cpu", part=range(1))).run(WorkerState())
+    (few,) = ErrorsJob((model,), Scoring(samples, reference, part=range(1))).run(WorkerState())
     assert few.per_output["y"]["max_abs"] == (1.0,)
 
 
 def test_the_reference_itself_has_no_error_and_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, samples, reference = prepare(tmp_path)
-    expected = ErrorsJob((model,), Comparison(samples, reference, "cpu")).run(WorkerState())
-    (few,) = ErrorsJob((model,), Comparison(samples, reference, "cpu", part=range(1, 2))).run(WorkerState())
+    expected = ErrorsJob((model,), Scoring(samples, reference)).run(WorkerState())
+    (few,) = ErrorsJob((model,), Scoring(samples, reference, part=range(1, 2))).run(WorkerState())
     monkeypatch.delattr(jobs, "open_session")
-    assert ErrorsJob((None,), Comparison(samples, reference, "cpu")).run(WorkerState()) == expected
-    assert ErrorsJob((None,), Comparison(samples, reference, "cpu", part=range(1, 2))).run(WorkerState()) == (few,)
+    assert ErrorsJob((None,), Scoring(samples, reference)).run(WorkerState()) == expected
+    assert ErrorsJob((None,), Scoring(samples, reference, part=range(1, 2))).run(WorkerState()) == (few,)
 
 
 def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path)
-    state, job = WorkerState(), ErrorsJob((model,), Comparison(samples, reference, "cpu"))
+    state, job = WorkerState(), ErrorsJob((model,), Scoring(samples, reference))
     assert job.run(state)[0].value("max_abs") == 0.0
     reference.unlink()
     prepare(tmp_path, shift=2.0)
@@ -71,7 +71,7 @@ def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text("def metric(outputs, reference):\n    return float(outputs['y'].sum())\n")
     metric = f"{script}:metric"
-    (error,) = ErrorsJob((model,), Comparison(samples, reference, "cpu", metric)).run(WorkerState())
+    (error,) = ErrorsJob((model,), Scoring(samples, reference, metric)).run(WorkerState())
     assert error.value(metric) == pytest.approx((7 + 14) / 2)
 
 
@@ -79,7 +79,7 @@ def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path)
     save_samples(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
     with pytest.raises(EngineError, match=r"shape \(1, 2\) on sample 0, the reference has \(2, 3\)"):
-        ErrorsJob((model,), Comparison(samples, reference, "cpu")).run(WorkerState())
+        ErrorsJob((model,), Scoring(samples, reference)).run(WorkerState())
 
 
 class Run:
@@ -190,7 +190,7 @@ def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch
         for other in others:
             first = first.with_samples_of(other)
         assert first == error
-    assert max(len(job.comparison.part) for job in run.jobs[len(run.jobs) // 2 :]) == 2
+    assert max(len(job.scoring.part) for job in run.jobs[len(run.jobs) // 2 :]) == 2
 
 
 def test_errors_come_in_the_order_of_the_plans(run: Run) -> None:
@@ -210,14 +210,14 @@ def test_samples_are_emulated_side_by_side_with_the_same_errors(
     one_by_one, plans = run.emulation().errors(run.alone()[:2], part=part), run.alone()[:2]
     run.state.close()
     monkeypatch.setattr(side_by_side, "available_bytes", lambda: 1 << 30)
-    together, threads, compute = threading.Barrier(2, timeout=30.0), set(), CpuSession.run
+    together, threads, compute = threading.Barrier(2, timeout=30.0), set(), OrtSession.run
 
-    def run_with_another(session: CpuSession, feeds: Feed, **options: bool) -> Outputs:
+    def run_with_another(session: OrtSession, feeds: Feed, **options: bool) -> Outputs:
         together.wait()
         threads.add(session.options.threads)
         return compute(session, feeds, **options)
 
-    monkeypatch.setattr(CpuSession, "run", run_with_another)
+    monkeypatch.setattr(OrtSession, "run", run_with_another)
     assert run.emulation().errors(plans, part=part) == one_by_one
     assert threads == {1}
 

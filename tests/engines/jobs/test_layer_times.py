@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
-from mptune.engines.jobs.layer_times import LayerTime, group_times, minor_nodes, steady_mean, with_group_times
+from mptune.engines.jobs.layer_times import LayerTime, group_times, with_group_times
 from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -44,16 +44,6 @@ def test_casts_at_boundaries_and_the_engines_own_layers_are_left_out() -> None:
 
 def test_nothing_seen_is_no_entry() -> None:
     assert group_times([], OWNERS) == {}
-
-
-def test_what_stands_beside_a_product_goes_along(mlp_path: Path) -> None:
-    model = load_model(mlp_path)
-    assert minor_nodes(GroupedModel(model, find_groups(model))) == {"block0/fc1/Relu", "block1/fc1/Relu"}
-
-
-def test_the_longest_value_is_left_out() -> None:
-    assert steady_mean([1.0, 100.0, 2.0]) == 1.5
-    assert steady_mean([7.0]) == 7.0
 
 
 def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_warning(mlp_path: Path) -> None:

@@ -14,6 +14,7 @@ from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError
 from mptune.engines.jobs import measure
 from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
+from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import Repetitions
@@ -36,14 +37,11 @@ def prepare(folder: Path, shift: float = 0.0) -> tuple[Path, Path, Path]:
     return model, folder / "s.npz", folder / "r.npz"
 
 
-OPTIONS = SessionOptions("cpu", latency=QUICK)
-
-
 def job_of(folder: Path) -> MeasureJob:
     """The same model as candidate and baseline."""
     model, samples, reference = prepare(folder)
-    engine = OrtEngine(model, OPTIONS)
-    return MeasureJob(engine, engine, samples, samples, reference, latency=QUICK)
+    engine = OrtEngine(model, SessionOptions(preset="timed"))
+    return MeasureJob(engine, engine, Scoring(samples, reference), samples, latency=QUICK)
 
 
 def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from mptune.engines.base import EngineError, MissingKernel
+from mptune.engines.base import MissingKernel
 from mptune.engines.jobs import placement
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.cuda_session import open_session
@@ -63,7 +63,7 @@ def test_nodes_that_leave_the_provider_in_fp16_alone_are_named(monkeypatch: pyte
     monkeypatch.setattr(placement, "open_session", open_one)
     found = run_here(PlacementJob(Path("fp16.onnx"), Path("fp32.onnx"), "cuda"))
     assert found == (MissingKernel("b/GridSample", "GridSample", CUDA, CPU),)
-    assert all(options.record_placement and options.provider == "cuda" for options in asked)
+    assert all(options == SessionOptions("cuda") for options in asked)
     assert all(session.closed for session in sessions.values())
 
 
@@ -73,16 +73,9 @@ def test_on_the_cpu_every_node_stays_where_it_is(tmp_path: Path) -> None:
     rewriter, paths = Rewriter(grouped), []
     for precision in (Precision.FP16, Precision.FP32):
         paths.append(rewriter.export(grouped.uniform(precision), tmp_path / f"{precision}.onnx"))
-        session = open_session(paths[-1], SessionOptions(record_placement=True))
+        session = open_session(paths[-1], SessionOptions())
         placed = {node.name: node for node in session.placement()}
         session.close()
         assert placed["sample/GridSample"] == Placed("sample/GridSample", "GridSample", CPU)
         assert {node.name for node in model.nodes} <= placed.keys()
     assert run_here(PlacementJob(paths[0], paths[1], "cpu")) == ()
-
-
-def test_without_the_option_nothing_is_recorded(mlp_path: Path) -> None:
-    session = open_session(mlp_path, SessionOptions())
-    with pytest.raises(EngineError, match="record_ep_graph_assignment_info"):
-        session.placement()
-    session.close()

@@ -8,8 +8,9 @@ import numpy as np
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import Failure
-from mptune.engines.jobs.emulation import Comparison, ErrorsJob
+from mptune.engines.jobs.emulation import ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.jobs.samples import Scoring
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -43,7 +44,7 @@ def test_an_fp16_norm_before_a_product_neither_crashes_nor_changes_from_run_to_r
     with Worker(tmp_path / "logs", WorkerSettings()) as worker:
         reference = worker.call(ReferenceJob(path, tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu"), 60)
         assert not isinstance(reference, Failure), reference
-        job = ErrorsJob((typed,), Comparison(tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu"))
+        job = ErrorsJob((typed,), Scoring(tmp_path / "samples.npz", tmp_path / "reference.npz"))
         result = worker.call(job, 60)
     assert not isinstance(result, Failure), result
     errors = result[0].per_output["y"]["relative_l2"]

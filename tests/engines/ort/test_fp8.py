@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from mptune.engines.ort.session import CpuSession, SessionOptions
+from mptune.engines.ort.session import OrtSession, Preset, SessionOptions
 from tests.graph import models
 from tests.reporting.infer_support import infer_module
 
@@ -31,10 +31,11 @@ def test_the_session_and_the_script_open_it_and_keep_its_relu(op_type: str, tmp_
     with pytest.raises(Exception, match=r"float8|QLinearMatMul"):  # where this no longer fails, nothing is to be done
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds, found = {"x": np.random.default_rng(0).standard_normal(given).astype(np.float32)}, []
-    for optimise in (True, False):
-        session = CpuSession(path, SessionOptions("cpu", timing=False, optimise=optimise))
+    presets: tuple[Preset, ...] = ("reference", "values")
+    for preset in presets:
+        session = OrtSession(path, SessionOptions(preset=preset))
         found.append(session.run(feeds)["y"])
-        assert any("FP8" in warning for warning in session.warnings) is optimise
+        assert any("FP8" in warning for warning in session.warnings) is (preset == "reference")
         session.close()
     script = infer_module(path, tmp_path)
     by_script = script["opened"](path, onnxruntime.SessionOptions(), ["CPUExecutionProvider"], [])

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import version_converter
 
-from mptune.engines.ort.session import CpuSession, SessionOptions
+from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -46,7 +46,7 @@ def test_the_session_and_the_script_open_it(raised: Path, tmp_path: Path, fp16_n
     with pytest.raises(Exception, match="/LayerNormFusion/"):  # where this no longer fails, nothing is to be done
         onnxruntime.InferenceSession(str(typed), providers=["CPUExecutionProvider"])
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 9, 16), np.float32)}
-    session = CpuSession(typed, SessionOptions("cpu", timing=False))
+    session = OrtSession(typed, SessionOptions())
     outputs = session.run(feeds)
     assert any("LayerNormFusion" in warning for warning in session.warnings)
     session.close()

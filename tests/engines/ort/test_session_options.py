@@ -9,25 +9,25 @@ import onnx
 import onnxruntime
 import pytest
 
-from mptune.engines.ort.session import OPTIMISED_MODEL, CpuSession, SessionOptions
+from mptune.engines.ort.session import OPTIMISED_MODEL, OrtSession, Preset, SessionOptions
 from tests.graph import models
 
 
 def test_int8_products_do_not_saturate_without_vnni(tmp_path: Path) -> None:
-    session = CpuSession(models.save(models.mlp(), tmp_path), SessionOptions("cpu", timing=False))
+    session = OrtSession(models.save(models.mlp(), tmp_path), SessionOptions())
     opened: onnxruntime.InferenceSession = session._open_session()
     assert opened.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
 
 
-@pytest.mark.parametrize("extended", [True, False])
-def test_without_extended_optimisations_what_is_written_out_stays(extended: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("preset", "is_fused"), [("reference", True), ("values", False), ("emulation", False)])
+def test_where_values_or_epsilons_are_read_norms_are_not_fused(preset: Preset, is_fused: bool, tmp_path: Path) -> None:
     path = models.save(models.decomposed_norm(), tmp_path)
     folder = tmp_path / "optimised"
     folder.mkdir()
-    CpuSession(path, SessionOptions("cpu", timing=False, extended=extended, optimised_dir=folder)).close()
+    OrtSession(path, SessionOptions(preset=preset, optimised_dir=folder)).close()
     graph = onnx.load(folder / OPTIMISED_MODEL, load_external_data=False).graph
     ops = {node.op_type for node in graph.node}
-    assert ("Pow" in ops) is not extended  # a norm's variance
+    assert ("Pow" in ops) is not is_fused  # a norm's variance
 
 
 def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
         nodes += _quantised(after, after)
     graph = models.model(nodes, [models.value("x", [4, 64])], [models.value("b_dq", [4, 64])], constants)
     x = rng.uniform(-6, 6, (4, 64)).astype(np.float32)
-    session = CpuSession(models.save(graph, tmp_path), SessionOptions("cpu", timing=False))
+    session = OrtSession(models.save(graph, tmp_path), SessionOptions())
     y = session.run({"x": x})["b_dq"]
     session.close()
 
@@ -83,8 +83,9 @@ def test_a_gemm_of_int8_activations_opens_and_is_exact(tmp_path: Path) -> None:
     outputs = [models.value(name, [4, 32]) for name in ("a_dq", "c_dq")]
     path = models.save(models.model(nodes, [models.value("x", [4, 32])], outputs, constants), tmp_path)
     x, found = rng.uniform(-6, 6, (4, 32)).astype(np.float32), []
-    for optimise in (True, False):
-        session = CpuSession(path, SessionOptions("cpu", timing=False, optimise=optimise))
+    presets: tuple[Preset, ...] = ("reference", "values")
+    for preset in presets:
+        session = OrtSession(path, SessionOptions(preset=preset))
         found.append(session.run({"x": x}))
         session.close()
     for name, plain in found[1].items():
@@ -109,8 +110,8 @@ def test_nodes_may_share_a_name(tmp_path: Path) -> None:
     onnx.save(graph, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     with pytest.raises(Exception, match="same node name"):  # where this no longer fails, nothing is to be done
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    session = CpuSession(path, SessionOptions("cpu", timing=False))
-    x = np.ones((2, *session.inputs["x"][1:]), np.float32)
+    session = OrtSession(path, SessionOptions())
+    x = np.ones((2, *session.inputs["x"][1][1:]), np.float32)
     found = session.run({"x": x})
     session.close()
     plain = onnxruntime.InferenceSession(models.mlp().SerializeToString(), providers=["CPUExecutionProvider"])

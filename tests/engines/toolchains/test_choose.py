@@ -182,20 +182,24 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With ``convolves`` as the CUDA provider does where convolutions are a good part of the work."""
-    seen: dict[str, list[bool]] = {}
+    seen: dict[str, list[str]] = {}
     with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as tools:
         monkeypatch.setattr(tools.builder, "tf32_by_environment", convolves)
         call = tools._worker.call
 
         def heard(job: Job[T], timeout_s: float) -> T | Failure:
             engines = (job.engine, job.baseline) if isinstance(job, MeasureJob) else ()
-            seen[type(job).__name__] = [engine.options.tf32_by_environment for engine in engines]
+            seen[type(job).__name__] = [engine.options.tf32 for engine in engines]
             return call(job, timeout_s)
 
         monkeypatch.setattr(tools._worker, "call", heard)
         assert not isinstance(tools.reference_model.reference("search"), Failure)
         measured(tools.evaluate(fp16))
-    assert seen == {"ReferenceJob": [], "MeasureJob": [convolves] * 2, "ObserveJob": []}
+    assert seen == {
+        "ReferenceJob": [],
+        "MeasureJob": ["off by environment" if convolves else "off"] * 2,
+        "ObserveJob": [],
+    }
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
         provider: Provider = "cpu" if name == "cpu" else "cuda"
 
         def open_one(model: Path) -> EngineSession:
-            return open_session(model, SessionOptions(provider, latency=latency))
+            return open_session(model, SessionOptions(provider, "timed", cuda_graph=latency.cuda_graph))
 
     def open_and_keep(model: Path) -> EngineSession:
         sessions.append(open_one(model))

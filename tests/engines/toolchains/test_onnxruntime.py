@@ -12,7 +12,7 @@ import mptune
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import EngineError, Failure
 from mptune.engines.context import RunContext
-from mptune.engines.ort.session import CpuSession, SessionOptions
+from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -90,7 +90,7 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
     kept = grouped.uniform(Precision.FP16).replace(dict.fromkeys(pins, Precision.FP32))
     assert grouped.owners["none"] in kept.fp16_groups
     for plan, runs in ((kept, True), (grouped.uniform(Precision.FP16), False)):
-        session = CpuSession(Rewriter(grouped).export(plan, tmp_path / "typed.onnx"), SessionOptions(timing=False))
+        session = OrtSession(Rewriter(grouped).export(plan, tmp_path / "typed.onnx"), SessionOptions())
         with contextlib.nullcontext() if runs else pytest.raises(EngineError, match="not supported with"):
             session.run(feed)
         session.close()
