@@ -16,7 +16,7 @@ from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.jobs.reference_report import TensorRange, seen_of
-from mptune.engines.toolchains.toolchain import PredictedToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.facts import facts_of
@@ -137,7 +137,7 @@ def observe_values(
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         context = RunContext.in_folder(grouped, Path(folder), SearchSettings(precisions=tuple(precisions)))
         samples.save(context.samples("search"))
-        with PredictedToolchain(None, load_target("cpu"), context) as toolchain:
+        with Toolchain(None, load_target("cpu"), context) as toolchain:
             reference, ranges = toolchain.reference_model.inspect(stage)
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)

@@ -63,6 +63,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         settings: deadlines, and how many jobs a process gets.
         on_progress: called with the progress of a long job, in the thread that waits for it.
         on_question: answers what a job asks (``WorkerState.ask``), in that thread. Its time does not count.
+        is_closed: no job runs any more.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -113,7 +114,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
         That job fails then, as every later one does.
         """
-        self._is_closed = True
+        self.is_closed = True
         if self._lock.acquire(blocking=False):
             try:
                 self._end()
@@ -137,9 +138,9 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             except OSError as error:
                 return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
             result: T | Failure = _CLOSED
-            if not self._is_closed:  # After this ``close`` kills the process itself.
+            if not self.is_closed:  # After this ``close`` kills the process itself.
                 result = process.exchange(job, self.settings.start_timeout_s, timeout_s, self)
-            if self._is_closed:
+            if self.is_closed:
                 self._end(kills=True)
                 return _CLOSED
             if not isinstance(result, Failure):
@@ -352,6 +353,6 @@ def absolute_sys_path() -> tuple[str, ...]:
 
 def run_once(job: Job[T], timeout_s: float) -> T | str:
     """The result of a job in a worker of its own, or why it failed."""
-    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
+    with Worker() as worker:
         result = worker.call(job, timeout_s)
-        return result.message if isinstance(result, Failure) else result  # The log goes with the folder.
+    return result.message if isinstance(result, Failure) else result

@@ -1,7 +1,7 @@
 """What a backend is: it says what it can do for a target here, builds an engine of each plan, and opens it.
 
-``Backend.available`` and ``Builder.build`` run in the parent, ``Engine.open`` runs in the worker. A session may also be
-a ``DescribesLayers``. Any job reports the progress of a long build by ``WorkerState.report``.
+``Backend.available`` and ``Builder.build`` run in the parent, ``Engine.open`` runs in the worker. Any job reports the
+progress of a long build by ``WorkerState.report``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mptune.engines.base import Engine, Failure, MissingKernel, Profiling
-from mptune.engines.context import RunContext
 from mptune.engines.jobs.layer_times import LayerTime
-from mptune.engines.ort.session import Provider
-from mptune.graph.folded import FoldedValues
 from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.processes.child import Call
-from mptune.processes.parent import Worker
-from mptune.targets.costs import Shape
 
 if TYPE_CHECKING:
+    from mptune.engines.toolchains.reference import ReferenceModel
     from mptune.targets.detect import Gpu
     from mptune.targets.target import Target
 
@@ -82,24 +77,6 @@ class BackendStatus:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What a builder works with."""
-
-    target: Target
-    gpu: Gpu | None
-    context: RunContext
-    provider: Provider
-    """ONNX Runtime's, which computes the reference."""
-    worker: Worker
-    call: Call
-    """Runs a job in the worker, within the time that a build and a measurement may take."""
-    shapes: Callable[[], Mapping[str, Shape]]
-    """Concrete shapes of FP32 values; asks the worker the first time."""
-    folded_values: Callable[[], FoldedValues]
-    """Constants that no session needs to fold anew; asks the worker the first time."""
-
-
-@dataclass(frozen=True)
 class Built:
     """An engine that was built."""
 
@@ -142,11 +119,11 @@ class Builder(ABC):
         return ()
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """See ``NamesKernels``."""
+        """See ``Toolchain``."""
         return ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        """See ``NamesKernels``."""
+        """See ``Toolchain``."""
         return ()
 
 
@@ -163,17 +140,17 @@ class Backend(Protocol):
         """What it can do on this machine, for ``mptune doctor``."""
         ...
 
-    def builder(self, bench: Bench) -> Builder:
-        """What builds the engines of one run."""
+    def builder(self, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> Builder:
+        """What builds the engines of one run: of the model of ``reference``, in its worker."""
         ...
 
 
 class ModelBuilder(Builder):
     """Builds for a backend that opens the typed model itself: it is written for each plan and deleted afterwards."""
 
-    def __init__(self, bench: Bench, make_engine: Callable[[Path, PrecisionPlan], Engine]) -> None:
+    def __init__(self, reference: ReferenceModel, make_engine: Callable[[Path, PrecisionPlan], Engine]) -> None:
         """``make_engine`` takes the typed model of a plan."""
-        self.bench = bench
+        self.reference, self.context = reference, reference.context
         self._make_engine = make_engine
         self._written: dict[tuple[str, bool], Path] = {}
 
@@ -207,5 +184,4 @@ class ModelBuilder(Builder):
 
     def write(self, plan: PrecisionPlan, name: str) -> Path:
         """Write the typed model of a plan beside the weight bank."""
-        context = self.bench.context
-        return context.rewriter.write(plan, context.scratch(name), self.bench.folded_values())
+        return self.context.rewriter.write(plan, self.context.scratch(name), self.reference.folded_values)

@@ -22,7 +22,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
-from mptune.processes.child import Call
+from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
 
@@ -83,8 +83,9 @@ class Emulation:
     computed: GroupedModel
     """The same model and groups with a node for each step after which the target's engine rounds."""
     provider: Provider
-    call: Call
-    shapes: Callable[[], Mapping[str, Shape]]
+    worker: Worker
+    shapes: Mapping[str, Shape]
+    """Concrete shapes of the FP32 values; empty where they are not known."""
     fused: Sequence[FusedNodes] = ()
     unshared: Failure | None = field(default=None, init=False)
     _written: dict[str, Path] = field(default_factory=dict, init=False)
@@ -149,7 +150,8 @@ class Emulation:
             for plan in plans
         ]
         try:
-            return self.call(ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes))
+            scoring = self._scoring(which, part, plans)
+            return self.worker.call(ErrorsJob(tuple(paths), scoring, self.provider, self._run_bytes))
         finally:
             for path in filter(None, paths):
                 path.unlink(missing_ok=True)
@@ -177,7 +179,7 @@ class Emulation:
             self._run_bytes,
             self._slot(stretch),
         )
-        return self.call(job)
+        return self.worker.call(job)
 
     def _slot(self, stretch: Stretch | None) -> str | None:
         """Where the session of a stretch stays open: as many sessions do as their weights leave room for."""
@@ -208,7 +210,7 @@ class Emulation:
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
         few = min(self._few if rollout is None else 2, count)
-        seconds = one_group_errors_s(self.context.grouped, self.shapes(), few * steps)
+        seconds = one_group_errors_s(self.context.grouped, self.shapes, few * steps)
         if self.provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
@@ -216,12 +218,12 @@ class Emulation:
     @cached_property
     def _few(self) -> int:
         batch = self.context.settings.data_settings.batch
-        return math.ceil(EMULATED_ROWS / rows_per_sample(self.computed.model, batch, self.shapes()))
+        return math.ceil(EMULATED_ROWS / rows_per_sample(self.computed.model, batch, self.shapes))
 
     @cached_property
     def _stretches(self) -> tuple[Stretch, ...]:
         count = min(STRETCHES, math.ceil(len(self.computed.groups) / 2))
-        return find_stretches(self.computed, self.shapes(), count, _WAIST_BYTES // self._few)
+        return find_stretches(self.computed, self.shapes, count, _WAIST_BYTES // self._few)
 
     @cached_property
     def _emulator(self) -> Emulator:

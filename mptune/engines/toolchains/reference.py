@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,24 +13,22 @@ import numpy as np
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.parts import PARTS_JSON, parts_path
-from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.environment import usable_cores
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.reference_report import ObservedRanges, Place, ReferenceReport, TensorRange
 from mptune.engines.jobs.rows import Question, Sight, SightJob
-from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import run_bytes
+from mptune.engines.workers import observes_beside
 from mptune.graph.facts import attribute
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.loading.shapes import shared_units
 from mptune.graph.ops import RECURRENT, SHAPE_OF, operator
-from mptune.processes.child import Call
 from mptune.processes.parent import Worker
+from mptune.targets.costs import Shape
 
 REPEAT_WARNING = 1e-5
 """Two runs on one sample that differ by more are no rounding, in relative L2."""
@@ -62,7 +59,7 @@ class Locator:
 
     context: RunContext
     provider: Provider
-    call: Call
+    worker: Worker
 
     def locate(self, report: ReferenceReport, which: SampleSet) -> ReferenceReport:
         """The report with the places of what is wrong; a sound one costs nothing and stays as it is."""
@@ -116,7 +113,7 @@ class Locator:
                 path = context.scratch(f"watch{start}")
                 paths.append(path)
                 write_with_outputs(model, context.bank, path, watched[start : start + _AT_ONCE])
-            sights = self.call(SightJob(tuple(paths), context.samples(which), self.provider, question, index))
+            sights = self.worker.call(SightJob(tuple(paths), context.samples(which), self.provider, question, index))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -287,36 +284,15 @@ def _backwards(model: Model, output: str) -> Iterator[tuple[Node, str, list[str]
         queue += sorted(reads, key=lambda read: not model.info(read).is_float32)
 
 
-_CORES_BESIDE = 4
-"""Fewest cores that have room for what runs beside the first worker."""
-
-
-def observes_beside(provider: Provider) -> bool:
-    """Whether ranges are observed while the reference is taken: on a GPU, where opening both is the host's work.
-
-    On a CPU both take all cores.
-    """
-    return provider == "cuda" and usable_cores() >= _CORES_BESIDE
-
-
-def worker_environment(*, tf32: bool) -> Mapping[str, str]:
-    """More environment variables of a search's worker process."""
-    return {} if tf32 else NO_TF32
-
-
 @dataclass(eq=False)
 class ReferenceModel:
     """Reference outputs and observed ranges of one model. Nothing runs before it is asked for."""
 
     context: RunContext
     provider: Provider
-    call: Call
-    """Runs a job in the worker."""
-    rollout: Rollout | None = None
-    timeout_s: float = math.inf
-    """For a job in another worker, which ``other_worker`` makes."""
-    other_worker: Callable[[], Worker] | None = None
-    _observer: Worker | None = field(default=None, init=False)
+    worker: Worker
+    observer: Worker | None = None
+    """Observes ranges beside the first reference, where there is room for both."""
     _observing: Future[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(default=None, init=False)
 
@@ -325,17 +301,16 @@ class ReferenceModel:
     ) -> tuple[ReferenceReport | Failure, Mapping[str, TensorRange] | Failure]:
         """What the search samples show without a search, which needs no reference outputs: each is run once."""
         outputs: dict[str, Mapping[str, float]] = {}
-        ranges = self._observe(self.call, self.folded_values, stage, outputs)
+        ranges = self._observe(self.worker, self.folded_values, stage, outputs)
         return (ranges, ranges) if isinstance(ranges, Failure) else (self._reference("search", outputs), ranges)
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
-        make_worker = self.other_worker
+        observer = self.observer
         is_first = which == "search" and self._ranges is None and self._observing is None
-        if is_first and make_worker is not None and observes_beside(self.provider):
-            self._observer = make_worker()
+        if is_first and observer is not None and observes_beside(self.provider):
             pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
-            self._observing = pool.submit(self._observe_beside, self._observer, self.folded_values)
+            self._observing = pool.submit(self._observe, observer, self.folded_values)
             pool.shutdown(wait=False)
         return self._reference(which)
 
@@ -352,7 +327,7 @@ class ReferenceModel:
             self.provider,
             self._dependent,
             unoptimised=is_search,
-            rollout=self.rollout,
+            rollout=self.context.settings.rollout,
             parts=parts_path(paths.reference(which)),
             searched_parts=None if is_search else searched,
             units=shared_units(self.context.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
@@ -360,39 +335,41 @@ class ReferenceModel:
             observed=observed,
             plain=self._plain if observed is not None and self.provider == "cpu" else None,
         )
-        report = self.call(job)
+        report = self.worker.call(job)
         if isinstance(report, Failure):
             return report
-        return Locator(self.context, self.provider, self.call).locate(report, which)
+        return Locator(self.context, self.provider, self.worker).locate(report, which)
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
         if self._ranges is None:
             ranges = None if self._observing is None else self._observing.result()
             self._observing = None
+            if self.observer is not None:
+                self.observer.close()
             if ranges is None or isinstance(ranges, Failure):
-                ranges = self._observe(self.call, self.folded_values, stage)
+                ranges = self._observe(self.worker, self.folded_values, stage)
             if isinstance(ranges, Failure):
                 return ranges
             self._ranges = ranges
         return self._ranges
 
-    def _observe_beside(self, worker: Worker, folded: FoldedValues) -> Mapping[str, TensorRange] | Failure:
-        with worker:
-            return self._observe(lambda job: worker.call(job, self.timeout_s), folded)
+    def stop_observing(self) -> None:
+        """End what is observed beside other jobs; ``observe`` begins anew."""
+        if self.observer is not None and self._observing is not None and not self._observing.done():
+            self.observer.close()
+            wait([self._observing])
+            self._observing = None
 
-    def stop_observing(self) -> bool:
-        """End what is observed beside other jobs; whether there was anything."""
-        observing, self._observing = self._observing, None
-        if observing is None or self._observer is None:
-            return False
-        self._observer.abort()
-        wait([observing])
-        return True
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Concrete shapes of the FP32 values; empty where they cannot be observed."""
+        ranges = self.observe()
+        return {} if isinstance(ranges, Failure) else {tensor: seen.shape for tensor, seen in ranges.items()}
 
     def _observe(
         self,
-        call: Call,
+        worker: Worker,
         folded: FoldedValues,
         stage: Callable[[str], object] | None = None,
         outputs: dict[str, Mapping[str, float]] | None = None,
@@ -407,12 +384,12 @@ class ReferenceModel:
                 stage(f"observing the ranges of values: {start} of {len(tensors)}")
             part = tensors[start : start + _OBSERVED_AT_ONCE]
             with_outputs = outputs is not None and start + _OBSERVED_AT_ONCE >= len(tensors)
-            seen = self._observe_part(call, folded, part, run_bytes, outputs=with_outputs)
+            seen = self._observe_part(worker, folded, part, run_bytes, outputs=with_outputs)
             if isinstance(seen, Failure):
                 return seen
             again: ObservedRanges | Failure = ObservedRanges({})
             if seen.doubtful:
-                again = self._observe_part(call, folded, seen.doubtful, run_bytes, by_element=True)
+                again = self._observe_part(worker, folded, seen.doubtful, run_bytes, by_element=True)
             if isinstance(again, Failure):
                 return again
             ranges.update(seen.looked_at_again(again))
@@ -422,7 +399,7 @@ class ReferenceModel:
 
     def _observe_part(
         self,
-        call: Call,
+        worker: Worker,
         folded: FoldedValues,
         tensors: Sequence[str],
         run_bytes: int | None,
@@ -448,7 +425,7 @@ class ReferenceModel:
             names = frozenset(value.name for value in context.model.outputs) if outputs else frozenset[str]()
             first = self._plain if outputs else None
             files = path, taps, context.samples("search")
-            return call(ObserveJob(*files, self.provider, run_bytes, names, self._dependent, first))
+            return worker.call(ObserveJob(*files, self.provider, run_bytes, names, self._dependent, first))
         finally:
             path.unlink(missing_ok=True)
 
@@ -460,7 +437,7 @@ class ReferenceModel:
             return FoldedValues()
         paths = context.scratch("unfolded"), context.scratch("folded")
         try:
-            answer = self.call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
+            answer = self.worker.call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
             return FoldedValues() if isinstance(answer, Failure) else FoldedValues.read(paths[1], model)
         finally:
             for path in paths:

@@ -101,8 +101,8 @@ class Run:
             context,
             context.grouped,
             self.provider,
-            self.call,
-            lambda: shapes,
+            self,
+            shapes,
         )
 
     def call(self, job: Any) -> Any:
