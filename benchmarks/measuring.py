@@ -29,7 +29,6 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import load_target
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
@@ -41,11 +40,6 @@ _NORMAL_95 = 1.96
 
 class Emulating(Toolchain):
     """Emulates as mptune does for this engine."""
-
-    @property
-    def worker(self) -> Worker:
-        """The process that does it; it may be given other jobs too."""
-        return self._worker
 
     def emulate_all(self, plan: PrecisionPlan) -> OutputError:
         """On all samples; the tool does so before a build on a few."""
